@@ -1,0 +1,31 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs on a machine that has only Python >= 3.11.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint types pytest clean
+
+demo: $(VENV)/.installed
+	$(BIN)/vitrim demo
+
+test: lint types pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+# One torch thread per worker: as many workers as cores already use every core.
+pytest: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
