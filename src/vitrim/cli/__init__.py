@@ -1,0 +1,49 @@
+"""The command line: ``vitrim demo | list | profile | bench | eval``. One file per subcommand.
+
+Nothing here imports torch until a command runs, so that ``vitrim --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from vitrim.cli import bench, demo, evaluate, listing, profile
+from vitrim.errors import VitrimError
+
+app = typer.Typer(
+    help="Faster Vision Transformers by reducing their tokens.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("list")(listing.list_)
+app.command("profile")(profile.profile)
+app.command("bench")(bench.bench)
+app.command("eval")(evaluate.evaluate)
+
+
+@app.callback()
+def _root() -> None:
+    """Faster Vision Transformers by reducing their tokens. A method is written name:key=value,key=value."""
+
+
+def main() -> None:
+    """Entry point of the ``vitrim`` script: bad input is one line on standard error and exit code 2."""
+    try:
+        app(standalone_mode=False)
+    except VitrimError as error:
+        sys.exit(_fail(str(error)))
+    except click.ClickException as error:
+        sys.exit(_fail(error.format_message()))
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2

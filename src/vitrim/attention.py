@@ -1,0 +1,121 @@
+"""The attention of one block as a method sees it, and the choice of kernel.
+
+Nothing here is computed before it is asked for: the output is one fused call, and a class-token row, column means or the
+full map exist only for the methods that are defined by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrim.tokens import decision_dtype, take
+
+# read once: torch.compile cannot trace the query, and the processor does not change
+_CAPABILITIES = torch.cpu.get_capabilities()
+CPU_HAS_BFLOAT16 = bool(_CAPABILITIES.get("avx512_bf16") or _CAPABILITIES.get("amx_bf16"))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Queries, keys and values of one block.
+
+    Attributes:
+        q, k, v: (B, H, M, d), (B, H, N, d), (B, H, N, d), as the host's attention uses them (after q/k norm and rotary
+            embedding). ``v`` is None only until a reducer with ``fresh_values`` has fused the tokens.
+        scale: factor of the logits.
+        bias: (B, 1, 1, N) or (B, H, M, N) additive, or None: log(size), mask, relative position.
+        dropout: probability, already 0 outside training.
+        k_raw: keys before rotary embedding, which is what matching compares; None when they are ``k``.
+        queries: (B, M) token index of each query row, None when they are all tokens in order.
+        fused: whether the host allows a fused kernel.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None
+    scale: float
+    bias: Tensor | None = None
+    dropout: float = 0.0
+    k_raw: Tensor | None = None
+    queries: Tensor | None = None
+    fused: bool = True
+
+    @property
+    def keys(self) -> Tensor:
+        """(B, H, N, d) keys for matching: before rotary embedding."""
+        return self.k if self.k_raw is None else self.k_raw
+
+    def mean_keys(self) -> Tensor:
+        """(B, N, d) keys averaged over heads, in at least float32: the similarity metric of ToMe and its successors."""
+        return self.keys.mean(dim=1, dtype=decision_dtype(self.k.dtype))
+
+    def output(self) -> Tensor:
+        """(B, H, M, d), softmax(q k^T scale + bias) v by the fastest kernel that fits."""
+        if self.v is None:
+            raise RuntimeError("the values of this attention have not been projected yet")
+        if self.fused and not unfused_is_faster(self.q.device, self.q.dtype):
+            return F.scaled_dot_product_attention(
+                self.q, self.k, self.v, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
+            )
+        probabilities = self.logits().softmax(dim=-1)
+        if self.dropout > 0.0:
+            probabilities = F.dropout(probabilities, self.dropout)
+        return probabilities @ self.v
+
+    def logits(self) -> Tensor:
+        """(B, H, M, N) in the dtype of q: q k^T scale + bias. Materialised: for methods that are defined by the map."""
+        logits = (self.q * self.scale) @ self.k.transpose(-2, -1)
+        return logits if self.bias is None else logits + self.bias
+
+    def probabilities(self) -> Tensor:
+        """(B, H, M, N) attention map in at least float32. Materialised: for methods that are defined by it."""
+        return self.logits().to(decision_dtype(self.q.dtype)).softmax(dim=-1)
+
+    def rows(self, count: int) -> Attention:
+        """The same attention for the first ``count`` query rows only (exact: rows are independent)."""
+        bias = self.bias
+        if bias is not None and bias.shape[2] != 1:
+            bias = bias[:, :, :count]
+        queries = None if self.queries is None else self.queries[:, :count]
+        return replace(self, q=self.q[:, :, :count], bias=bias, queries=queries)
+
+    def select(self, index: Tensor) -> Attention:
+        """The same attention for the query rows ``index`` (B, M) only."""
+        batch, heads, n, dim = self.q.shape
+        q = take(self.q.transpose(1, 2).reshape(batch, n, heads * dim), index)
+        q = q.view(batch, index.shape[1], heads, dim).transpose(1, 2)
+        bias = self.bias
+        if bias is not None and bias.shape[2] != 1:
+            bias = bias.gather(2, index[:, None, :, None].expand(batch, bias.shape[1], -1, bias.shape[3]))
+        queries = index if self.queries is None else self.queries.gather(1, index)
+        return replace(self, q=q, bias=bias, queries=queries)
+
+    def with_values(self, values: Tensor) -> Attention:
+        """The same attention over other values, given as (B, N, H*d)."""
+        batch, n, _ = values.shape
+        return replace(self, v=values.view(batch, n, self.k.shape[1], -1).transpose(1, 2))
+
+    def class_row(self) -> Tensor:
+        """(B, H, N) attention probabilities of the class token (query 0) over all tokens, in at least float32."""
+        return self.rows(1).probabilities().squeeze(2)
+
+    def column_mean(self) -> Tensor:
+        """(B, N) attention each token receives, averaged over heads and queries, in at least float32.
+
+        One pass over the full map: B*H*N*N memory. For methods that are defined by it.
+        """
+        return self.probabilities().mean(dim=(1, 2))
+
+
+def unfused_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether plain matrix products beat the fused kernel: the one place where that is decided.
+
+    Measured at 50 to 200 tokens (docs/results.md): on CPUs with bfloat16 instructions oneDNN's matrix products are up
+    to 1.8 times faster than the fused CPU kernel, which computes in float32 inside. Everywhere else the fused kernel
+    wins, on CPUs without those instructions by an order of magnitude.
+    """
+    return device.type == "cpu" and dtype == torch.bfloat16 and CPU_HAS_BFLOAT16

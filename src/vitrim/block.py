@@ -1,0 +1,256 @@
+"""The data flow. `ReducedBlock.step` is the only place where the sequence of a reduced block is written.
+
+A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that says where its submodules are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+from torch import Tensor, nn
+
+from vitrim.assignment import Hard, Soft
+from vitrim.attention import Attention
+from vitrim.config import Layer, MethodConfig
+from vitrim.schedule import Amount, effective_keep
+from vitrim.tokens import STAMP, TokenState, Trace, take, unmerge
+
+Site = Literal["before", "query", "between", "after"]
+
+
+class Reducer(nn.Module):
+    """Decides, in one block, which tokens stay. Subclasses implement `assign`; few need `reduce` or `attend`.
+
+    Class attributes:
+        site: where it acts. ``before`` the block, on its input; at the ``query``, when q and k exist but attention has
+            not run (a selection then computes only the query rows it keeps; a merge pools the output rows);
+            ``between`` attention and MLP; ``after`` the block.
+        fresh_values: at ``query``, project the values again from the reduced tokens (MCTF).
+    """
+
+    site: ClassVar[Site] = "between"
+    fresh_values: ClassVar[bool] = False
+
+    amount: Amount | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.site not in get_args(Site):  # a misspelt site would reduce nothing, silently
+            raise TypeError(f"{cls.__name__}.site is {cls.site!r}; valid sites: {', '.join(get_args(Site))}")
+
+    def __init__(self, config: MethodConfig, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+        self.least_kept = config.least_kept
+        self.configure(config)
+
+    def configure(self, config: MethodConfig) -> None:
+        """Take over the amounts of ``config``: at construction, and when ``reduction.set`` changes them."""
+        self.amount = config.schedule(self.layer.num_layers)[self.layer.depth]
+
+    def num_keep(self, state: TokenState) -> int:
+        """How many patch tokens this layer keeps, a Python int."""
+        if self.amount is None:
+            return state.num_patches
+        least = self.least_kept(state.num_patches)
+        return effective_keep(self.amount, least, state.initial_patches, state.num_patches)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
+        """The decision for tokens ``x`` (B, N, C); None leaves them. ``attention`` is None only at ``before``."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
+        # a module call, so that the MAC counter can tell what is spent on deciding
+        return self.assign(x, attention, state)
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        """Called at ``before``, ``between`` and ``after`` of the block; acts at its own site."""
+        if site != self.site:
+            return x, state
+        assignment = self(x, attention, state)
+        return (x, state) if assignment is None else assignment.apply(x, state)
+
+    def attend(self, attention: Attention, state: TokenState) -> Tensor:
+        """(B, H, M, d), the attention output of this block."""
+        return attention.output()
+
+
+class Idle(Reducer):
+    """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        return x, state
+
+
+class ReducedBlock(nn.Module):
+    """Mixin that replaces the forward of a host's transformer block. The host file adds the four methods marked below.
+
+    It is mixed in by giving an existing block a static subclass of its own class (`adopt`) and taken out by giving the
+    class back (`release`): module identity, parameters, hooks, state_dict keys and mode stay as they are.
+    """
+
+    host_class: ClassVar[type[nn.Module]]
+    """The host's own block class."""
+
+    reducer: Reducer
+    depth: int
+    num_prefix: int
+    proportional: bool
+    last: bool
+    head_rows: int | None
+    unmerge_at_end: bool
+    trace: Trace
+
+    # ---- what the host file writes ---------------------------------------------------------------------------------
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        """Attention of tokens ``x`` (B, N, C), norm included; queries of the first ``rows`` tokens only if given."""
+        raise NotImplementedError
+
+    def values(self, x: Tensor) -> Tensor:
+        """(B, H, N, d) values of tokens ``x`` (B, N, C), norm included."""
+        raise NotImplementedError
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        """(B, M, H*d) attention output to the residual update (B, M, C): output projection, layer scale, drop path."""
+        raise NotImplementedError
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        """(B, M, C) tokens to the residual update (B, M, C): norm, MLP, layer scale, drop path."""
+        raise NotImplementedError
+
+    # ---- the data flow ---------------------------------------------------------------------------------------------
+
+    def step(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+        """One block as a pure function of tokens (B, N, C) and their state."""
+        x, state = self.reducer.reduce("before", x, None, state)
+        rows = None if state.full_grid else self.head_rows
+        if rows is not None:
+            return self.last_step(x, state, rows, *host_args)
+        attention = self.project(x, state, None, *host_args)
+        x, out, state = self.attend(x, attention, state)
+        x = x + self.attention_branch(out)
+        x, state = self.reducer.reduce("between", x, attention, state)
+        x = x + self.mlp_branch(x)
+        return self.reducer.reduce("after", x, attention, state)
+
+    def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
+        """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
+
+        A saving, not a reduction: size, source and position stay. Nothing is decided ``between`` any more, since
+        no token but these goes on.
+        """
+        if self.reducer.site == "query":
+            attention = self.project(x, state, None, *host_args)
+            x, out, state = self.attend(x, attention, state, rows)
+        else:
+            attention = self.project(x, state, rows, *host_args)
+            out = merge_heads(self.reducer.attend(attention, state))
+        x = x[:, :rows] + self.attention_branch(out)
+        return x + self.mlp_branch(x), state
+
+    def attend(
+        self, x: Tensor, attention: Attention, state: TokenState, rows: int | None = None
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        """Attention with the reduction of the ``query`` site: tokens (B, M, C), output (B, M, H*d), state."""
+        reducer = self.reducer
+        assignment = reducer(x, attention, state) if reducer.site == "query" else None
+        if rows is not None:
+            attention = attention.rows(rows)
+        if assignment is None:
+            return x, merge_heads(reducer.attend(attention, state)), state
+        if isinstance(assignment, Soft):
+            raise TypeError("a soft assignment cannot act at the query site; use 'before'")
+        reduced, after = assignment.apply(x, state)
+        if reducer.fresh_values:
+            # attention among fused tokens equals ordinary attention with the fused values copied back to their sources
+            values = merge_heads(self.values(reduced))
+            values = assignment.expand(values, state.num_tokens)
+            attention = attention.with_values(values)
+        if assignment.is_selection and not reducer.fresh_values and rows is None:
+            out = merge_heads(reducer.attend(attention.select(assignment.anchor), after))
+        else:
+            out = merge_heads(reducer.attend(attention, state))
+            if rows is None:
+                # x + attention pools to the pooled x + the pooled attention: rows are linear
+                out = assignment.pool(out, state.size)
+        return reduced, out, after
+
+    def run(self, x: Tensor, *host_args: Any) -> Tensor:
+        """What the host's ``forward`` becomes: find the state, step, hand tokens and state on."""
+        state = self.incoming(x)
+        if state.full_grid and state.reduced:
+            x = take(x, state.position)  # the anchor holds its group's value
+        x, state = self.step(x, state, *host_args)
+        return self.outgoing(x, state)
+
+    def incoming(self, x: Tensor) -> TokenState:
+        """The state of the incoming tokens: stamped on the tensor, else what the previous block left.
+
+        The stamp survives host checkpointing and two forwards before one backward; the fallback survives hooks and
+        wrappers that hand on a new tensor (FSDP2). A recomputation finds the stamp that the fallback leaves.
+        """
+        stamp = getattr(x, STAMP, None)
+        if self.depth == 0:
+            # a recomputed first block finds on its input whether the forward it repeats handed out full grids
+            full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
+            state = TokenState.start(x, self.num_prefix, full_grid)
+            self.trace.start(state)
+            if full_grid:
+                setattr(x, STAMP, state)
+            return state
+        if isinstance(stamp, TokenState):
+            state = stamp
+        else:
+            depth, latest = self.trace.latest or (-1, None)
+            if latest is None or depth != self.depth - 1:
+                raise RuntimeError(
+                    f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
+                    "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
+                )
+            state = latest
+            setattr(x, STAMP, state)
+        expected = state.source.shape[1] if state.full_grid else state.num_tokens
+        if x.shape[1] != expected:
+            raise RuntimeError(
+                f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "
+                "between the blocks changed the number of tokens"
+            )
+        return state
+
+    def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
+        """Note the state, un-merge where the output must be complete, and stamp the state on the tokens."""
+        self.trace.leave(self.depth, state, self.last)
+        if state.reduced and (state.full_grid or (self.unmerge_at_end and not state.pruned)):
+            x = unmerge(x, state)
+        if not self.last:
+            setattr(x, STAMP, state)
+        return x
+
+    # ---- in and out of a model -------------------------------------------------------------------------------------
+
+    OWN = ("depth", "num_prefix", "proportional", "last", "head_rows", "unmerge_at_end", "trace")
+
+    @classmethod
+    def adopt(cls, block: nn.Module, reducer: Reducer, **settings: Any) -> None:
+        """Turn the host's ``block`` into a reduced one, in place. ``settings`` are the attributes named in ``OWN``."""
+        block.__class__ = cls
+        block.add_module("reducer", reducer)
+        for name in cls.OWN:
+            setattr(block, name, settings[name])
+
+    def release(self) -> None:
+        """Turn this block back into the host's own, in place."""
+        del self._modules["reducer"]
+        for name in self.OWN:
+            delattr(self, name)
+        self.__class__ = self.host_class
+
+
+def merge_heads(out: Tensor) -> Tensor:
+    """(B, H, M, d) to (B, M, H*d)."""
+    return out.transpose(1, 2).flatten(2)

@@ -1,0 +1,219 @@
+"""What the subcommands share: models by name, methods by text, the record every ``--json`` holds, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrim.errors import VitrimError, unknown
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+    from torch import nn
+
+    from vitrim.config import MethodConfig
+
+# ---- options that several commands have; the text is their help ----------------------------------------------------------
+
+Model = Annotated[str, typer.Argument(help="a timm model name, e.g. deit_small_patch16_224")]
+Methods = Annotated[
+    list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat")
+]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="load timm's pretrained weights (downloads them)")]
+Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="a local safetensors file with the weights")]
+ModelOptions = Annotated[
+    list[str] | None,
+    typer.Option("--model-option", help="key=value for timm.create_model, e.g. img_size=384; may repeat"),
+]
+Json = Annotated[str | None, typer.Option("--json", help="write the record to this file, or - for standard output")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: as torch chooses")]
+Seed = Annotated[int, typer.Option("--seed", help="seed of random weights, inputs and random methods")]
+
+
+def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
+    """The methods written on the command line, every one of them checked before any work starts."""
+    from vitrim.registry import parse_method
+
+    return [parse_method(text) for text in texts]
+
+
+def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
+    """``["img_size=384"]`` as ``{"img_size": 384}``."""
+    options: dict[str, Any] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key or not value:
+            raise VitrimError(f"cannot read '{text}': write key=value, e.g. img_size=384")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options
+
+
+def create_model(
+    name: str,
+    *,
+    pretrained: bool = False,
+    checkpoint: Path | None = None,
+    options: dict[str, Any] | None = None,
+    device: str | torch.device = "cpu",
+) -> nn.Module:
+    """The timm model ``name`` in eval mode, with random, pretrained or local weights.
+
+    Raises:
+        VitrimError: an unknown name (with the nearest one), options the model does not take, weights that do not fit.
+    """
+    import timm
+    import torch
+
+    if not timm.is_model(name.split(".")[0]):
+        raise _unknown_model(name)
+    if pretrained and checkpoint is not None:
+        raise VitrimError("give either --pretrained or --checkpoint, not both")
+    try:
+        with torch.device(device):
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **(options or {}))
+    except (TypeError, RuntimeError) as error:
+        raise VitrimError(f"cannot create {name}: {_first_line(error)}") from error
+    if checkpoint is not None:
+        load_checkpoint(model, checkpoint)
+    return model.eval()
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> None:
+    """Load a safetensors file into ``model``; every name and shape must fit, else nothing is loaded."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise VitrimError(f"no checkpoint at {path}")
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise VitrimError(f"{path} is not a safetensors file: {_first_line(error)}") from error
+    expected = model.state_dict()
+    for what, names in (
+        ("lacks", sorted(set(expected) - set(weights))),
+        ("has unknown", sorted(set(weights) - set(expected))),
+    ):
+        if names:
+            raise VitrimError(f"{path} {what} {len(names)} parameters of this model, first {names[0]}")
+    for key, value in weights.items():
+        if value.shape != expected[key].shape:
+            raise VitrimError(
+                f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
+            )
+    model.load_state_dict(weights)
+
+
+def _unknown_model(name: str) -> VitrimError:
+    import timm
+
+    error = unknown("model", name, timm.list_models("*vit*") + timm.list_models("deit*"))
+    hint = str(error).split(" valid:")[0]
+    return VitrimError(f"{hint} valid: the names that `vitrim list models` prints")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def select_device(device: str) -> torch.device:
+    """The torch device called ``device``, if this machine has it."""
+    import torch
+
+    try:
+        selected = torch.device(device)
+        torch.empty(1, device=selected)
+    except (RuntimeError, AssertionError) as error:
+        raise VitrimError(f"device '{device}' cannot be used here: {_first_line(error)}") from error
+    return selected
+
+
+def set_threads(threads: int | None) -> int:
+    """Set the CPU threads if given; the number in force."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()
+
+
+# ---- output --------------------------------------------------------------------------------------------------------------
+
+
+def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
+    """What a number depends on besides the command: versions, device, dtype, threads, seed."""
+    import timm
+    import torch
+
+    import vitrim
+
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
+    return {
+        "vitrim": vitrim.__version__,
+        "torch": str(torch.__version__),
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "device": device,
+        "device_name": name,
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def write_json(target: str | None, record: dict[str, Any]) -> None:
+    """Write ``record`` to a file (whole or not at all) or, for ``-``, to standard output."""
+    if target is None:
+        return
+    text = json.dumps(record, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(target)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text)
+        os.replace(partial, path)
+    except OSError as error:
+        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
+
+
+def console(json_target: str | None = None) -> Console:
+    """Where tables go: standard output, or standard error when the record itself goes to standard output."""
+    from rich.console import Console
+
+    return Console(stderr=json_target == "-")
+
+
+def print_table(out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first column is text and whose other columns are right-aligned."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)

@@ -1,0 +1,117 @@
+"""What a method is told and what it may ask: `MethodConfig`, the validated options, and `Layer`, where it will act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vitrim.schedule import Amount, effective_keep
+
+if TYPE_CHECKING:
+    from vitrim.block import Reducer
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a method may know about the layer it builds a reducer for.
+
+    Attributes:
+        depth: 0-based index of the block.
+        num_layers: number of blocks.
+        dim: channels C.
+        num_heads: attention heads H.
+        num_classes: classes of the host's head (0 without one).
+        num_prefix: protected tokens at the front.
+        has_class_token: whether token 0 is a class token.
+        grid_size: rows and columns of patches at the model's own image size.
+    """
+
+    depth: int
+    num_layers: int
+    dim: int
+    num_heads: int
+    num_classes: int
+    num_prefix: int
+    has_class_token: bool
+    grid_size: tuple[int, int]
+
+    @property
+    def initial_patches(self) -> int:
+        """Patch tokens that enter the first block at the model's own image size."""
+        return self.grid_size[0] * self.grid_size[1]
+
+
+class MethodConfig(BaseModel):
+    """Options of a method: frozen, validated, versioned. A method subclasses it next to its reducer, in one file.
+
+    Class attributes describe the method for `vitrim list methods`; the fields below are options every method has.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.ToMe(r=13).describe()
+        'tome:r=13'
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    kind: ClassVar[Literal["none", "prune", "merge", "mixed", "soft"]] = "prune"
+    training_free: ClassVar[bool] = True
+    needs_class_token: ClassVar[bool] = False
+    needs_attention_map: ClassVar[bool] = False
+    adaptive: ClassVar[bool] = False
+    """Counts depend on the images: known only by running."""
+    batch_dependent: ClassVar[bool] = False
+    """With its default options, an image's result depends on the other images of its batch."""
+    runtime: ClassVar[frozenset[str]] = frozenset()
+    """Options that ``reduction.set`` may change."""
+    version: ClassVar[int] = 1
+
+    proportional: bool = Field(False, description="add log(size) to the attention logits once tokens have merged")
+    last_block: Literal["full", "class_token", "auto"] = Field(
+        "full",
+        description="'class_token': the last block computes only the rows the head reads (exact; its output is shorter); "
+        "'auto': that, where the head reads prefix tokens only",
+    )
+    strict: bool = Field(False, description="refuse, instead of warn, when a layer cannot remove as much as asked")
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
+        return [None] * num_layers
+
+    @staticmethod
+    def least_kept(current: int) -> int:
+        """The fewest patch tokens one layer can be reduced to: 1, or half for bipartite matching."""
+        return 1
+
+    def build(self, layer: Layer) -> Reducer | None:
+        """The reducer of one layer, or None where the method does not act."""
+        raise NotImplementedError
+
+    def counts(self, initial: int, num_layers: int) -> list[int] | None:
+        """Patch tokens left after each block, from ``initial``; None if that depends on the images."""
+        if self.adaptive:
+            return None
+        counts, current = [], initial
+        for amount in self.schedule(num_layers):
+            if amount is not None:
+                current = effective_keep(amount, self.least_kept(current), initial, current)
+            counts.append(current)
+        return counts
+
+    def describe(self) -> str:
+        """The method as it is written on the command line, with the options that were given."""
+        given = {key: getattr(self, key) for key in self.model_fields_set}
+        options = ",".join(f"{key}={_text(given[key])}" for key in type(self).model_fields if key in given)
+        return f"{self.name}:{options}" if options else self.name
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_text(entry) for entry in value) + "]"
+    return str(value)

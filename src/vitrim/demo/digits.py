@@ -1,0 +1,132 @@
+"""The offline demo's data and model: handwritten digits that ship with scikit-learn, and a small ViT trained on them.
+
+Every pixel is a token (patch size 1), so the 8x8 scans give 64 patch tokens and a class token. The weights are made by
+`benchmarks/train_digits.py`.
+
+The scans come without the identity of their writers, so the split is by image: the same writer may appear on both sides.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from timm.models import VisionTransformer
+from torch import Tensor
+
+IMAGE_SIZE = 8
+PATCH_SIZE = 1
+IN_CHANS = 1
+NUM_CLASSES = 10
+EMBED_DIM = 96
+DEPTH = 8
+NUM_HEADS = 3
+
+# Of the raw pixels, which count the inked dots of a 4x4 cell (0 to 16), over the training part of the split.
+PIXEL_MEAN = 4.89
+PIXEL_STD = 6.02
+
+SPLIT_SEED = 0
+TEST_IMAGES_PER_CLASS = 45
+
+CHECKPOINT = Path(__file__).with_name("digits_vit.safetensors")
+
+
+class Split(NamedTuple):
+    """Training and held-out digits.
+
+    Images are float32 (B, 1, 8, 8), normalised, in [-PIXEL_MEAN / PIXEL_STD, (16 - PIXEL_MEAN) / PIXEL_STD]; labels are
+    int64 (B,) in [0, 9].
+    """
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+def held_out_indices(labels: NDArray[np.int64], per_class: int, seed: int) -> NDArray[np.int64]:
+    """Draw the same number of images of every class.
+
+    Args:
+        labels: int64 (B,), the class of each image.
+        per_class: images to draw of each class.
+        seed: seed of the draw, in [0, 2**32 - 1].
+
+    Returns:
+        int64 (per_class * number of classes,), ascending indices into `labels`.
+
+    Raises:
+        ValueError: a class has fewer than `per_class` images.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    if counts.min() < per_class:
+        raise ValueError(f"cannot hold out {per_class} images per class: the rarest class has {counts.min()}")
+    # NumPy freezes the stream of RandomState; that of default_rng() may change between versions, and the split with it.
+    permutation = np.random.RandomState(seed).permutation(len(labels))
+    drawn = [permutation[labels[permutation] == label][:per_class] for label in classes]
+    return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
+def load_split() -> Split:
+    """Load the 1,797 scans, split into 1,347 for training and 450 held out (45 of each digit).
+
+    Returns:
+        The split, the same on every machine and in every run.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise ImportError("the demo needs scikit-learn: pip install 'vitrim[demo]'") from error
+    pixels, targets = load_digits(return_X_y=True)
+    labels = np.asarray(targets, dtype=np.int64)
+    held_out = np.zeros(len(labels), dtype=np.bool_)
+    held_out[held_out_indices(labels, TEST_IMAGES_PER_CLASS, SPLIT_SEED)] = True
+    images = _normalise(np.asarray(pixels, dtype=np.float64))
+    target = torch.from_numpy(labels)
+    test = torch.from_numpy(held_out)
+    return Split(images[~test], target[~test], images[test], target[test])
+
+
+def create_digits_vit() -> VisionTransformer:
+    """Build the demo's classifier with random weights, in training mode.
+
+    Returns:
+        A plain timm model from float32 (B, 1, 8, 8) to logits float32 (B, 10), pooled from the class token.
+    """
+    return VisionTransformer(
+        img_size=IMAGE_SIZE,
+        patch_size=PATCH_SIZE,
+        in_chans=IN_CHANS,
+        num_classes=NUM_CLASSES,
+        embed_dim=EMBED_DIM,
+        depth=DEPTH,
+        num_heads=NUM_HEADS,
+        weight_init="jax",
+    )
+
+
+def load_digits_vit() -> VisionTransformer:
+    """Build the demo's classifier with the shipped weights, in float32 and eval mode.
+
+    Returns:
+        The model of `create_digits_vit`, trained on the training part of `load_split`.
+
+    Raises:
+        RuntimeError: the checkpoint does not fit the model.
+    """
+    model = create_digits_vit()
+    # The file is in half precision to be small; load_state_dict copies it into the model's float32 parameters.
+    model.load_state_dict(load_file(CHECKPOINT), strict=True)
+    return model.eval()
+
+
+def _normalise(pixels: NDArray[np.float64]) -> Tensor:
+    """Turn raw pixels (B, H * W) in [0, 16] into float32 (B, 1, H, W)."""
+    images = torch.from_numpy((pixels - PIXEL_MEAN) / PIXEL_STD).float()
+    return images.reshape(-1, IN_CHANS, IMAGE_SIZE, IMAGE_SIZE)

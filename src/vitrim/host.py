@@ -1,0 +1,99 @@
+"""What vitrim must know about a host family. One subclass per family, in ``backbones/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from vitrim.block import ReducedBlock
+from vitrim.errors import UnsupportedModelError
+from vitrim.tokens import Trace
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Geometry of one model.
+
+    Attributes:
+        dim: channels C.
+        num_heads: attention heads H.
+        num_classes: classes of the head, 0 without one.
+        num_prefix: tokens in front of the patches (class, distillation, registers).
+        has_class_token: token 0 is a class token.
+        grid_size: rows and columns of patches at the model's own image size.
+        head_rows: the head reads only so many leading tokens (1: class token, 2: and distillation), None: patches too.
+    """
+
+    dim: int
+    num_heads: int
+    num_classes: int
+    num_prefix: int
+    has_class_token: bool
+    grid_size: tuple[int, int]
+    head_rows: int | None
+
+
+class Host:
+    """A host family. Class methods only: a host has no state of its own."""
+
+    name: ClassVar[str] = ""
+    """How `vitrim list hosts` calls the family."""
+    reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
+    """The reduced form of every block class the family uses."""
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        """Raise `UnsupportedModelError` if this model of the family cannot be reduced faithfully."""
+
+    @classmethod
+    def blocks(cls, model: nn.Module) -> list[nn.Module]:
+        """The transformer blocks in the order in which they run."""
+        raise NotImplementedError
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        """Geometry of ``model``."""
+        raise NotImplementedError
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Trace) -> None:
+        """Anything besides the blocks that must change, e.g. calls that hand out dense features."""
+
+    @classmethod
+    def uninstall(cls, model: nn.Module) -> None:
+        """Take back what `install` did."""
+
+    @classmethod
+    def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
+        """The reduced form of ``block``.
+
+        Raises:
+            UnsupportedModelError: its class is not one of the family's. A subclass is refused too: its forward may
+                do something that the reduced form would silently leave out.
+        """
+        for reduced in cls.reduced_blocks:
+            if type(block) is reduced.host_class:
+                return reduced
+        known = ", ".join(reduced.host_class.__name__ for reduced in cls.reduced_blocks)
+        raise UnsupportedModelError(
+            f"blocks of class {type(block).__name__} are not supported in {cls.name}; supported: {known}"
+        )
+
+
+class DenseCall:
+    """A method of a reduced model whose tokens come out on the full grid of patches, un-merged after every block.
+
+    Stored on the instance under the method's own name. An object rather than a function, so that the model can still
+    be copied and pickled.
+    """
+
+    def __init__(self, model: nn.Module, name: str, trace: Trace) -> None:
+        self.model = model
+        self.name = name
+        self.trace = trace
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.trace.dense():
+            return getattr(type(self.model), self.name)(self.model, *args, **kwargs)

@@ -1,0 +1,103 @@
+"""ToMe: merge the most similar tokens of every block (Bolya et al., Token Merging: Your ViT But Faster, ICLR 2023)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.assignment import Hard
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.matching import alternate_split, best_partners, merge_sources, most_similar
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.tokens import TokenState
+
+
+@register_method
+class ToMe(MethodConfig):
+    """Bipartite soft matching on keys, between attention and MLP of every block.
+
+    The tokens at even places look for the most similar key (cosine, averaged over heads) among those at odd places; the
+    ``r`` best pairs become their size-weighted mean. Prefix tokens never move and never receive. From the first merge
+    on, attention adds log(size) to its logits, so that a token that stands for s tokens attracts s times the weight.
+
+    Amounts: ``r`` per block, an int or a list; with ``inflect`` in [-1, 1] the int changes linearly over the blocks
+    ("(r, inflect)" of the paper's appendix); or ``keep_rate`` at ``blocks`` as in "Which Tokens to Use?". A block can
+    merge at most half of its patches.
+
+    Deviations from the published code: LayerScale, q/k norm and register tokens are honoured, which it ignores; on
+    models without a class token the kept sources stay in order of position (``kept_order="similarity"`` gives the
+    published order, which changes who meets whom in the next block); patch-pooling heads see the un-merged tokens, so
+    their mean is weighted by size, which it does in its MAE variant only. For MAE models it sets
+    ``proportional=False``: do the same to compare.
+
+    Example:
+        >>> ToMe(r=8, inflect=-1.0).counts(196, 12)[-1]
+        104
+    """
+
+    name = "tome"
+    paper = "Token Merging: Your ViT But Faster (ICLR 2023)"
+    kind = "merge"
+    runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
+
+    r: int | tuple[int, ...] = Field(8, description="tokens merged per block, or a list with one amount per block")
+    inflect: float = Field(0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing")
+    keep_rate: float | None = Field(None, gt=0.0, le=1.0, description="instead of r: share of patches kept per stage")
+    blocks: tuple[int, ...] | None = Field(None, description="stages of keep_rate, 0-based; default a quarter apart")
+    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
+    proportional: bool = Field(True, description="add log(size) to the attention logits (off for MAE)")
+    kept_order: Literal["position", "similarity"] = Field(
+        "position", description="order of unmerged sources; 'similarity' is the published one without a class token"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ToMe:
+        if min((self.r,) if isinstance(self.r, int) else self.r, default=0) < 0:
+            raise ValueError("r must not be negative")
+        if self.keep_rate is not None and {"r", "inflect"} & self.model_fields_set:
+            raise ValueError("give either r (with inflect) or keep_rate, not both")
+        if not isinstance(self.r, int) and self.inflect != 0.0:
+            raise ValueError("inflect goes with one r for all blocks, not with a list")
+        return self
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        if self.keep_rate is not None:
+            blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
+            return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+        if isinstance(self.r, int):
+            return linear(self.r, self.inflect, num_layers)
+        return per_layer(self.r, num_layers)
+
+    @staticmethod
+    def least_kept(current: int) -> int:
+        return current - current // 2
+
+    def build(self, layer: Layer) -> Reducer:
+        return ToMeReducer(self, layer)
+
+
+class ToMeReducer(Reducer):
+    site = "between"
+
+    def __init__(self, config: ToMe, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.by_similarity = config.kept_order == "similarity"
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        r = state.num_patches - self.num_keep(state)
+        if r == 0 or attention is None:
+            return None
+        patches = attention.mean_keys()[:, state.num_prefix :]
+        sources, destinations = alternate_split(state.num_prefix)
+        best, partner = best_partners(patches[:, sources], patches[:, destinations])
+        moved, kept = most_similar(best, r)
+        if self.by_similarity:
+            kept = kept.gather(1, best.gather(1, kept).argsort(dim=1, descending=True))
+        index = torch.arange(state.num_patches, device=x.device)
+        return merge_sources(state, index[sources], index[destinations], partner, moved, kept)

@@ -1,0 +1,372 @@
+"""`reduce_` and `restore_`: the only code that edits a model. Everything is checked before anything is edited."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitrim.block import Idle, ReducedBlock, Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
+from vitrim.host import Host, HostFacts
+from vitrim.registry import backbone_of, make_method, parse_method, validated
+from vitrim.schedule import effective_keep
+from vitrim.tokens import TokenState, Trace
+
+HANDLE = "vitrim_reduction"
+CONFIG_FILE = "reduction.json"
+WEIGHTS_FILE = "reducers.safetensors"
+FORMAT = 1
+
+
+def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = False) -> Reduction:
+    """Reduce the tokens of ``model`` in place and return the handle of the reduction.
+
+    The model keeps its call, its return type, its parameters and its state_dict keys; parameters learned by the method
+    live under ``*.reducer.*``. Undo with `restore_`.
+
+    Args:
+        model: a supported host, e.g. any ``timm`` VisionTransformer.
+        method: the method's config, or its text form as on the command line: ``"tome:r=13"``.
+        record: keep the state after every block of the last forward (``reduction.states``).
+
+    Returns:
+        The handle: state, auxiliary outputs, amounts that may change at run time, save and load.
+
+    Raises:
+        UnsupportedModelError: the model's family or form is not supported, or cannot carry this method.
+        VitrimError: the model is reduced already, or an option does not fit the model. The model is then unchanged.
+
+    Warns:
+        ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config.
+
+    Example:
+        >>> import timm, torch, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).eval()
+        >>> reduction = vitrim.reduce_(model, vitrim.ToMe(r=8))
+        >>> model(torch.zeros(1, 3, 224, 224)).shape, reduction.state.num_tokens
+        (torch.Size([1, 10]), 101)
+        >>> vitrim.restore_(model)
+    """
+    config = parse_method(method) if isinstance(method, str) else method
+    if not isinstance(config, MethodConfig):
+        raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
+    host = _host(model)
+    facts = host.facts(model)
+    blocks = host.blocks(model)
+    adopters = [host.reduced_class(block) for block in blocks]
+    head_rows = _head_rows(config, facts)
+    _check_fit(config, facts, host)
+    _check_amounts(config, facts, len(blocks))
+    reducers = [_build(config, layer, block) for layer, block in zip(_layers(facts, len(blocks)), blocks, strict=True)]
+    _check_last_block(config, reducers[-1], head_rows)
+
+    trace = Trace(record)
+    for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
+        last = depth == len(blocks) - 1
+        adopter.adopt(
+            block,
+            reducer,
+            depth=depth,
+            num_prefix=facts.num_prefix,
+            proportional=config.proportional,
+            last=last,
+            head_rows=head_rows if last else None,
+            # a head that reads patches gets every merged token as often as it counts: exact for any pooling
+            unmerge_at_end=last and facts.head_rows is None,
+            trace=trace,
+        )
+    host.install(model, trace)
+    reduction = Reduction(model, config, trace)
+    setattr(model, HANDLE, reduction)
+    return reduction
+
+
+def restore_(model: nn.Module) -> None:
+    """Undo `reduce_`, in place: the model computes what it computed before, bit for bit.
+
+    Raises:
+        VitrimError: the model is not reduced.
+    """
+    get_reduction(model)
+    host = backbone_of(model)
+    for block in host.blocks(model):
+        assert isinstance(block, ReducedBlock)
+        block.release()
+    host.uninstall(model)
+    delattr(model, HANDLE)
+
+
+def get_reduction(model: nn.Module) -> Reduction:
+    """The handle of a reduced model, also of a copy of one (EMA, deepcopy, unpickled).
+
+    Raises:
+        VitrimError: the model is not reduced.
+    """
+    reduction = getattr(model, HANDLE, None)
+    if not isinstance(reduction, Reduction):
+        raise VitrimError(f"this {type(model).__name__} is not reduced: call vitrim.reduce_(model, method) first")
+    return reduction
+
+
+class Reduction:
+    """The handle of one reduced model. Made by `reduce_`.
+
+    Attributes:
+        model: the reduced model.
+        config: the method's options as they are now.
+    """
+
+    def __init__(self, model: nn.Module, config: MethodConfig, trace: Trace) -> None:
+        self.model = model
+        self.config = config
+        self._trace = trace
+
+    def __repr__(self) -> str:
+        return f"Reduction({self.config.describe()} on {type(self.model).__name__})"
+
+    @property
+    def state(self) -> TokenState:
+        """The `TokenState` after the last block of the last forward."""
+        if self._trace.final is None:
+            raise VitrimError("no state yet: run the reduced model to its last block (and read before backward)")
+        return self._trace.final
+
+    @property
+    def states(self) -> tuple[TokenState, ...]:
+        """The states of the last forward: on entry, then after every block. Needs ``record``."""
+        if not self._trace.recording:
+            raise VitrimError("states are kept only when recording: vitrim.reduce_(..., record=True)")
+        if not self._trace.states:
+            raise VitrimError("no states yet: run the reduced model to its last block (and read before backward)")
+        return self._trace.states
+
+    @property
+    def tokens_per_block(self) -> list[int]:
+        """Tokens (prefix included) after every block of the last forward. Needs ``record``.
+
+        A last block that computes only the rows its head reads is counted with those rows. Where counts differ per
+        image, padding slots count: they are computed.
+        """
+        counts = [state.num_tokens for state in self.states[1:]]
+        rows = self._blocks()[-1].head_rows
+        return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
+
+    def aux(self, name: str) -> list[Tensor]:
+        """Auxiliary outputs called ``name`` of the last forward, in block order. Read them before backward."""
+        found = [value for key, _, value in self.state.aux if key == name]
+        if not found:
+            have = sorted({key for key, _, _ in self.state.aux}) or ["none"]
+            raise VitrimError(f"no auxiliary output '{name}'; this forward has: {', '.join(have)}")
+        return found
+
+    def set(self, **changes: Any) -> None:
+        """Change amounts between forwards, e.g. ``reduction.set(r=16)``.
+
+        Raises:
+            VitrimError: an option that cannot change at run time, or an invalid value. Nothing is changed then.
+        """
+        fixed = sorted(set(changes) - self.config.runtime)
+        if fixed:
+            valid = ", ".join(sorted(self.config.runtime)) or "none"
+            raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
+        config = validated(type(self.config), {**_given(self.config), **changes})
+        facts = backbone_of(self.model).facts(self.model)
+        blocks = self._blocks()
+        _check_amounts(config, facts, len(blocks))
+        for block in blocks:
+            block.reducer.configure(config)
+        self.config = config
+
+    def save(self, folder: str | Path) -> None:
+        """Write the method's options and its learned parameters, and nothing of the host, into ``folder``.
+
+        Two files: ``reduction.json`` and, if the method learns anything, ``reducers.safetensors``.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = _reducer_weights(self._blocks())
+        if weights:
+            save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS_FILE)
+        record = {
+            "format": FORMAT,
+            "method": self.config.name,
+            "version": self.config.version,
+            "options": json.loads(self.config.model_dump_json(include=self.config.model_fields_set)),
+            "model": type(self.model).__name__,
+            "weights": WEIGHTS_FILE if weights else None,
+        }
+        (folder / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
+        """Reduce ``model`` as the saved reduction in ``folder`` says, learned parameters included.
+
+        Raises:
+            VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
+        """
+        folder = Path(folder)
+        saved = _read_config(folder)
+        config = make_method(saved["method"], **saved["options"])
+        weights = _read_weights(folder / saved["weights"]) if saved.get("weights") else {}
+        reduction = reduce_(model, config, record=record)
+        expected = _reducer_weights(reduction._blocks())
+        problem = _mismatch(expected, weights)
+        if problem:
+            restore_(model)
+            raise VitrimError(f"the parameters in {folder} do not fit this model: {problem}")
+        with torch.no_grad():
+            for name, value in weights.items():
+                expected[name].copy_(value)
+        return reduction
+
+    def _blocks(self) -> list[ReducedBlock]:
+        return [block for block in backbone_of(self.model).blocks(self.model) if isinstance(block, ReducedBlock)]
+
+
+# ---- checks: nothing below edits the model -----------------------------------------------------------------------------
+
+
+def _host(model: nn.Module) -> type[Host]:
+    if not isinstance(model, nn.Module):
+        raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
+    host = backbone_of(model)
+    if any(isinstance(block, ReducedBlock) for block in host.blocks(model)):
+        raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
+    host.check(model)
+    return host
+
+
+def _layers(facts: HostFacts, num_layers: int) -> list[Layer]:
+    return [
+        Layer(
+            depth=depth,
+            num_layers=num_layers,
+            dim=facts.dim,
+            num_heads=facts.num_heads,
+            num_classes=facts.num_classes,
+            num_prefix=facts.num_prefix,
+            has_class_token=facts.has_class_token,
+            grid_size=facts.grid_size,
+        )
+        for depth in range(num_layers)
+    ]
+
+
+def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer:
+    """The reducer of one layer on the device and dtype and in the mode of its block."""
+    reducer = config.build(layer) or Idle(config, layer)
+    parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
+    if parameter is not None:
+        reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
+    return reducer.train(block.training)
+
+
+def _head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
+    """Rows the last block computes, None for all."""
+    if config.last_block == "class_token" and facts.head_rows is None:
+        raise UnsupportedModelError(
+            f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's head "
+            "reads its patch tokens; use last_block=full or auto"
+        )
+    return None if config.last_block == "full" else facts.head_rows
+
+
+def _check_fit(config: MethodConfig, facts: HostFacts, host: type[Host]) -> None:
+    if config.needs_class_token and not facts.has_class_token:
+        raise UnsupportedModelError(
+            f"{config.name} scores tokens by the attention of a class token, and this model has none"
+        )
+    ragged = config.kind == "prune" and config.adaptive
+    if facts.head_rows is None and (config.kind == "mixed" or ragged):
+        raise UnsupportedModelError(
+            f"{config.name} leaves tokens that the head of this model, which averages patches, would weigh wrongly; "
+            "use it on a model whose head reads the class token"
+        )
+
+
+def _check_last_block(config: MethodConfig, reducer: Reducer, head_rows: int | None) -> None:
+    if head_rows is not None and reducer.site == "after":
+        raise UnsupportedModelError(
+            f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
+        )
+
+
+def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int) -> None:
+    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size."""
+    if config.adaptive:
+        return
+    initial = current = facts.grid_size[0] * facts.grid_size[1]
+    effective, short = [], False
+    for amount in config.schedule(num_layers):
+        before = current
+        if amount is not None:
+            wanted = amount.keep(initial, current)
+            current = effective_keep(amount, config.least_kept(current), initial, current)
+            short = short or current > wanted
+        effective.append(before - current)
+    if not short:
+        return
+    message = (
+        f"{config.describe()} asks for more than {initial} patch tokens allow; the blocks remove "
+        f"{effective}, {initial - current} in all"
+    )
+    if config.strict:
+        raise VitrimError(f"{message} (refused because strict=true)")
+    warnings.warn(message, ReductionWarning, stacklevel=3)
+
+
+# ---- files -------------------------------------------------------------------------------------------------------------
+
+
+def _given(config: MethodConfig) -> dict[str, Any]:
+    return {key: getattr(config, key) for key in config.model_fields_set}
+
+
+def _reducer_weights(blocks: list[ReducedBlock]) -> dict[str, Tensor]:
+    return {
+        f"{block.depth}.{name}": value for block in blocks for name, value in block.reducer.state_dict().items()
+    }
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing")
+    try:
+        saved = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise VitrimError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(saved, dict) or not {"format", "method", "options"} <= set(saved):
+        raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
+    if saved["format"] != FORMAT:
+        raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
+    return saved
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise VitrimError(f"cannot read {path}: {error}") from None
+
+
+def _mismatch(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str | None:
+    missing, extra = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
+    if missing or extra:
+        return "; ".join(
+            f"{what} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+            for what, names in (("missing", missing), ("unexpected", extra))
+            if names
+        )
+    for name, value in given.items():
+        if value.shape != expected[name].shape:
+            return f"{name} has shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
+    return None

@@ -1,0 +1,169 @@
+"""The two tables: methods by name, host families by the class of their model.
+
+Every file in ``methods/`` and ``backbones/`` is imported on first use, so a new method or host is one new file. An import
+error in one of them surfaces: a method that silently does not exist is worse than a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from torch import nn
+
+from vitrim.config import MethodConfig
+from vitrim.errors import UnsupportedModelError, VitrimError, unknown
+from vitrim.host import Host
+
+C = TypeVar("C", bound=MethodConfig)
+H = TypeVar("H", bound=Host)
+
+_METHODS: dict[str, type[MethodConfig]] = {}
+_BACKBONES: dict[str, type[Host]] = {}
+
+
+def register_method(config: type[C]) -> type[C]:
+    """Class decorator: enter a method's config under its ``name``. A second entry of the same name is an error."""
+    if config.name in _METHODS:
+        raise ValueError(f"method '{config.name}' is registered twice, by {_METHODS[config.name]} and {config}")
+    _METHODS[config.name] = config
+    return config
+
+
+def register_backbone(*model_classes: str) -> Callable[[type[H]], type[H]]:
+    """Class decorator: enter a host family for models of the given classes, each as ``module.ClassName``.
+
+    The name is a string so that a host library is imported only by who uses it.
+    """
+
+    def enter(backbone: type[H]) -> type[H]:
+        for key in model_classes:
+            if key in _BACKBONES:
+                raise ValueError(f"host '{key}' is registered twice, by {_BACKBONES[key]} and {backbone}")
+            _BACKBONES[key] = backbone
+        return backbone
+
+    return enter
+
+
+@cache
+def _discover(package: str) -> None:
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def methods() -> dict[str, type[MethodConfig]]:
+    """Every method's config class by name, sorted.
+
+    Example:
+        >>> "tome" in methods()
+        True
+    """
+    _discover("vitrim.methods")
+    return dict(sorted(_METHODS.items()))
+
+
+def backbones() -> dict[str, type[Host]]:
+    """Every host family by the model class it serves, sorted."""
+    _discover("vitrim.backbones")
+    return dict(sorted(_BACKBONES.items()))
+
+
+def backbone_of(model: nn.Module) -> type[Host]:
+    """The host family of ``model``, looked up over the classes it inherits from.
+
+    Raises:
+        UnsupportedModelError: naming the class and what is supported.
+    """
+    table = backbones()
+    for base in type(model).__mro__:
+        key = f"{base.__module__}.{base.__qualname__}"
+        if key in table:
+            return table[key]
+    raise UnsupportedModelError(
+        f"{type(model).__name__} (from {type(model).__module__}) is not a supported host: vitrim reduces models whose "
+        f"blocks see one plain sequence of tokens. Supported: {', '.join(table)}"
+    )
+
+
+def make_method(name: str, **options: Any) -> MethodConfig:
+    """The config of the method called ``name``, with validated options.
+
+    Raises:
+        VitrimError: an unknown method, option or value, in one line with the valid ones.
+
+    Example:
+        >>> make_method("tome", r=8).r
+        8
+    """
+    table = methods()
+    if name not in table:
+        raise unknown("method", name, table)
+    return validated(table[name], options)
+
+
+def validated(config: type[C], options: dict[str, Any]) -> C:
+    """``config(**options)`` with errors in one line."""
+    for key in options:
+        if key not in config.model_fields:
+            raise unknown(f"option of {config.name}", key, config.model_fields)
+    try:
+        return config(**options)
+    except ValidationError as error:
+        problems = "; ".join(_problem(entry) for entry in error.errors())
+        raise VitrimError(f"{config.name}: {problems}") from None
+
+
+def _problem(entry: Any) -> str:
+    where = ".".join(str(part) for part in entry["loc"] if isinstance(part, str) and not part.startswith("function-"))
+    message = entry["msg"].removeprefix("Value error, ")
+    return f"{where}={entry['input']}: {message}" if where else message
+
+
+def parse_method(text: str) -> MethodConfig:
+    """The method written as ``name`` or ``name:key=value,key=value``. Lists are written in brackets.
+
+    Raises:
+        VitrimError: an unknown method, option or value, or text of another form.
+
+    Example:
+        >>> parse_method("tome:r=[16,8,4]").r
+        (16, 8, 4)
+    """
+    name, _, rest = text.strip().partition(":")
+    options: dict[str, Any] = {}
+    for part in _split(rest):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise VitrimError(f"cannot read '{part}' in '{text}': write name:key=value,key=value, e.g. tome:r=13")
+        if key.strip() in options:
+            raise VitrimError(f"'{key.strip()}' is given twice in '{text}'")
+        options[key.strip()] = _value(value.strip())
+    return make_method(name.strip(), **options)
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that are outside brackets."""
+    parts, depth, current = [], 0, ""
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    parts.append(current)
+    return [part for part in parts if part.strip()]
+
+
+def _value(text: str) -> Any:
+    """A JSON value where it is one (number, true, null, list), else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

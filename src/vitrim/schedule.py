@@ -1,0 +1,141 @@
+"""How many patch tokens each layer keeps: functions of Python ints, so one reduced model serves every image size.
+
+An amount answers ``keep(initial, current) -> int``: how many patch tokens it wants left, given how many entered the first
+block and how many there are now. A schedule is a list with one amount (or None) per layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power"]
+
+KEEP_RULES: dict[KeepRule, Callable[[float, int, int, int], int]] = {
+    # (rate, stage, initial, current) -> patch tokens kept; stages count from 1
+    "ceil_current": lambda rate, stage, initial, current: math.ceil(_clean(rate * current)),
+    "floor_current": lambda rate, stage, initial, current: int(_clean(rate * current)),
+    "floor_initial": lambda rate, stage, initial, current: int(_clean(rate * initial)),
+    "floor_initial_power": lambda rate, stage, initial, current: int(_clean(rate**stage * initial)),
+}
+
+
+def _clean(count: float) -> float:
+    """Remove the last bits of a product: 0.7**2 * 100 is 48.99999999999999 in floating point and means 49."""
+    return round(count, 9)
+
+
+class Amount(Protocol):
+    """How many patch tokens one layer wants to keep."""
+
+    def keep(self, initial: int, current: int) -> int:
+        """Wanted number of patch tokens after this layer; may be out of range, `effective_keep` limits it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Remove ``count`` patch tokens, whatever there are.
+
+    Example:
+        >>> Remove(13).keep(196, 196)
+        183
+    """
+
+    count: int
+
+    def keep(self, initial: int, current: int) -> int:
+        return current - self.count
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keep a share of the patch tokens by a named rule.
+
+    Three papers mean three different counts by "keep rate 0.7 at three stages" of 196 patches:
+    ``ceil_current`` (EViT) 138, 97, 68; ``floor_initial_power`` (DynamicViT, the comparative study) 137, 96, 67;
+    ``floor_initial`` (Evo-ViT) 137 at every stage. ``stage`` counts from 1.
+
+    Example:
+        >>> Keep(0.7, stage=2, rule="floor_initial_power").keep(196, 137)
+        96
+    """
+
+    rate: float
+    stage: int = 1
+    rule: KeepRule = "ceil_current"
+
+    def keep(self, initial: int, current: int) -> int:
+        return KEEP_RULES[self.rule](self.rate, self.stage, initial, current)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Another amount, with the number of tokens (``num_prefix`` included) rounded up to a multiple.
+
+    Matrix units like row counts divisible by 8 or 16; rounding up never keeps fewer tokens than asked.
+
+    Example:
+        >>> Aligned(Remove(13), multiple=8, num_prefix=1).keep(196, 196)  # 184 tokens in all
+        183
+    """
+
+    amount: Amount
+    multiple: int
+    num_prefix: int = 0
+
+    def keep(self, initial: int, current: int) -> int:
+        total = self.amount.keep(initial, current) + self.num_prefix
+        return math.ceil(total / self.multiple) * self.multiple - self.num_prefix
+
+
+def effective_keep(amount: Amount, least: int, initial: int, current: int) -> int:
+    """What the amount comes to: at least ``least`` (what the method can reach in one step), at most ``current``."""
+    return max(min(amount.keep(initial, current), current), min(least, current))
+
+
+def constant(r: int, num_layers: int) -> list[Amount | None]:
+    """Remove ``r`` patch tokens in every layer."""
+    return [Remove(r)] * num_layers
+
+
+def linear(r: int, inflect: float, num_layers: int) -> list[Amount | None]:
+    """Remove ``r`` on average, changing linearly over the layers (ToMe appendix, "(r, inflect)").
+
+    ``inflect`` in [-1, 1]: -1 goes from 2r down to 0, 0 is constant, +1 goes from 0 up to 2r. Values are truncated as
+    published, so their sum may be a few tokens short of r times the number of layers.
+
+    Example:
+        >>> [amount.count for amount in linear(8, -1.0, 6)]
+        [16, 12, 9, 6, 3, 0]
+    """
+    if num_layers == 1:
+        return [Remove(r)]
+    low = int(r * (1.0 - inflect))
+    step = (2 * r - low - low) / (num_layers - 1)
+    return [Remove(int(low + step * layer)) for layer in range(num_layers)]
+
+
+def per_layer(counts: Sequence[int], num_layers: int) -> list[Amount | None]:
+    """Remove ``counts[i]`` patch tokens in layer i; layers beyond the list remove none."""
+    if len(counts) > num_layers:
+        raise ValueError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks")
+    return [Remove(count) for count in counts] + [Remove(0)] * (num_layers - len(counts))
+
+
+def keep_rate(rate: float, blocks: Sequence[int], rule: KeepRule, num_layers: int) -> list[Amount | None]:
+    """Keep ``rate`` of the patch tokens at each of ``blocks`` (0-based), by a named rule; None elsewhere."""
+    wrong = [block for block in blocks if not 0 <= block < num_layers]
+    if wrong:
+        raise ValueError(f"blocks {wrong} do not exist: the model has blocks 0 to {num_layers - 1}")
+    schedule: list[Amount | None] = [None] * num_layers
+    for stage, block in enumerate(sorted(blocks), start=1):
+        schedule[block] = Keep(rate, stage, rule)
+    return schedule
+
+
+def quarter_blocks(num_layers: int) -> tuple[int, ...]:
+    """The usual three stages, at a quarter, half and three quarters of the depth: blocks 3, 6, 9 of 12."""
+    return tuple(sorted({num_layers * quarter // 4 for quarter in (1, 2, 3)}))

@@ -1,0 +1,217 @@
+"""What is known about the tokens of a forward pass, and how that knowledge travels from block to block."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+STAMP = "_vitrim_state"
+
+
+def decision_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scores, similarities and sizes are computed: float32, or float64 for a float64 model.
+
+    Half precision cannot hold integers above 256 (bfloat16) or order close scores, so no decision is taken in it.
+    """
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` (B, M) of the tokens ``x`` (B, N, C), as (B, M, C).
+
+    One ``index_select`` on the flattened (B*N, C) tokens: several times faster on CPU than a gather with an index
+    expanded over the channels, and as fast on GPU.
+    """
+    batch, n, channels = x.shape
+    return x.reshape(batch * n, channels).index_select(0, flat_index(index, n)).view(batch, index.shape[1], channels)
+
+
+def flat_index(index: Tensor, n: int) -> Tensor:
+    """Positions of ``index`` (B, M) in tokens flattened from (B, n, C) to (B*n, C), as (B*M,)."""
+    if index.shape[0] == 1:
+        return index.reshape(-1)
+    offset = torch.arange(index.shape[0], device=index.device).mul_(n).unsqueeze(1)
+    return (index + offset).reshape(-1)
+
+
+@dataclass(frozen=True)
+class TokenState:
+    """Bookkeeping of the current tokens. Every (B, N) field counts the prefix tokens too; position 0 is token 0 of x.
+
+    Attributes:
+        size: (B, N) float32 (float64 in a float64 model), how many input tokens each token stands for.
+        source: (B, N0) int64, the current index that holds input token i, -1 where it was pruned.
+        position: (B, N) int64, the input index of each token's anchor: for rotary tables, relative bias and plots.
+        num_prefix: number of protected tokens at the front (class, distillation, registers).
+        mask: (B, N) bool, True where a token is real, or None when every image has the same count.
+        uniform: no merge has happened, so every size is 1 and attention needs no key bias.
+        reduced: order or length has changed, so position tables must be gathered by ``position``.
+        lost: some input tokens were pruned for good.
+        full_grid: the blocks hand out all N0 tokens, un-merged (dense outputs).
+        bank: pruned tokens that a later block brings back, as pairs of tokens (B, K, C) and input index (B, K).
+        carry: per-token tensors (B, N, ...) of a method, moved along with the tokens.
+        aux: auxiliary outputs of this forward as (name, depth, tensor).
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(2, 5, 8), num_prefix=1)
+        >>> state.size.shape, state.num_patches, state.uniform
+        (torch.Size([2, 5]), 4, True)
+    """
+
+    size: Tensor
+    source: Tensor
+    position: Tensor
+    num_prefix: int
+    mask: Tensor | None = None
+    uniform: bool = True
+    reduced: bool = False
+    lost: bool = False
+    full_grid: bool = False
+    bank: tuple[tuple[Tensor, Tensor], ...] = ()
+    carry: Mapping[str, Tensor] = field(default_factory=dict)
+    aux: tuple[tuple[str, int, Tensor], ...] = ()
+
+    @classmethod
+    def start(cls, x: Tensor, num_prefix: int, full_grid: bool = False) -> TokenState:
+        """The state of tokens (B, N, C) that nothing has touched yet."""
+        batch, n = x.shape[0], x.shape[1]
+        index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
+        size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
+        return cls(size=size, source=index, position=index, num_prefix=num_prefix, full_grid=full_grid)
+
+    @property
+    def pruned(self) -> bool:
+        """Some input tokens have no current index: lost, or waiting in the bank."""
+        return self.lost or bool(self.bank)
+
+    @property
+    def num_tokens(self) -> int:
+        """N, prefix included."""
+        return self.size.shape[1]
+
+    @property
+    def num_patches(self) -> int:
+        """Current number of patch tokens (padding slots included where counts differ per image)."""
+        return self.size.shape[1] - self.num_prefix
+
+    @property
+    def initial_patches(self) -> int:
+        """Number of patch tokens that entered the first block."""
+        return self.source.shape[1] - self.num_prefix
+
+    def key_bias(self, dtype: torch.dtype, proportional: bool) -> Tensor | None:
+        """What attention adds to its logits on the key axis, (B, 1, 1, N): log(size) and a mask; None if neither.
+
+        Proportional attention (ToMe section 3): a token that stands for s tokens attracts s times the weight.
+        Masked keys get -1e4, finite so that an image whose tokens are all masked gives no NaN.
+        """
+        bias = None
+        if proportional and not self.uniform:
+            bias = self.size.log()
+        if self.mask is not None:
+            bias = torch.zeros_like(self.size) if bias is None else bias
+            bias = bias.masked_fill(~self.mask, -1e4)
+        return None if bias is None else bias.to(dtype)[:, None, None, :]
+
+    def report(self, name: str, depth: int, value: Tensor) -> TokenState:
+        """This state with one more auxiliary output; read it with ``reduction.aux(name)``."""
+        return replace(self, aux=(*self.aux, (name, depth, value)))
+
+    def refill(self, x: Tensor) -> tuple[Tensor, TokenState]:
+        """Append the banked tokens to ``x`` (B, N, C) and forget the bank (Cropr's last layer fusion, Evo-ViT)."""
+        if not self.bank:
+            return x, self
+        if self.carry or self.mask is not None:
+            raise NotImplementedError("banked tokens cannot be brought back next to a mask or per-token carry")
+        tokens = torch.cat([entry for entry, _ in self.bank], dim=1)
+        position = torch.cat([entry for _, entry in self.bank], dim=1)
+        index = torch.arange(x.shape[1], x.shape[1] + tokens.shape[1], device=x.device).expand_as(position)
+        state = replace(
+            self,
+            size=torch.cat([self.size, self.size.new_ones(position.shape)], dim=1),
+            source=self.source.scatter(1, position, index),
+            position=torch.cat([self.position, position], dim=1),
+            reduced=True,
+            bank=(),
+        )
+        return torch.cat([x, tokens.to(x.dtype)], dim=1), state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A user may save a tensor that carries this state as an attribute; torch pickles attributes along, and
+        # torch.load(weights_only=True) would refuse the class. An empty dict is harmless, and the blocks ignore it.
+        return OrderedDict, ()
+
+
+def unmerge(x: Tensor, state: TokenState) -> Tensor:
+    """Current tokens (B, N, C) laid out on the input tokens (B, N0, C): every merged token gets its group's value.
+
+    Exact inverse of a merge for everything that is constant on groups; input tokens that were pruned come out as zeros.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 3, 2), num_prefix=1)
+        >>> unmerge(torch.ones(1, 3, 2), state).shape
+        torch.Size([1, 3, 2])
+    """
+    if not state.pruned:
+        return take(x, state.source)
+    return take(x, state.source.clamp_min(0)) * (state.source >= 0).unsqueeze(-1).to(x.dtype)
+
+
+class Trace:
+    """What the blocks of one reduced model share: the state the last block left, and all states when recording.
+
+    It holds the autograd graph of auxiliary outputs until the next forward. Copies and pickles start empty, so an
+    EMA copy of a model never shares or drags along the state of the original.
+
+    Attributes:
+        recording: keep the state after every block.
+        full_grid: the next forward hands out full grids (dense outputs).
+        latest: depth and state of the block that ran last.
+        final: the state after the last block of the last forward.
+        states: the states of the last complete forward: the initial one, then one per block. Empty unless recording.
+    """
+
+    def __init__(self, recording: bool = False) -> None:
+        self.recording = recording
+        self.full_grid = False
+        self.latest: tuple[int, TokenState] | None = None
+        self.final: TokenState | None = None
+        self.states: tuple[TokenState, ...] = ()
+        self._running: tuple[TokenState, ...] = ()
+
+    def start(self, state: TokenState) -> None:
+        """Begin a forward: what the previous one left is no longer the truth."""
+        self.latest = self.final = None
+        self.states = ()
+        self._running = (state,) if self.recording else ()
+
+    def leave(self, depth: int, state: TokenState, last: bool) -> None:
+        """Note the state in which block ``depth`` left the tokens."""
+        self.latest = (depth, state)
+        if self.recording and len(self._running) == depth + 1:  # a recomputed block is already there
+            self._running = (*self._running, state)
+        if last:
+            self.final = state
+            self.states = self._running
+
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        """Forwards that start within hand out all N0 tokens after every block: merged ones as copies of their group,
+        pruned ones as zeros. Computation inside the blocks stays reduced; the cost is two gathers per block."""
+        before, self.full_grid = self.full_grid, True
+        try:
+            yield
+        finally:
+            self.full_grid = before
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
+        return Trace(self.recording)
+
+    def __reduce__(self) -> tuple[type[Trace], tuple[bool]]:
+        return Trace, (self.recording,)
