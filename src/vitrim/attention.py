@@ -99,6 +99,10 @@ class Attention:
         batch, n, _ = values.shape
         return replace(self, v=values.view(batch, n, self.k.shape[1], -1).transpose(1, 2))
 
+    def detach(self) -> Attention:
+        """The same attention outside the autograd graph: decisions carry no gradient."""
+        return replace(self, q=self.q.detach(), k=self.k.detach())
+
     def class_row(self) -> Tensor:
         """(B, H, N) attention probabilities of the class token (query 0) over all tokens, in at least float32."""
         return self.rows(1).probabilities().squeeze(2)

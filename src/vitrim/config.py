@@ -82,10 +82,18 @@ class MethodConfig(BaseModel):
         """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
         return [None] * num_layers
 
+    def requires_class_token(self) -> bool:
+        """Whether these options need a class token; by default what the method says in general."""
+        return self.needs_class_token
+
     @staticmethod
     def least_kept(current: int) -> int:
         """The fewest patch tokens one layer can be reduced to: 1, or half for bipartite matching."""
         return 1
+
+    def added_tokens(self) -> int:
+        """Tokens a reduction creates besides those it keeps (EViT's fused token)."""
+        return 0
 
     def build(self, layer: Layer) -> Reducer | None:
         """The reducer of one layer, or None where the method does not act."""
@@ -98,7 +106,8 @@ class MethodConfig(BaseModel):
         counts, current = [], initial
         for amount in self.schedule(num_layers):
             if amount is not None:
-                current = effective_keep(amount, self.least_kept(current), initial, current)
+                kept = effective_keep(amount, self.least_kept(current), initial, current)
+                current = kept + self.added_tokens() if kept < current else current
             counts.append(current)
         return counts
 

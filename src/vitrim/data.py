@@ -28,6 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from vitrim.errors import VitrimError
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -44,7 +46,7 @@ _SPLIT_SPELLINGS = {"train": ("train",), "validation": ("validation", "valid", "
 _MODES = ("RGB", "L")
 
 
-class DataError(ValueError):
+class DataError(VitrimError):
     """A dataset that cannot be read as asked; the message is one line and says what is valid.
 
     Example:

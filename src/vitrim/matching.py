@@ -24,13 +24,15 @@ def alternate_split(num_prefix: int) -> tuple[slice, slice]:
     return slice(first, None, 2), slice(1 - first, None, 2)
 
 
-def best_partners(sources: Tensor, destinations: Tensor) -> tuple[Tensor, Tensor]:
+def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Cosine similarity and index (B, S) of the best of the ``destinations`` (B, D, d) for each of ``sources`` (B, S, d).
 
-    No gradient flows: which tokens merge is a decision.
+    No gradient flows: which tokens merge is a decision. ``real`` (B, D) marks destinations that are not padding.
     """
     with torch.no_grad():
         similarity = F.normalize(sources, dim=-1) @ F.normalize(destinations, dim=-1).transpose(-1, -2)
+        if real is not None:
+            similarity = similarity.masked_fill(~real[:, None, :], -torch.inf)
         best, index = similarity.max(dim=-1)
     return best, index
 

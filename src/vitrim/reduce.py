@@ -17,7 +17,6 @@ from vitrim.config import Layer, MethodConfig
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 from vitrim.host import Host, HostFacts
 from vitrim.registry import backbone_of, make_method, parse_method, validated
-from vitrim.schedule import effective_keep
 from vitrim.tokens import TokenState, Trace
 
 HANDLE = "vitrim_reduction"
@@ -280,9 +279,10 @@ def _head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
 
 
 def _check_fit(config: MethodConfig, facts: HostFacts, host: type[Host]) -> None:
-    if config.needs_class_token and not facts.has_class_token:
+    if config.requires_class_token() and not facts.has_class_token:
+        substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
         raise UnsupportedModelError(
-            f"{config.name} scores tokens by the attention of a class token, and this model has none"
+            f"{config.name} scores tokens by the attention of a class token, and this model has none{substitute}"
         )
     ragged = config.kind == "prune" and config.adaptive
     if facts.head_rows is None and (config.kind == "mixed" or ragged):
@@ -305,13 +305,11 @@ def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int) -> N
         return
     initial = current = facts.grid_size[0] * facts.grid_size[1]
     effective, short = [], False
-    for amount in config.schedule(num_layers):
-        before = current
-        if amount is not None:
-            wanted = amount.keep(initial, current)
-            current = effective_keep(amount, config.least_kept(current), initial, current)
-            short = short or current > wanted
-        effective.append(before - current)
+    for amount, after in zip(config.schedule(num_layers), config.counts(initial, num_layers) or [], strict=True):
+        wanted = current if amount is None else amount.keep(initial, current)
+        short = short or after - config.added_tokens() > wanted
+        effective.append(current - after)
+        current = after
     if not short:
         return
     message = (

@@ -1,0 +1,187 @@
+"""ATM: adaptive token merging (Lee and Choi, Lossless Token Merging Even Without Fine-Tuning, ECAI 2025)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.assignment import Hard, merge
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.matching import alternate_split, best_partners, merge_most_similar
+from vitrim.registry import register_method
+from vitrim.tokens import TokenState, decision_dtype, take
+
+ROUNDING: dict[str, Callable[[float], int]] = {
+    "floor": math.floor,
+    "nearest": lambda count: math.floor(count + 0.5),
+    "ceil": math.ceil,
+}
+
+
+@register_method
+class ATM(MethodConfig):
+    """Merge the pairs whose keys are more similar than a threshold that falls with depth (section 3 of the paper).
+
+    Layer l = 1..L merges between attention and MLP the pairs with cosine above (Eq. 1)
+
+        theta_l = max(alpha - (exp(beta (l - 1)) - 1), theta_min).
+
+    Layers up to the splitting layer l_s pair even with odd places, as ToMe does; later layers sort the patches by
+    merging size and pair the smaller half with the larger one, so that two large tokens never merge (Theorem 1: the
+    merging error of sizes n_i, n_j at cosine distance d lies between 1 and 2 times n_i n_j / (n_i + n_j) d). The last
+    layer computes only the class token, where the head reads nothing else. Merged tokens are size-weighted means, and
+    attention adds log(size).
+
+    ``granularity="batch"`` is the paper's rule: r is the mean over the batch of the number of pairs above the
+    threshold, every image merges its r most similar pairs, and so a prediction depends on the image's batch mates.
+    ``granularity="image"`` goes beyond the paper: each image merges exactly its own pairs above the threshold; images
+    keep different numbers of tokens, which are padded and masked, and every prediction equals that of the image alone.
+
+    Where the paper is silent: keys are averaged over heads; r is rounded down; a prefix token never moves or
+    receives, and counts as a source when the sorted tokens are halved; the sort is stable by position; cosines are
+    clamped to 1, so that ``alpha=1`` merges nothing in layer 1. For MAE models use ``proportional=False``. Thresholds
+    of other models are in Tables A2 to A5 of the paper; the defaults are those of DeiT-S at 3.23 GFLOPs.
+
+    Counts depend on the images, so this method cannot be exported or compiled without graph breaks: one number per
+    layer is read back from the device.
+
+    Example:
+        >>> [round(theta, 3) for theta in ATM().thresholds(12)[:4]]
+        [0.985, 0.939, 0.891, 0.88]
+    """
+
+    name = "atm"
+    paper = "Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025)"
+    kind = "merge"
+    adaptive = True
+    batch_dependent = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min"})
+
+    alpha: float = Field(0.985, gt=0.0, le=1.0, description="threshold of the first layer")
+    beta: float = Field(0.045, ge=0.0, description="how fast the threshold falls")
+    theta_min: float = Field(0.88, ge=-1.0, le=1.0, description="lowest threshold")
+    splitting_layer: int | None = Field(
+        None, ge=0, description="last layer (counted from 1) with alternate matching; default floor(0.75 L)"
+    )
+    granularity: Literal["batch", "image"] = Field("batch", description="one amount per batch (paper) or per image")
+    metric: Literal["mean", "concat"] = Field("mean", description="keys averaged over heads, or all heads side by side")
+    rounding: Literal["floor", "nearest", "ceil"] = Field("floor", description="how the batch mean becomes an amount")
+    proportional: bool = Field(True, description="add log(size) to the attention logits (off for MAE)")
+    last_block: Literal["full", "class_token", "auto"] = Field(
+        "auto", description="'auto' and 'class_token': the last layer computes the class token only; 'full': it merges too"
+    )
+
+    def thresholds(self, num_layers: int) -> list[float]:
+        """theta_l of every layer (Eq. 1)."""
+        return [max(self.alpha - math.expm1(self.beta * depth), self.theta_min) for depth in range(num_layers)]
+
+    def build(self, layer: Layer) -> Reducer:
+        return ATMReducer(self, layer)
+
+
+class ATMReducer(Reducer):
+    site = "between"
+
+    def __init__(self, config: ATM, layer: Layer) -> None:
+        super().__init__(config, layer)
+        last_alternate = layer.num_layers * 3 // 4 if config.splitting_layer is None else config.splitting_layer
+        self.by_size = layer.depth + 1 > last_alternate
+        self.per_image = config.granularity == "image"
+        self.concat_heads = config.metric == "concat"
+        self.round = ROUNDING[config.rounding]
+
+    def configure(self, config: MethodConfig) -> None:
+        assert isinstance(config, ATM)
+        self.amount = None
+        self.theta = config.thresholds(self.layer.num_layers)[self.layer.depth]
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        if attention is None:
+            return None
+        patches = self.similarity_keys(attention)[:, state.num_prefix :]
+        if self.per_image and x.shape[0] > 1:
+            return self.merge_per_image(patches, state)
+        sources, destinations = self.split(state)
+        best, partner = best_partners(_rows(patches, sources), _rows(patches, destinations))
+        similar = int((best.clamp(max=1.0) > self.theta).sum())  # the one number read back from the device
+        r = min(self.round(similar / x.shape[0]), best.shape[1])
+        return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
+
+    def similarity_keys(self, attention: Attention) -> Tensor:
+        """(B, N, d) or (B, N, H*d): what is compared."""
+        if self.concat_heads:
+            return attention.keys.transpose(1, 2).flatten(2).to(decision_dtype(attention.k.dtype))
+        return attention.mean_keys()
+
+    def split(self, state: TokenState) -> tuple[Tensor, Tensor]:
+        """Patch indices of sources and destinations: (S,) and (D,), or (B, S) and (B, D) when sorted by size."""
+        if self.by_size:
+            order = state.size[:, state.num_prefix :].sort(dim=1, stable=True).indices
+            half = max(state.num_tokens // 2 - state.num_prefix, 0)
+            return order[:, :half], order[:, half:]
+        index = torch.arange(state.num_patches, device=state.size.device)
+        sources, destinations = alternate_split(state.num_prefix)
+        return index[sources], index[destinations]
+
+    def merge_per_image(self, patches: Tensor, state: TokenState) -> Hard | None:
+        """Merge, in each image, exactly its own pairs above the threshold; pad where images keep different counts."""
+        sources, destinations, real_source, real_destination = self.split_per_image(state)
+        best, partner = best_partners(take(patches, sources), take(patches, destinations), real_destination)
+        merges = (best.clamp(max=1.0) > self.theta) & real_source
+        merged, kept_sources = merges.sum(1), (real_source & ~merges).sum(1)
+        kept = kept_sources + real_destination.sum(1)
+        counts = torch.stack([merged, kept]).tolist()  # read back once
+        most_merged, most_kept = max(counts[0]), max(counts[1])
+        if most_merged == 0:
+            return None
+        ragged = len(set(counts[0])) > 1 or len(set(counts[1])) > 1
+        moved = _first(merges, most_merged)
+        into = kept_sources[:, None] + partner.gather(1, moved)
+        stays = torch.cat([real_source & ~merges, real_destination], dim=1)
+        keep = torch.cat([sources, destinations], dim=1).gather(1, _first(stays, most_kept))
+        if not ragged:
+            return merge(state, keep, sources.gather(1, moved), into)
+        slot = torch.arange(max(most_merged, most_kept), device=patches.device)
+        into = torch.where(slot[:most_merged] < merged[:, None], into, most_kept)
+        return merge(state, keep, sources.gather(1, moved), into, valid=slot[:most_kept] < kept[:, None])
+
+    def split_per_image(self, state: TokenState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Patch indices (B, S), (B, D) of sources and destinations, and which of them are real, not padding.
+
+        Real tokens come first in every image, so that each image is split as it would be alone.
+        """
+        p, batch = state.num_prefix, state.size.shape[0]
+        index = torch.arange(state.num_patches, device=state.size.device).expand(batch, -1)
+        real = torch.ones_like(index, dtype=torch.bool) if state.mask is None else state.mask[:, p:]
+        if not self.by_size:
+            even, odd = alternate_split(p)
+            return index[:, even], index[:, odd], real[:, even], real[:, odd]
+        size = state.size[:, p:].masked_fill(~real, torch.inf)
+        order = size.sort(dim=1, stable=True).indices
+        count = real.sum(1, keepdim=True)
+        half = ((count + p) // 2 - p).clamp_min(0)
+        most = max(state.num_tokens // 2 - p, 0)
+        place = index[:, : state.num_patches - most] + half
+        return (
+            order[:, :most],
+            order.gather(1, place.clamp(max=state.num_patches - 1)),
+            index[:, :most] < half,
+            place < count,
+        )
+
+
+def _rows(patches: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index``, (S,) or (B, S), of ``patches`` (B, P, d)."""
+    return patches[:, index] if index.dim() == 1 else take(patches, index)
+
+
+def _first(flags: Tensor, count: int) -> Tensor:
+    """(B, count) places of the set entries of ``flags`` (B, S), in order, then of unset ones."""
+    return flags.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :count]

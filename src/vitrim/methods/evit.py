@@ -1,0 +1,70 @@
+"""EViT: keep attentive tokens, fuse the others (Liang et al., Not All Patches Are What You Need, ICLR 2022)."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.assignment import Hard, merge
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer
+from vitrim.methods.topk import ScoredPruning, TopKReducer, patch_score
+from vitrim.registry import register_method
+from vitrim.schedule import KeepRule
+from vitrim.tokens import TokenState
+
+
+@register_method
+class EViT(ScoredPruning):
+    """Keep the patches with the highest class attention; with ``fuse_token`` the others become one token.
+
+    Keeps ceil(r N) of the N current patches, earlier fused tokens included, at each stage. The fused token is the plain
+    sum of the dropped tokens, each times its score s_j = mean over heads of A[cls, j]: not a mean, so its norm is small.
+    It comes last, has no special standing later, and may be dropped or fused again. ``keep_rate`` may follow a warm-up
+    from 1 through ``reduction.set(keep_rate=...)``.
+
+    Without the fused token it acts at the query, with it between attention and MLP.
+
+    Deviations: the distillation token and registers are protected, where the published code ranks them among the
+    patches. ``rule="floor_initial_power"`` gives the counts of the comparative study. Where the rule keeps every patch,
+    nothing is fused either. Sizes are tracked for the source map and for pooling heads, but do not enter attention.
+
+    Example:
+        >>> EViT(keep_rate=0.7, fuse_token=False).counts(196, 12)[-1]
+        68
+    """
+
+    name = "evit"
+    paper = "Not All Patches Are What You Need: Expediting Vision Transformers via Token Reorganizations (ICLR 2022)"
+
+    rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")
+    fuse_token: bool = Field(True, description="sum the dropped tokens, weighted by score, into one more token")
+
+    def added_tokens(self) -> int:
+        return int(self.fuse_token)
+
+    def build(self, layer: Layer) -> Reducer | None:
+        return EViTReducer(self, layer) if self.fuse_token else TopKReducer(self, layer)
+
+
+class EViTReducer(Reducer):
+    site = "between"
+
+    def __init__(self, config: EViT, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.score = config.score
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        keep = self.num_keep(state)
+        if keep == state.num_patches or attention is None:
+            return None
+        score = patch_score(attention, state, self.score)
+        order = score.argsort(dim=1, descending=True)
+        # the fused token grows from the best of the dropped ones; the others join it
+        kept, joining = order[:, : keep + 1], order[:, keep + 1 :]
+        weight = torch.cat([score.new_ones(x.shape[0], state.num_prefix), score], dim=1)
+        weight = weight.scatter(1, order[:, :keep] + state.num_prefix, 1.0)
+        into = torch.full_like(joining, keep)
+        return merge(state, kept, joining, into, weight=weight, normalise=False)
