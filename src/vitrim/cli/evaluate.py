@@ -1,1 +1,184 @@
-def evaluate() -> None: ...
+"""``vitrim eval``: accuracy of reduced models next to the dense one, on a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrim.cli import common
+from vitrim.errors import VitrimError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitrim.data import ImageDataset
+    from vitrim.evaluation import Evaluation, Row
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+Data = Annotated[
+    str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
+]
+Split = Annotated[str | None, typer.Option("--split", help="which part of the data, e.g. test, if it has several")]
+ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
+LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="images per batch")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
+Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
+
+
+def evaluate(
+    model: common.Model,
+    methods: common.Methods,
+    data: Data,
+    split: Split = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    batch_size: BatchSize = 32,
+    limit: Limit = None,
+    pretrained: common.Pretrained = False,
+    checkpoint: common.Checkpoint = None,
+    model_option: common.ModelOptions = None,
+    device: common.Device = "cpu",
+    dtype: Dtype = "fp32",
+    workers: Workers = 0,
+    seed: common.Seed = 0,
+    json: common.Json = None,
+) -> None:
+    """Evaluate reduced models next to the dense one: accuracy, agreement, cosine, MACs, tokens.
+
+    All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept.
+    """
+    configs = common.parse_methods(methods)
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    import torch
+
+    from vitrim.data import batches, eval_transform
+    from vitrim.evaluation import Evaluation
+
+    target = common.select_device(device)
+    torch.manual_seed(seed)
+    options = common.parse_options(model_option)
+    dense = common.create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options)
+    evaluation = Evaluation(dense, configs, device=target, dtype=getattr(torch, DTYPES[dtype]), seed=seed)
+    dataset = _load(data, split, image_column, label_column)
+    _check_classes(dataset, evaluation.num_classes)
+    dataset.transform = eval_transform(dense)
+    loader = batches(dataset, batch_size, limit=limit, workers=workers)
+    planned = len(dataset) if limit is None else min(limit, len(dataset))
+    weights = "pretrained" if pretrained else "random" if checkpoint is None else str(checkpoint)
+    record = {
+        "command": "eval",
+        "environment": common.environment(device=str(target), dtype=DTYPES[dtype], seed=seed),
+        "weights": weights,
+        "model_options": options,
+        "data": {
+            "source": data,
+            "split": dataset.split,
+            "images": planned,
+            "classes": dataset.num_classes,
+            "batch_size": batch_size,
+            "limit": limit,
+        },
+    }
+    problem: str | None = "stopped before the end"
+    try:
+        _run(evaluation, loader, planned)
+        problem = None
+    except VitrimError as error:
+        problem = str(error)
+        raise
+    finally:  # whatever stops it, also Ctrl-C: hours of results are not thrown away
+        rows = evaluation.rows()
+        if rows:
+            _print(common.console(json), model, record, rows, problem)
+            state = {"complete": True} if problem is None else {"complete": False, "error": problem}
+            common.write_json(json, {**record, **state, "rows": [{"model": model, **row.record()} for row in rows]})
+
+
+def _load(source: str, split: str | None, image_column: str | None, label_column: str | None) -> ImageDataset:
+    from vitrim.data import load_images
+
+    try:
+        return load_images(source, split=split, image_column=image_column, label_column=label_column)
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":
+            raise
+        raise VitrimError(str(error)) from error  # says which package to install
+
+
+def _check_classes(dataset: ImageDataset, num_classes: int) -> None:
+    """Before hours are spent: every label must be a class of the model."""
+    largest = int(dataset.labels.max())
+    if largest >= num_classes:
+        raise VitrimError(
+            f"{dataset.source} has labels up to {largest}, but the model has {num_classes} classes, 0 to "
+            f"{num_classes - 1}; choose a model or checkpoint for this data (--model-option num_classes=N)"
+        )
+
+
+def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
+    """Feed every batch, with a progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("images", total=planned)
+        for images, labels in loader:
+            evaluation.update(images, labels)
+            progress.update(task, completed=evaluation.images)
+
+
+def _print(out: Console, model: str, record: dict[str, Any], rows: list[Row], problem: str | None) -> None:
+    from rich.markup import escape
+
+    data, dense = record["data"], rows[0]
+    seen = f"{dense.images}" if problem is None else f"the first {dense.images} of {data['images']}"
+    title = f"{model} on {data['source']}: {seen} images in batches of {data['batch_size']}"
+    columns = [
+        "method",
+        "top-1 %",
+        f"top-{dense.k} %",
+        "change",
+        "agreement %",
+        "cosine",
+        "GMACs",
+        "% fewer",
+        "tokens at the end",
+    ]
+    common.print_table(out, escape(title), columns, [_cells(row, dense) for row in rows])
+    for note in _notes(model, record, rows):
+        out.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _cells(row: Row, dense: Row) -> list[str]:
+    from rich.markup import escape
+
+    total, full = sum(row.gmacs.values()), sum(dense.gmacs.values())
+    return [
+        escape(row.method),
+        f"{100 * row.top1:.2f}",
+        f"{100 * row.topk:.2f}",
+        f"{100 * (row.top1 - dense.top1):+.2f}",
+        f"{100 * row.agreement:.2f}",
+        f"{row.cosine:.4f}",
+        f"{total:.2f}" if full >= 1 else f"{total:.4f}",
+        f"{100 * (1 - total / full):.1f}",
+        f"{row.tokens_at_end:.1f}".removesuffix(".0"),
+    ]
+
+
+def _notes(model: str, record: dict[str, Any], rows: list[Row]) -> list[str]:
+    """What a reader of the table must know to read it rightly."""
+    notes = []
+    if record["weights"] == "random":
+        notes.append(
+            f"{model} has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
+            "agreement and cosine still say how much the reduction changes"
+        )
+    return notes

@@ -1,0 +1,381 @@
+"""Accuracy of reduced models next to the dense one, for any number of methods in one pass over the data.
+
+    rows = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], batches(dataset, 32))
+
+`Evaluation` is the same, one batch at a time: what was gathered stays readable whatever goes wrong later.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.config import MethodConfig
+from vitrim.data import DataError
+from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.profiling.macs import count_macs
+from vitrim.reduce import HANDLE, Reduction, reduce_
+from vitrim.registry import backbone_of, parse_method
+
+__all__ = ["DENSE", "Evaluation", "Output", "Row", "Tally", "evaluate", "features_and_logits", "measure"]
+
+DENSE = "dense"
+"""What the row of the untouched model is called."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one model makes of a batch.
+
+    Attributes:
+        feature: (B, C), what the classifier reads.
+        logits: (B, K) over K classes.
+        tokens_per_block: tokens after each block, prefix and padding slots included.
+        tokens_at_end: tokens there are at the end; more than the last entry of ``tokens_per_block`` where the last block
+            computes only what the head reads.
+    """
+
+    feature: Tensor
+    logits: Tensor
+    tokens_per_block: tuple[int, ...]
+    tokens_at_end: int
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over images. Tallies of different images add up.
+
+    Attributes:
+        images: how many.
+        top1, topk: how many have their label first, or among the k highest logits.
+        agree: how many have the same first class as in the dense model.
+        cosine: sum of the cosines of the feature to the dense one.
+        tokens_per_block, tokens_at_end: as in `Output`, summed over images.
+
+    Example:
+        >>> (Tally(2, 1, 2, 2, 1.9, (10,), 10) + Tally(1, 1, 1, 0, 0.5, (4,), 4)).top1
+        2
+    """
+
+    images: int
+    top1: int
+    topk: int
+    agree: int
+    cosine: float
+    tokens_per_block: tuple[int, ...]
+    tokens_at_end: int
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            images=self.images + other.images,
+            top1=self.top1 + other.top1,
+            topk=self.topk + other.topk,
+            agree=self.agree + other.agree,
+            cosine=self.cosine + other.cosine,
+            tokens_per_block=tuple(map(sum, zip(self.tokens_per_block, other.tokens_per_block, strict=True))),
+            tokens_at_end=self.tokens_at_end + other.tokens_at_end,
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """Means over the images seen so far, for one method.
+
+    Attributes:
+        method: as on the command line; ``dense`` for the untouched model.
+        images: images seen.
+        top1: share of images whose label has the highest logit, in [0, 1].
+        topk: share of images whose label is among the ``k`` highest logits.
+        k: 5, or the number of classes if there are fewer.
+        agreement: share of images whose first class is the dense model's.
+        cosine: mean cosine, to the dense model's, of the feature the classifier reads: the class token after the last
+            norm; the mean of class and distillation token; or the pooled patches of a model that pools them.
+        gmacs: 10^9 multiply-accumulates per image, by part (linear, attention, matching, norm).
+        gmacs_images: how many images ``gmacs`` was counted on: 1 where it does not depend on the images.
+        tokens_per_block: tokens after each block. Prefix included; so are padding slots, which are computed.
+        tokens_at_end: tokens left after the last block, also where that computes only what the head reads.
+    """
+
+    method: str
+    images: int
+    top1: float
+    topk: float
+    k: int
+    agreement: float
+    cosine: float
+    gmacs: dict[str, float]
+    gmacs_images: int
+    tokens_per_block: tuple[float, ...]
+    tokens_at_end: float
+
+    def record(self) -> dict[str, Any]:
+        """As in the JSON record of ``vitrim eval``; ``topk`` is called by its k, such as ``top5``."""
+        return {
+            "method": self.method,
+            "images": self.images,
+            "top1": self.top1,
+            f"top{self.k}": self.topk,
+            "agreement": self.agreement,
+            "cosine": self.cosine,
+            "gmacs": self.gmacs,
+            "gmacs_images": self.gmacs_images,
+            "tokens_per_block": list(self.tokens_per_block),
+            "tokens_at_end": self.tokens_at_end,
+        }
+
+
+def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (B, N, C) after the blocks, the feature (B, C) the classifier reads, and logits (B, K); one forward.
+
+    Raises:
+        UnsupportedModelError: the model cannot be called in two halves, as timm's can.
+    """
+    features, head = getattr(model, "forward_features", None), getattr(model, "forward_head", None)
+    if features is None or head is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no forward_features and forward_head, as timm models have, so what its head "
+            "reads cannot be compared"
+        )
+    tokens: Tensor = features(images)
+    # the head twice rather than `head` on the feature: a distilled model has two heads
+    return tokens, head(tokens, pre_logits=True), head(tokens)
+
+
+def measure(output: Output, dense: Output, labels: Tensor, k: int) -> Tally:
+    """Compare one batch with its labels (B,) and with what the dense model makes of it.
+
+    Example:
+        >>> feature, logits = torch.ones(2, 4), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> output = Output(feature, logits, (5, 5), 5)
+        >>> tally = measure(output, output, torch.tensor([0, 1]), k=2)
+        >>> tally.top1, tally.topk, tally.agree, tally.cosine
+        (1, 2, 2, 2.0)
+    """
+    ranked = output.logits.topk(k, dim=1).indices
+    first, hit = ranked[:, 0], ranked == labels[:, None]
+    cosine = torch.cosine_similarity(output.feature.double(), dense.feature.double(), dim=1)
+    count = labels.shape[0]
+    return Tally(
+        images=count,
+        top1=int(hit[:, 0].sum()),
+        topk=int(hit.sum()),
+        agree=int((first == dense.logits.topk(k, dim=1).indices[:, 0]).sum()),
+        cosine=float(cosine.sum()),
+        tokens_per_block=tuple(tokens * count for tokens in output.tokens_per_block),
+        tokens_at_end=output.tokens_at_end * count,
+    )
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """MACs per image, averaged over the images they were counted on."""
+
+    gmacs: dict[str, float]
+    images: int
+
+    def __add__(self, other: _Cost) -> _Cost:
+        images = self.images + other.images
+        mean = {
+            part: (value * self.images + other.gmacs[part] * other.images) / images
+            for part, value in self.gmacs.items()
+        }
+        return _Cost(mean, images)
+
+
+class _Contestant:
+    """One model of the comparison and what is known about it so far."""
+
+    def __init__(self, model: nn.Module, reduction: Reduction | None) -> None:
+        self.model = model
+        self.reduction = reduction
+        self.name = DENSE if reduction is None else reduction.config.describe()
+        self.adaptive = reduction is not None and reduction.config.adaptive
+        self.num_blocks = len(backbone_of(model).blocks(model))
+        self.tally: Tally | None = None
+        self.cost: _Cost | None = None
+
+    def run(self, images: Tensor) -> Output:
+        tokens, feature, logits = features_and_logits(self.model, images)
+        if not bool(torch.isfinite(logits).all() & torch.isfinite(feature).all()):
+            raise VitrimError(f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype")
+        if self.reduction is None:
+            return Output(feature, logits, (tokens.shape[1],) * self.num_blocks, tokens.shape[1])
+        per_block = tuple(self.reduction.tokens_per_block)
+        return Output(feature, logits, per_block, self.reduction.state.num_tokens)
+
+    def count(self, images: Tensor) -> _Cost | None:
+        """What these images add to the known cost; None if it is known already, or if a larger sample adds nothing."""
+        if self.adaptive:
+            # as a batch, not one by one: counts may depend on the batch mates
+            return _Cost(count_macs(self.model, images).gmacs(), images.shape[0])
+        return None if self.cost else _Cost(count_macs(self.model, images[:1]).gmacs(), 1)
+
+    def row(self, k: int) -> Row | None:
+        if self.tally is None or self.cost is None:
+            return None
+        total, n = self.tally, self.tally.images
+        return Row(
+            method=self.name,
+            images=n,
+            top1=total.top1 / n,
+            topk=total.topk / n,
+            k=k,
+            agreement=total.agree / n,
+            cosine=total.cosine / n,
+            gmacs=self.cost.gmacs,
+            gmacs_images=self.cost.images,
+            tokens_per_block=tuple(tokens / n for tokens in total.tokens_per_block),
+            tokens_at_end=total.tokens_at_end / n,
+        )
+
+
+class Evaluation:
+    """The comparison, fed one batch at a time. `rows` can be read after any batch.
+
+    The given model is not touched: it is copied once, and the reduced models share the parameters of that copy, so a
+    further method costs no memory for parameters. Copies are in eval mode. A batch counts for every method or, if it
+    raises, for none.
+
+    Args:
+        model: the dense model, a supported host that is not reduced.
+        methods: configs or their text form; each becomes one row after the dense one.
+        device: where to compute; None for where the model is.
+        dtype: of parameters and images; None for what the model has.
+        seed: of methods that draw at random. Every method draws the same whatever other methods there are, and the
+            global generators stay as they were.
+
+    Raises:
+        VitrimError: the model is reduced or has no classifier, or a method is unknown or does not fit the model.
+
+    Example:
+        >>> import timm
+        >>> evaluation = Evaluation(timm.create_model("test_vit", num_classes=10), ["none"])
+        >>> evaluation.update(torch.zeros(2, 3, 160, 160), torch.tensor([0, 1]))
+        >>> [(row.method, row.images, row.agreement) for row in evaluation.rows()]
+        [('dense', 2, 1.0), ('none', 2, 1.0)]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        methods: Sequence[MethodConfig | str],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int = 0,
+    ) -> None:
+        configs = [parse_method(method) if isinstance(method, str) else method for method in methods]
+        if hasattr(model, HANDLE):
+            raise VitrimError("evaluation starts from the dense model: call vitrim.restore_(model) first")
+        self.num_classes = backbone_of(model).facts(model).num_classes
+        if self.num_classes < 1:
+            raise VitrimError(f"this {type(model).__name__} has no classifier (num_classes=0), so it predicts nothing")
+        dense = copy.deepcopy(model).to(device=device, dtype=dtype).eval()
+        self.contestants = [_Contestant(dense, None)]
+        for config in configs:
+            reduced = _shared_copy(dense)
+            self.contestants.append(_Contestant(reduced, reduce_(reduced, config, record=True)))
+        self.k = min(5, self.num_classes)
+        self.seed = seed
+        self.batches = 0
+        like = next(dense.parameters())
+        self.device, self.dtype = like.device, like.dtype
+
+    @property
+    def images(self) -> int:
+        """Images seen so far."""
+        tally = self.contestants[0].tally
+        return 0 if tally is None else tally.images
+
+    @torch.no_grad()
+    def update(self, images: Tensor, labels: Tensor) -> None:
+        """Run every model on images (B, C, H, W), with labels (B,) integers in [0, K).
+
+        Raises:
+            DataError: labels of another shape or kind, or beyond the model's classes.
+            VitrimError: a model's outputs are not finite.
+        """
+        _check_labels(labels, images.shape[0], self.num_classes)
+        images, labels = images.to(self.device, self.dtype), labels.to(self.device)
+        measured, dense = [], None
+        for contestant in self.contestants:
+            with self._own_random_numbers():
+                output = contestant.run(images)
+                cost = contestant.count(images)
+            dense = dense or output
+            measured.append((measure(output, dense, labels, self.k), cost))
+        for contestant, (tally, cost) in zip(self.contestants, measured, strict=True):
+            contestant.add(tally, cost)
+        self.batches += 1
+
+    def rows(self) -> list[Row]:
+        """The dense row, then one per method in the given order. Empty before the first batch."""
+        return [row for contestant in self.contestants if (row := contestant.row(self.k)) is not None]
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self.seed + self.batches)
+            yield
+
+
+def evaluate(
+    model: nn.Module,
+    methods: Sequence[MethodConfig | str],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[Row]:
+    """Compare ``methods`` with the dense ``model`` in one pass over ``batches`` of images (B, C, H, W) and labels (B,).
+
+    Every model runs once per batch. To keep what was gathered when reading fails half-way, use `Evaluation`.
+
+    Args:
+        model, methods, device, dtype, seed: as for `Evaluation`; the model is left as it was.
+        batches: read once.
+        on_progress: called after every batch with the number of images seen.
+
+    Returns:
+        One `Row` per model, the dense one first.
+
+    Raises:
+        VitrimError: as `Evaluation` and its ``update``; or there are no images.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit", num_classes=3)
+        >>> batches = [(torch.zeros(2, 3, 160, 160), torch.tensor([0, 2]))]
+        >>> [(row.method, row.k, row.tokens_per_block[0]) for row in evaluate(model, ["tome:r=8"], batches)]
+        [('dense', 3, 101.0), ('tome:r=8', 3, 93.0)]
+    """
+    evaluation = Evaluation(model, methods, device=device, dtype=dtype, seed=seed)
+    for images, labels in batches:
+        evaluation.update(images, labels)
+        if on_progress is not None:
+            on_progress(evaluation.images)
+    if not evaluation.images:
+        raise DataError("there are no images to evaluate on")
+    return evaluation.rows()
+
+
+def _shared_copy(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` that has modules of its own but the same parameters and buffers."""
+    tensors = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+def _check_labels(labels: Tensor, count: int, num_classes: int) -> None:
+    if labels.shape != (count,) or labels.is_floating_point():
+        raise DataError(f"expected {count} integer labels, one per image, got {labels.dtype} of {tuple(labels.shape)}")
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    if len(wrong):
+        raise DataError(f"label {int(wrong[0])} is beyond the model's {num_classes} classes, 0 to {num_classes - 1}")

@@ -1,0 +1,12 @@
+"""Fixtures and the tables the contract tests are parametrised over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
