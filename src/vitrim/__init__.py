@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitrim.config import Layer, MethodConfig
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.reduce import Reduction, get_reduction, reduce_, restore_
-    from vitrim.registry import methods, parse_method, register_backbone, register_method
+    from vitrim.registry import parse_method, register_backbone, register_method
     from vitrim.tokens import TokenState, unmerge
 
 __version__ = "0.1.0"
@@ -30,7 +30,7 @@ _HOME = {
     "vitrim.config": ("Layer", "MethodConfig"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.reduce": ("Reduction", "get_reduction", "reduce_", "restore_"),
-    "vitrim.registry": ("methods", "parse_method", "register_backbone", "register_method"),
+    "vitrim.registry": ("parse_method", "register_backbone", "register_method"),
     "vitrim.tokens": ("TokenState", "unmerge"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

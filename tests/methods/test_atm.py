@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import vitrim
+from vitrim.matching import alternate_split
+
+LOW = {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1}
+
+
+def test_thresholds_of_the_paper() -> None:
+    first = vitrim.ATM(alpha=0.985, beta=0.045, theta_min=0.88).thresholds(12)
+    assert first[:3] == pytest.approx([0.985, 0.93897, 0.89083], abs=1e-5)
+    assert first[3:] == [0.88] * 9
+    second = vitrim.ATM(alpha=1.0, beta=0.015, theta_min=0.8).thresholds(12)
+    assert second[:4] == pytest.approx([1.0, 0.98489, 0.96955, 0.95397], abs=1e-5)
+    assert second[-1] == pytest.approx(1 - (math.exp(0.015 * 11) - 1))
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 200), st.integers(1, 200)),
+    angle=st.floats(0.01, math.pi - 0.01),
+)
+def test_theorem_1_bounds_the_merging_error(sizes: tuple[int, int], angle: float) -> None:
+    """1 <= error / (n_i n_j / (n_i + n_j) delta) <= 2, and the closed form of the error."""
+    n_i, n_j = sizes
+    a = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    b = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+    merged = (n_i * a + n_j * b) / (n_i + n_j)
+    delta = 1 - float(a @ b)
+    norm = float(merged.norm())
+    if norm < 1e-6:  # opposite tokens of equal size cancel: the mean has no direction
+        return
+    error = n_i * (1 - float(a @ merged) / norm) + n_j * (1 - float(b @ merged) / norm)
+    total = n_i + n_j
+    assert error == pytest.approx(total - math.sqrt(total**2 - 2 * n_i * n_j * delta), rel=1e-6, abs=1e-9)
+    unit = n_i * n_j / total * delta
+    assert unit * (1 - 1e-6) <= error <= 2 * unit * (1 + 1e-6)
+
+
+def keys_of(model: torch.nn.Module, depth: int, images: Tensor) -> list[Tensor]:
+    """Mean keys (B, N, d) that block ``depth`` compares, caught on the way."""
+    caught: list[Tensor] = []
+    reducer = model.blocks[depth].reducer
+    reducer.register_forward_hook(lambda module, args, out: caught.append(args[1].mean_keys()))
+    with torch.no_grad():
+        model(images)
+    return caught
+
+
+def test_a_batch_of_one_is_the_exact_threshold_rule() -> None:
+    model = tiny.HOSTS["vit"]().double()
+    reduction = vitrim.reduce_(model, vitrim.ATM(**LOW), record=True)
+    images = tiny.images(1).double()
+    (keys,) = keys_of(model, 0, images)
+    patches = torch.nn.functional.normalize(keys[0, 1:], dim=-1)
+    sources, destinations = alternate_split(1)
+    best = (patches[sources] @ patches[destinations].T).max(1).values
+    expected = int((best > 0.9).sum())
+    assert 0 < expected < len(best)  # the threshold does decide here
+    assert 37 - reduction.states[1].num_tokens == expected
+
+
+def test_batch_granularity_depends_on_batch_mates_and_image_granularity_does_not() -> None:
+    images = tiny.images(4).double()
+    results = {}
+    for granularity in ("batch", "image"):
+        model = tiny.HOSTS["vit"]().double()
+        vitrim.reduce_(model, vitrim.ATM(**LOW, granularity=granularity))
+        with torch.no_grad():
+            together = model(images)
+            alone = torch.cat([model(image[None]) for image in images])
+        results[granularity] = (together, alone)
+    torch.testing.assert_close(results["batch"][1], results["image"][1])  # alone, both are the threshold rule
+    torch.testing.assert_close(*results["image"], atol=1e-10, rtol=1e-10)
+    assert (results["batch"][0] - results["batch"][1]).abs().max() > 1e-4
+
+
+def test_image_granularity_keeps_different_counts_and_accounts_for_every_token() -> None:
+    model = tiny.HOSTS["vit"]().double()
+    reduction = vitrim.reduce_(model, vitrim.ATM(**LOW, granularity="image"))
+    with torch.no_grad():
+        model(tiny.images(6).double())
+    state = reduction.state
+    assert state.mask is not None
+    counts = state.mask.sum(1)
+    assert len(set(counts.tolist())) > 1
+    assert ((state.size * state.mask).sum(1) == 37).all()
+    for image in range(6):
+        used = state.source[image].unique()
+        assert len(used) == counts[image]
+        assert state.mask[image, used].all()
+
+
+@pytest.mark.parametrize("granularity", ["batch", "image"])
+def test_alpha_1_merges_nothing_in_the_first_layer(granularity: str) -> None:
+    model = tiny.HOSTS["vit"]()
+    config = vitrim.ATM(alpha=1.0, beta=0.3, theta_min=0.1, granularity=granularity)
+    reduction = vitrim.reduce_(model, config, record=True)
+    with torch.no_grad():
+        model(tiny.images(4))
+        assert reduction.states[1].num_tokens == 37
+        assert reduction.states[2].num_tokens < 37
+        # duplicated patches have cosine 1, which rounding may push above 1
+        model(torch.ones(1, 3, 24, 24))
+        assert reduction.states[1].num_tokens == 37
+
+
+@pytest.mark.parametrize("host", ["vit", "distilled", "registers", "layerscale", "qk_norm"])
+@pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
+def test_last_block_on_the_class_token_equals_the_full_computation(host: str, config: vitrim.MethodConfig) -> None:
+    if config.name == "random":
+        config = vitrim.L2()
+    outputs = []
+    for last_block in ("full", "class_token"):
+        # a merge in the last block changes nothing for the class token either: attention came before it
+        model = tiny.HOSTS[host]().double()
+        reduction = vitrim.reduce_(model, config.model_copy(update={"last_block": last_block}), record=True)
+        with torch.no_grad():
+            outputs.append(model(tiny.images().double()))
+        rows = reduction.tokens_per_block[-1]
+    assert rows == (2 if host == "distilled" else 1)
+    torch.testing.assert_close(*outputs, atol=1e-12, rtol=1e-12)
+
+
+def test_last_block_leaves_source_and_size_as_they_were() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, vitrim.ATM(**LOW), record=True)
+    with torch.no_grad():
+        model(tiny.images())
+    assert reduction.states[-1].num_tokens == reduction.states[-2].num_tokens > 1
+    assert torch.equal(reduction.states[-1].source, reduction.states[-2].source)
+
+
+def test_late_layers_never_merge_two_of_the_larger_half() -> None:
+    """Size-distinctive matching: in a late layer every source is at most as large as any destination."""
+    model = tiny.HOSTS["vit"]().double()
+    reduction = vitrim.reduce_(model, vitrim.ATM(**LOW, splitting_layer=1, last_block="full"), record=True)
+    with torch.no_grad():
+        model(tiny.images(1).double())
+    for before, after in zip(reduction.states[1:-1], reduction.states[2:], strict=True):
+        size = before.size[0, 1:].sort().values
+        half = before.num_tokens // 2 - 1
+        joined = after.size[0, 1:] > 0
+        assert joined.all()
+        merged = before.num_tokens - after.num_tokens
+        assert merged <= half
+        # no group can weigh more than its destination plus all sources of the smaller half
+        assert after.size[0, 1:].max() <= size[-1] + size[:half].sum()
+
+
+def test_host_that_reads_patches_refuses_the_class_token_shortcut_and_auto_does_without() -> None:
+    model = tiny.HOSTS["avg_fc_norm"]()
+    with pytest.raises(vitrim.UnsupportedModelError, match="head reads its patch tokens"):
+        vitrim.reduce_(model, vitrim.ATM(last_block="class_token"))
+    reduction = vitrim.reduce_(model, vitrim.ATM(**LOW), record=True)
+    with torch.no_grad():
+        model(tiny.images())
+    assert reduction.tokens_per_block[-1] < reduction.tokens_per_block[-2]  # merges in the last layer too
+
+
+def test_thresholds_may_change_between_forwards() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, vitrim.ATM(alpha=1.0, beta=0.0, theta_min=1.0))
+    with torch.no_grad():
+        model(tiny.images())
+        assert reduction.state.num_tokens == 37
+        reduction.set(**LOW)
+        model(tiny.images())
+        assert reduction.state.num_tokens < 37
+    with pytest.raises(vitrim.VitrimError, match="cannot change granularity at run time; it can: alpha"):
+        reduction.set(granularity="image")
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), batch=st.integers(2, 5), prefix=st.sampled_from(["vit", "map", "registers"]))
+def test_image_granularity_equals_single_images(seed: int, batch: int, prefix: str) -> None:
+    model = tiny.HOSTS[prefix]().double()
+    vitrim.reduce_(model, vitrim.ATM(alpha=0.8, beta=0.3, theta_min=0.0, granularity="image", splitting_layer=2))
+    images = tiny.images(batch, seed=seed).double()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(images), torch.cat([model(image[None]) for image in images]), atol=1e-9, rtol=1e-9
+        )

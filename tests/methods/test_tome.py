@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import golden_models as golden
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+import vitrim
+from vitrim.assignment import Hard
+from vitrim.attention import Attention
+from vitrim.config import Layer
+
+
+def reducer(config: vitrim.ToMe, tokens: int, num_prefix: int) -> vitrim.Reducer:
+    layer = Layer(0, 1, 8, 1, 0, num_prefix, num_prefix > 0, (1, tokens - num_prefix))
+    return config.build(layer)
+
+
+def decide(config: vitrim.ToMe, metric: Tensor, num_prefix: int) -> tuple[Hard, vitrim.TokenState]:
+    """The merge of tokens whose keys are ``metric`` (B, N, d)."""
+    keys = metric[:, None]
+    state = vitrim.TokenState.start(metric, num_prefix)
+    hard = reducer(config, metric.shape[1], num_prefix)(metric, Attention(keys, keys, keys, 1.0), state)
+    return hard, state
+
+
+@pytest.mark.parametrize(
+    ("case", "r", "num_prefix", "options"),
+    [("n17_r5", 5, 1, {}), ("n16_r20", 20, 1, {}), ("n17_nocls_r5", 5, 0, {"kept_order": "similarity"})],
+)
+def test_operator_matches_reference(case: str, r: int, num_prefix: int, options: dict) -> None:
+    ref = golden.load("merging/ops_tome")
+    data = {key: torch.from_numpy(value).double() for key, value in golden.weights.tensors(ref).items()}
+    x, metric = data[f"{case}/x"], data[f"{case}/metric"]
+    size = golden.tensor(ref, f"{case}/size").double().view(x.shape[0], -1)
+    hard, state = decide(vitrim.ToMe(r=r, **options), metric, num_prefix)
+    merged = hard.pool(x, size)
+    torch.testing.assert_close(merged, golden.tensor(ref, f"{case}/merged_x"), atol=1e-9, rtol=0)
+    state = hard.advance(x, state)
+    source = golden.tensor(ref, f"{case}/source")
+    source = source.argmax(1) if source.dim() == 3 else source
+    assert torch.equal(state.source, source.long())
+    torch.testing.assert_close(
+        vitrim.unmerge(merged, state), golden.tensor(ref, f"{case}/unmerged_x"), atol=1e-9, rtol=0
+    )
+
+
+def test_proportional_attention_equals_duplicated_tokens() -> None:
+    """A token of size s weighs as much as s copies of it: logits of a merged sequence equal those with duplicates."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 4, 8, dtype=torch.float64)
+    size = torch.tensor([[1.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
+    index = torch.repeat_interleave(torch.arange(4), size[0].long())
+    merged = Attention(q, k, v, 0.3, bias=size.log()[:, None, None]).output()
+    duplicated = Attention(q, k[:, :, index], v[:, :, index], 0.3).output()
+    torch.testing.assert_close(merged, duplicated, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("host", ["no_class_token_avg", "avg_fc_norm", "avgmax", "map", "avg_no_fc_norm"])
+def test_pooling_heads_weigh_merged_tokens_by_size(host: str) -> None:
+    """The head sees what it would see if every merged token were repeated as often as it counts."""
+    model = tiny.HOSTS[host]().double()
+    reduction = vitrim.reduce_(model, vitrim.ToMe(r=6))
+    images = tiny.images().double()
+    caught = []
+    hook = model.norm.register_forward_hook(lambda module, args, out: caught.append(out))
+    with torch.no_grad():
+        out = model(images)
+        hook.remove()
+        state = reduction.state
+        assert caught[0].shape[1] == model.num_prefix_tokens + 36
+        # merged tokens of the last block, repeated by hand
+        by_hand = torch.stack([caught[0][i, state.position[i]][state.source[i]] for i in range(2)])
+        torch.testing.assert_close(caught[0], by_hand)
+        patches = caught[0][:, model.num_prefix_tokens :]
+        if host in ("no_class_token_avg", "avg_fc_norm", "avg_no_fc_norm"):
+            first = torch.stack([caught[0][i, state.position[i]] for i in range(2)])[:, model.num_prefix_tokens :]
+            weight = state.size[:, model.num_prefix_tokens :, None]
+            torch.testing.assert_close(patches.mean(1), (first * weight).sum(1) / weight.sum(1))
+    assert out.isfinite().all()
+
+
+def test_schedules() -> None:
+    def removed(config: vitrim.ToMe) -> list[int]:
+        counts = [196, *config.counts(196, 12)]
+        return [a - b for a, b in zip(counts, counts[1:], strict=False)]
+
+    assert removed(vitrim.ToMe(r=8)) == [8] * 12
+    assert removed(vitrim.ToMe(r=(16, 8))) == [16, 8] + [0] * 10
+    assert removed(vitrim.ToMe(r=8, inflect=-1.0))[:3] == [16, 14, 13]
+    assert removed(vitrim.ToMe(r=16))[-1] == 10  # 20 patches left: half
+    assert vitrim.ToMe(keep_rate=0.7).counts(196, 12) == [196] * 3 + [137] * 3 + [96] * 3 + [67] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"r": -1}, "r must not be negative"),
+        ({"r": [4, -1]}, "r must not be negative"),
+        ({"r": 4, "keep_rate": 0.5}, "either r .* or keep_rate"),
+        ({"r": [4, 2], "inflect": 1.0}, "inflect goes with one r"),
+        ({"inflect": 2.0}, "less than or equal to 1"),
+        ({"keep_rate": 0.0}, "greater than 0"),
+        ({"rr": 4}, "unknown option of tome 'rr'; did you mean 'r'"),
+    ],
+)
+def test_invalid_options_are_refused_in_one_line(options: dict, message: str) -> None:
+    from vitrim.registry import make_method
+
+    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+        make_method("tome", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_amount_may_change_between_forwards() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, vitrim.ToMe(r=0))
+    with torch.no_grad():
+        for r, left in ((0, 37), (4, 21), (2, 29)):
+            reduction.set(r=r)
+            model(tiny.images())
+            assert reduction.state.num_tokens == left
+    with pytest.raises(vitrim.VitrimError, match="r must not be negative"):
+        reduction.set(r=-3)
+    assert reduction.config.r == 2
