@@ -113,8 +113,9 @@ class MethodConfig(BaseModel):
 
     def describe(self) -> str:
         """The method as it is written on the command line, with the options that were given."""
-        given = {key: getattr(self, key) for key in self.model_fields_set}
-        options = ",".join(f"{key}={_text(given[key])}" for key in type(self).model_fields if key in given)
+        own_first = sorted(type(self).model_fields, key=lambda field: field in MethodConfig.model_fields)
+        given = {field: getattr(self, field) for field in own_first if field in self.model_fields_set}
+        options = ",".join(f"{field}={_text(value)}" for field, value in given.items())
         return f"{self.name}:{options}" if options else self.name
 
 

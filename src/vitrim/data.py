@@ -57,6 +57,10 @@ class DataError(VitrimError):
         no-such-folder does not exist: there is no 'no-such-folder' in .
     """
 
+    def __init__(self, message: str) -> None:
+        # from a worker process the message arrives as a whole traceback, which ends with the error itself
+        super().__init__(message.rpartition(f"{__name__}.DataError: ")[2].strip())
+
 
 class _Images(Protocol):
     """Where encoded images lie: a list of paths, or the rows of a table. None is a row without an image."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from vitrim.config import MethodConfig
 from vitrim.data import DataError
 from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.profiling.latency import shared_copy
 from vitrim.profiling.macs import count_macs
 from vitrim.reduce import HANDLE, Reduction, reduce_
 from vitrim.registry import backbone_of, parse_method
+from vitrim.tokens import TokenState
 
-__all__ = ["DENSE", "Evaluation", "Output", "Row", "Tally", "evaluate", "features_and_logits", "measure"]
+__all__ = ["DENSE", "Evaluation", "Output", "Row", "Tally", "evaluate", "measure"]
 
 DENSE = "dense"
 """What the row of the untouched model is called."""
@@ -36,9 +38,9 @@ class Output:
     Attributes:
         feature: (B, C), what the classifier reads.
         logits: (B, K) over K classes.
-        tokens_per_block: tokens after each block, prefix and padding slots included.
-        tokens_at_end: tokens there are at the end; more than the last entry of ``tokens_per_block`` where the last block
-            computes only what the head reads.
+        tokens_per_block: tokens after each block, prefix included, summed over the batch.
+        tokens_at_end: tokens left after the last block, summed over the batch; more than the last entry of
+            ``tokens_per_block`` where the last block computes only what the head reads.
     """
 
     feature: Tensor
@@ -56,7 +58,7 @@ class Tally:
         top1, topk: how many have their label first, or among the k highest logits.
         agree: how many have the same first class as in the dense model.
         cosine: sum of the cosines of the feature to the dense one.
-        tokens_per_block, tokens_at_end: as in `Output`, summed over images.
+        tokens_per_block, tokens_at_end: as in `Output`.
 
     Example:
         >>> (Tally(2, 1, 2, 2, 1.9, (10,), 10) + Tally(1, 1, 1, 0, 0.5, (4,), 4)).top1
@@ -96,9 +98,9 @@ class Row:
         agreement: share of images whose first class is the dense model's.
         cosine: mean cosine, to the dense model's, of the feature the classifier reads: the class token after the last
             norm; the mean of class and distillation token; or the pooled patches of a model that pools them.
-        gmacs: 10^9 multiply-accumulates per image, by part (linear, attention, matching, norm).
-        gmacs_images: how many images ``gmacs`` was counted on: 1 where it does not depend on the images.
-        tokens_per_block: tokens after each block. Prefix included; so are padding slots, which are computed.
+        gmacs: 10^9 multiply-accumulates per image, by part (linear, attention, matching, norm); padding counts.
+        gmacs_images: how many images ``gmacs`` is the mean of: 1 where it follows from shapes, otherwise all.
+        tokens_per_block: tokens after each block, prefix included, padding not.
         tokens_at_end: tokens left after the last block, also where that computes only what the head reads.
     """
 
@@ -130,29 +132,12 @@ class Row:
         }
 
 
-def features_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B, N, C) after the blocks, the feature (B, C) the classifier reads, and logits (B, K); one forward.
-
-    Raises:
-        UnsupportedModelError: the model cannot be called in two halves, as timm's can.
-    """
-    features, head = getattr(model, "forward_features", None), getattr(model, "forward_head", None)
-    if features is None or head is None:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no forward_features and forward_head, as timm models have, so what its head "
-            "reads cannot be compared"
-        )
-    tokens: Tensor = features(images)
-    # the head twice rather than `head` on the feature: a distilled model has two heads
-    return tokens, head(tokens, pre_logits=True), head(tokens)
-
-
 def measure(output: Output, dense: Output, labels: Tensor, k: int) -> Tally:
     """Compare one batch with its labels (B,) and with what the dense model makes of it.
 
     Example:
         >>> feature, logits = torch.ones(2, 4), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-        >>> output = Output(feature, logits, (5, 5), 5)
+        >>> output = Output(feature, logits, (10, 10), 10)
         >>> tally = measure(output, output, torch.tensor([0, 1]), k=2)
         >>> tally.top1, tally.topk, tally.agree, tally.cosine
         (1, 2, 2, 2.0)
@@ -160,39 +145,60 @@ def measure(output: Output, dense: Output, labels: Tensor, k: int) -> Tally:
     ranked = output.logits.topk(k, dim=1).indices
     first, hit = ranked[:, 0], ranked == labels[:, None]
     cosine = torch.cosine_similarity(output.feature.double(), dense.feature.double(), dim=1)
-    count = labels.shape[0]
     return Tally(
-        images=count,
+        images=labels.shape[0],
         top1=int(hit[:, 0].sum()),
         topk=int(hit.sum()),
         agree=int((first == dense.logits.topk(k, dim=1).indices[:, 0]).sum()),
         cosine=float(cosine.sum()),
-        tokens_per_block=tuple(tokens * count for tokens in output.tokens_per_block),
-        tokens_at_end=output.tokens_at_end * count,
+        tokens_per_block=output.tokens_per_block,
+        tokens_at_end=output.tokens_at_end,
     )
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """MACs per image, averaged over the images they were counted on."""
+    """MACs per image as the mean over the images they were counted on."""
 
     gmacs: dict[str, float]
     images: int
 
     def __add__(self, other: _Cost) -> _Cost:
         images = self.images + other.images
-        mean = {
-            part: (value * self.images + other.gmacs[part] * other.images) / images
-            for part, value in self.gmacs.items()
-        }
-        return _Cost(mean, images)
+        total = {part: self.gmacs[part] * self.images + other.gmacs[part] * other.images for part in self.gmacs}
+        return _Cost({part: value / images for part, value in total.items()}, images)
+
+
+class _Forward(nn.Module):
+    """The forward of a timm model that keeps the tokens (B, N, C) after the blocks and the logits (B, K)."""
+
+    tokens: Tensor
+    logits: Tensor
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no forward_features and forward_head, as timm's models have, so it cannot "
+                "be told what its classifier reads"
+            )
+        self.model: Any = model
+
+    def forward(self, images: Tensor) -> None:
+        self.tokens = self.model.forward_features(images)
+        self.logits = self.model.forward_head(self.tokens)
+
+    def feature(self) -> Tensor:
+        """(B, C), what the classifier reads. Not part of `forward`, so that MACs are those of the model's own."""
+        feature: Tensor = self.model.forward_head(self.tokens, pre_logits=True)
+        return feature
 
 
 class _Contestant:
     """One model of the comparison and what is known about it so far."""
 
     def __init__(self, model: nn.Module, reduction: Reduction | None) -> None:
-        self.model = model
+        self.forward = _Forward(model).eval()
         self.reduction = reduction
         self.name = DENSE if reduction is None else reduction.config.describe()
         self.adaptive = reduction is not None and reduction.config.adaptive
@@ -200,21 +206,32 @@ class _Contestant:
         self.tally: Tally | None = None
         self.cost: _Cost | None = None
 
-    def run(self, images: Tensor) -> Output:
-        tokens, feature, logits = features_and_logits(self.model, images)
+    def run(self, images: Tensor) -> tuple[Output, _Cost | None]:
+        """One forward, and what it adds to the known cost (None: nothing, counts of a static method never change)."""
+        cost = None
+        if self.adaptive:
+            # the same forward is counted and evaluated; a whole batch, as counts may depend on the batch mates
+            cost = _Cost(count_macs(self.forward, images).gmacs(), images.shape[0])
+        else:
+            if self.cost is None:
+                cost = _Cost(count_macs(self.forward, images[:1]).gmacs(), 1)
+            self.forward(images)
+        return self.output(), cost
+
+    def output(self) -> Output:
+        """What the last forward left."""
+        tokens, logits, feature = self.forward.tokens, self.forward.logits, self.forward.feature()
         if not bool(torch.isfinite(logits).all() & torch.isfinite(feature).all()):
             raise VitrimError(f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype")
         if self.reduction is None:
-            return Output(feature, logits, (tokens.shape[1],) * self.num_blocks, tokens.shape[1])
-        per_block = tuple(self.reduction.tokens_per_block)
-        return Output(feature, logits, per_block, self.reduction.state.num_tokens)
+            everything = tokens.shape[0] * tokens.shape[1]
+            return Output(feature, logits, (everything,) * self.num_blocks, everything)
+        return Output(feature, logits, *_tokens(self.reduction, tokens.shape[0]))
 
-    def count(self, images: Tensor) -> _Cost | None:
-        """What these images add to the known cost; None if it is known already, or if a larger sample adds nothing."""
-        if self.adaptive:
-            # as a batch, not one by one: counts may depend on the batch mates
-            return _Cost(count_macs(self.model, images).gmacs(), images.shape[0])
-        return None if self.cost else _Cost(count_macs(self.model, images[:1]).gmacs(), 1)
+    def add(self, tally: Tally, cost: _Cost | None) -> None:
+        self.tally = tally if self.tally is None else self.tally + tally
+        if cost is not None:
+            self.cost = cost if self.cost is None else self.cost + cost
 
     def row(self, k: int) -> Row | None:
         if self.tally is None or self.cost is None:
@@ -230,8 +247,8 @@ class _Contestant:
             cosine=total.cosine / n,
             gmacs=self.cost.gmacs,
             gmacs_images=self.cost.images,
-            tokens_per_block=tuple(tokens / n for tokens in total.tokens_per_block),
-            tokens_at_end=total.tokens_at_end / n,
+            tokens_per_block=tuple(_tidy(tokens / n) for tokens in total.tokens_per_block),
+            tokens_at_end=_tidy(total.tokens_at_end / n),
         )
 
 
@@ -279,7 +296,7 @@ class Evaluation:
         dense = copy.deepcopy(model).to(device=device, dtype=dtype).eval()
         self.contestants = [_Contestant(dense, None)]
         for config in configs:
-            reduced = _shared_copy(dense)
+            reduced = shared_copy(dense)
             self.contestants.append(_Contestant(reduced, reduce_(reduced, config, record=True)))
         self.k = min(5, self.num_classes)
         self.seed = seed
@@ -305,9 +322,8 @@ class Evaluation:
         images, labels = images.to(self.device, self.dtype), labels.to(self.device)
         measured, dense = [], None
         for contestant in self.contestants:
-            with self._own_random_numbers():
-                output = contestant.run(images)
-                cost = contestant.count(images)
+            with self._alone():
+                output, cost = contestant.run(images)
             dense = dense or output
             measured.append((measure(output, dense, labels, self.k), cost))
         for contestant, (tally, cost) in zip(self.contestants, measured, strict=True):
@@ -319,8 +335,10 @@ class Evaluation:
         return [row for contestant in self.contestants if (row := contestant.row(self.k)) is not None]
 
     @contextmanager
-    def _own_random_numbers(self) -> Iterator[None]:
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+    def _alone(self) -> Iterator[None]:
+        """Draw from fresh generators, and compute in the dtype of the parameters also under a caller's autocast."""
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda), torch.autocast(self.device.type, enabled=False):
             torch.manual_seed(self.seed + self.batches)
             yield
 
@@ -355,7 +373,7 @@ def evaluate(
         >>> model = timm.create_model("test_vit", num_classes=3)
         >>> batches = [(torch.zeros(2, 3, 160, 160), torch.tensor([0, 2]))]
         >>> [(row.method, row.k, row.tokens_per_block[0]) for row in evaluate(model, ["tome:r=8"], batches)]
-        [('dense', 3, 101.0), ('tome:r=8', 3, 93.0)]
+        [('dense', 3, 101), ('tome:r=8', 3, 93)]
     """
     evaluation = Evaluation(model, methods, device=device, dtype=dtype, seed=seed)
     for images, labels in batches:
@@ -367,10 +385,20 @@ def evaluate(
     return evaluation.rows()
 
 
-def _shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` that has modules of its own but the same parameters and buffers."""
-    tensors = (*model.parameters(), *model.buffers())
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+def _tokens(reduction: Reduction, batch: int) -> tuple[tuple[int, ...], int]:
+    """Tokens after every block of the last forward, and those left at the end, summed over the batch."""
+
+    def real(state: TokenState) -> int:
+        return state.num_tokens * batch if state.mask is None else int(state.mask.sum())
+
+    states, computed = reduction.states[1:], reduction.tokens_per_block
+    # a last block may compute the head's rows only
+    counts = (real(s) if c == s.num_tokens else c * batch for s, c in zip(states, computed, strict=True))
+    return tuple(counts), real(reduction.state)
+
+
+def _tidy(count: float) -> float:
+    return int(count) if count.is_integer() else count
 
 
 def _check_labels(labels: Tensor, count: int, num_classes: int) -> None:

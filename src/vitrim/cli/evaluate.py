@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitrim.evaluation import Evaluation, Row
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+WIDTH = 120
 
 Data = Annotated[
     str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
@@ -61,14 +62,13 @@ def evaluate(
     from vitrim.evaluation import Evaluation
 
     target = common.select_device(device)
-    torch.manual_seed(seed)
     options = common.parse_options(model_option)
+    torch.manual_seed(seed)
     dense = common.create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options)
     evaluation = Evaluation(dense, configs, device=target, dtype=getattr(torch, DTYPES[dtype]), seed=seed)
     dataset = _load(data, split, image_column, label_column)
-    _check_classes(dataset, evaluation.num_classes)
+    _check_labels(dataset, evaluation.num_classes)
     dataset.transform = eval_transform(dense)
-    loader = batches(dataset, batch_size, limit=limit, workers=workers)
     planned = len(dataset) if limit is None else min(limit, len(dataset))
     weights = "pretrained" if pretrained else "random" if checkpoint is None else str(checkpoint)
     record = {
@@ -80,22 +80,24 @@ def evaluate(
             "source": data,
             "split": dataset.split,
             "images": planned,
-            "classes": dataset.num_classes,
+            "classes": None if dataset.class_names is None else len(dataset.class_names),
             "batch_size": batch_size,
-            "limit": limit,
         },
     }
     problem: str | None = "stopped before the end"
     try:
-        _run(evaluation, loader, planned)
+        _run(evaluation, batches(dataset, batch_size, limit=limit, workers=workers), planned)
         problem = None
     except VitrimError as error:
         problem = str(error)
         raise
-    finally:  # whatever stops it, also Ctrl-C: hours of results are not thrown away
+    finally:  # whatever stops it, Ctrl-C too: what took hours is not thrown away
         rows = evaluation.rows()
         if rows:
-            _print(common.console(json), model, record, rows, problem)
+            out = common.console(json)
+            _print(out, f"{model} on {data}, batches of {batch_size}", planned, rows)
+            for note in _notes(weights, dataset, evaluation.num_classes):
+                out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
             state = {"complete": True} if problem is None else {"complete": False, "error": problem}
             common.write_json(json, {**record, **state, "rows": [{"model": model, **row.record()} for row in rows]})
 
@@ -111,13 +113,13 @@ def _load(source: str, split: str | None, image_column: str | None, label_column
         raise VitrimError(str(error)) from error  # says which package to install
 
 
-def _check_classes(dataset: ImageDataset, num_classes: int) -> None:
-    """Before hours are spent: every label must be a class of the model."""
+def _check_labels(dataset: ImageDataset, num_classes: int) -> None:
+    """Before any image is read: every label must be a class of the model."""
     largest = int(dataset.labels.max())
     if largest >= num_classes:
         raise VitrimError(
-            f"{dataset.source} has labels up to {largest}, but the model has {num_classes} classes, 0 to "
-            f"{num_classes - 1}; choose a model or checkpoint for this data (--model-option num_classes=N)"
+            f"label {largest} of {dataset.source} is beyond the model's {num_classes} classes, 0 to {num_classes - 1}; "
+            f"use a model of these classes, e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
         )
 
 
@@ -134,26 +136,15 @@ def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
             progress.update(task, completed=evaluation.images)
 
 
-def _print(out: Console, model: str, record: dict[str, Any], rows: list[Row], problem: str | None) -> None:
+def _print(out: Console, what: str, planned: int, rows: list[Row]) -> None:
     from rich.markup import escape
 
-    data, dense = record["data"], rows[0]
-    seen = f"{dense.images}" if problem is None else f"the first {dense.images} of {data['images']}"
-    title = f"{model} on {data['source']}: {seen} images in batches of {data['batch_size']}"
-    columns = [
-        "method",
-        "top-1 %",
-        f"top-{dense.k} %",
-        "change",
-        "agreement %",
-        "cosine",
-        "GMACs",
-        "% fewer",
-        "tokens at the end",
-    ]
-    common.print_table(out, escape(title), columns, [_cells(row, dense) for row in rows])
-    for note in _notes(model, record, rows):
-        out.print(f"note: {note}", markup=False, highlight=False)
+    if not out.is_terminal:
+        out.width = max(out.width, WIDTH)  # in a file or pipe, the 80 columns that rich assumes would fold the numbers
+    dense = rows[0]
+    seen = f"{dense.images} images" if dense.images == planned else f"{dense.images} of {planned} images"
+    columns = ["method", "top-1", f"top-{dense.k}", "change", "agree", "cosine", "GMACs", "saved", "tokens"]
+    common.print_table(out, escape(f"{what}: {seen}"), columns, [_cells(row, dense) for row in rows])
 
 
 def _cells(row: Row, dense: Row) -> list[str]:
@@ -165,7 +156,7 @@ def _cells(row: Row, dense: Row) -> list[str]:
         f"{100 * row.top1:.2f}",
         f"{100 * row.topk:.2f}",
         f"{100 * (row.top1 - dense.top1):+.2f}",
-        f"{100 * row.agreement:.2f}",
+        f"{100 * row.agreement:.1f}",
         f"{row.cosine:.4f}",
         f"{total:.2f}" if full >= 1 else f"{total:.4f}",
         f"{100 * (1 - total / full):.1f}",
@@ -173,12 +164,20 @@ def _cells(row: Row, dense: Row) -> list[str]:
     ]
 
 
-def _notes(model: str, record: dict[str, Any], rows: list[Row]) -> list[str]:
-    """What a reader of the table must know to read it rightly."""
-    notes = []
-    if record["weights"] == "random":
-        notes.append(
-            f"{model} has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
-            "agreement and cosine still say how much the reduction changes"
+def _notes(weights: str, dataset: ImageDataset, num_classes: int) -> Iterator[str]:
+    """What a reader must know to read the table rightly."""
+    yield (
+        "top-k, agree (same class as dense) and saved (MACs) in %; change of top-1 in points; cosine of what the head "
+        "reads; tokens left at the end, class token included"
+    )
+    if weights == "random":
+        yield (
+            "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
+            "agree and cosine still say how much the reduction changes"
         )
-    return notes
+    named = dataset.class_names
+    if named is not None and len(named) != num_classes:
+        yield (
+            f"the data has {len(named)} classes and the model {num_classes}: accuracy is right only if every label is "
+            "the index of the model's class"
+        )

@@ -1,2 +1,215 @@
-"""placeholder"""
-def profile() -> None: ...
+"""``vitrim profile``: parameters, MACs and tokens per block of dense and reduced models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrim.cli import common
+from vitrim.errors import VitrimError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor, nn
+
+    from vitrim.config import MethodConfig
+    from vitrim.data import ImageDataset
+    from vitrim.profiling.macs import Profile
+
+DENSE = "none"
+GROUPS_SHOWN = 6
+WIDTH = 120
+
+Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="timm model names, e.g. deit_small_patch16_224")]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat; dense is always shown"),
+]
+Convention = Annotated[
+    str, typer.Option("--convention", help="what the total adds up: all, no-attention or no-norm of the four parts")
+]
+Images = Annotated[
+    str | None,
+    typer.Option(
+        "--images", help="for methods that adapt to images: parquet file or image folder  [default: random images]"
+    ),
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="images per batch, for methods that adapt to them")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="so many images, for methods that adapt to them")]
+
+
+def profile(
+    models: Models,
+    methods: Methods = None,
+    convention: Convention = "all",
+    images: Images = None,
+    batch_size: BatchSize = 8,
+    limit: Limit = 32,
+    pretrained: common.Pretrained = False,
+    checkpoint: common.Checkpoint = None,
+    model_option: common.ModelOptions = None,
+    seed: common.Seed = 0,
+    json: common.Json = None,
+) -> None:
+    """Count parameters, MACs per image and tokens per block, dense and reduced.
+
+    The four parts are counted apart: linear and convolution layers, attention products, a method's matching, LayerNorm.
+    Random weights are enough, unless the method adapts to the images: then give --pretrained and --images.
+    """
+    configs = [config for config in common.parse_methods(methods or ()) if config.describe() != DENSE]
+    options = common.parse_options(model_option)
+    if checkpoint is not None and len(models) > 1:
+        raise VitrimError(f"--checkpoint holds the weights of one model; {len(models)} models are given")
+    from vitrim.profiling.macs import CONVENTIONS
+
+    if convention not in CONVENTIONS:
+        raise unknown("convention", convention, CONVENTIONS)
+    import torch
+
+    adaptive = [config.describe() for config in configs if config.adaptive]
+    # shapes are all that counts, unless a method looks at the content
+    device = "cpu" if adaptive or pretrained or checkpoint is not None else "meta"
+    dataset = _open(images) if adaptive and images is not None else None
+    rows: list[Profile] = []
+    for name in models:
+        torch.manual_seed(seed)
+        host = common.create_model(name, pretrained=pretrained, checkpoint=checkpoint, options=options, device=device)
+        rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, limit, seed))
+    count = limit if dataset is None else min(limit, len(dataset))
+    weights = "pretrained" if pretrained else "random" if checkpoint is None else str(checkpoint)
+    record = {
+        "command": "profile",
+        "environment": common.environment(device=device, seed=seed),
+        "weights": weights,
+        "model_options": options,
+        "images": {"source": images or "random", "count": count, "batch_size": batch_size} if adaptive else None,
+        "rows": [_row(row) for row in rows],
+    }
+    out = common.console(json)
+    if not out.is_terminal:
+        out.width = max(out.width, WIDTH)  # in a file or pipe, the 80 columns that rich assumes would fold the numbers
+    _print(out, rows, convention)
+    for note in _notes(convention, adaptive, images, count, weights):
+        out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    common.write_json(json, record)
+
+
+def _profiles(
+    name: str, host: nn.Module, configs: Sequence[MethodConfig], batches: Iterable[Tensor]
+) -> Iterator[Profile]:
+    """The dense model, then every method."""
+    from vitrim.profiling.macs import profile as profile_one
+    from vitrim.registry import make_method
+
+    for config in (make_method(DENSE), *configs):
+        yield profile_one(host, config, batches, name=name)
+
+
+def _open(source: str) -> ImageDataset:
+    from vitrim.data import load_images
+
+    try:
+        return load_images(source)
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":
+            raise
+        raise VitrimError(str(error)) from error  # says which package to install
+
+
+def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, limit: int, seed: int) -> list[Tensor]:
+    """Batches (B, C, H, W) for every method in turn: of ``dataset``, else random ones."""
+    import torch
+    from PIL import Image
+
+    from vitrim.data import batches, eval_transform
+
+    transform = eval_transform(host)
+    if dataset is not None:
+        dataset.transform = transform
+        return [images for images, _ in batches(dataset, batch_size, limit=limit)]
+    shape = transform(Image.new("RGB", (1, 1))).shape  # what the model's own preprocessing makes of an image
+    if next(host.parameters()).is_meta:
+        return [torch.empty(1, *shape, device="meta")]
+    generator = torch.Generator().manual_seed(seed)
+    return list(torch.randn(limit, *shape, generator=generator).split(batch_size))
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def _row(row: Profile) -> dict[str, Any]:
+    return {
+        "model": row.model,
+        "method": row.method,
+        "params": row.params,
+        "gmacs": row.macs.gmacs(),
+        "tokens_per_block": list(row.tokens_per_block),
+    }
+
+
+def _print(out: Console, rows: Sequence[Profile], convention: str) -> None:
+    """One table; every model starts with its dense row."""
+    from rich.markup import escape
+
+    several = len({row.model for row in rows}) > 1
+    columns = ["method", "params M", "tokens per block", "linear", "attention", "matching", "norm", "total", "saved %"]
+    cells = []
+    dense = 1
+    for row in rows:
+        gmacs, total = row.macs.gmacs(), row.macs.under(convention)
+        if row.method == DENSE:
+            dense = total
+        cells.append(
+            [
+                *([escape(row.model)] if several else []),
+                escape(row.method),
+                f"{row.params / 1e6:.2f}",
+                compact(row.tokens_per_block),
+                *(_number(value) for value in gmacs.values()),
+                _number(total / 1e9),
+                f"{100 * (1 - total / dense):.1f}",
+            ]
+        )
+    title = "GMACs per image" if several else f"{escape(rows[0].model)}: GMACs per image"
+    common.print_table(out, title, ["model", *columns] if several else columns, cells)
+
+
+def _number(gmacs: float) -> str:
+    """Two decimals as papers print them, more where that would hide the value."""
+    return f"{gmacs:.2f}" if gmacs >= 1 or gmacs == 0 else f"{gmacs:.3f}" if gmacs >= 0.001 else f"{gmacs:.1e}"
+
+
+def compact(tokens: Sequence[float]) -> str:
+    """Tokens per block in short: equal neighbours together, and the middle of long lists left out.
+
+    Example:
+        >>> compact([197, 197, 197, 138, 138, 97.5])
+        '197x3 138x2 97.5'
+        >>> compact([184, 171, 158, 145, 132, 119, 106, 93])
+        '184 171 158 .. 106 93'
+    """
+    texts = [f"{count:.1f}".removesuffix(".0") for count in tokens]
+    groups = [(text, len(list(group))) for text, group in groupby(texts)]
+    words = [text if count == 1 else f"{text}x{count}" for text, count in groups]
+    return " ".join(words if len(words) <= GROUPS_SHOWN else [*words[:3], "..", *words[-2:]])
+
+
+def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str) -> Iterator[str]:
+    """What a reader of the table must know to compare it with a published one."""
+    yield {
+        "all": "total = linear + attention + matching + norm, as fvcore counts attention written as matrix products "
+        "(DeiT-S 4.61, DeiT-B 17.58: MCTF, and the ToMe rows of ViTTM)",
+        "no-attention": "total = linear + matching + norm, as fvcore counts where attention is a fused kernel that it "
+        "does not see (ViT-S 4.25, ViT-B 16.87: the ViT and DeiT rows of ViTTM)",
+        "no-norm": "total = linear + attention + matching (DeiT-S 4.60, DeiT-B 17.56; ATM)",
+    }[convention] + "; other tables need another --convention"
+    if not adaptive:
+        if images is not None:
+            yield f"{images} was not read: no method here adapts to its images"
+        return
+    what = f"images of {images}" if images else "random images (give real ones with --images)"
+    these = "random weights (give --pretrained or --checkpoint)" if weights == "random" else "the given weights"
+    yield f"{', '.join(adaptive)}: counts depend on the images; means over {count} {what} under {these}"

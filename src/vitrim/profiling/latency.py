@@ -1,7 +1,7 @@
 """Latency of several models on one machine, timed so that they can be compared.
 
-Other jobs on a machine slow it down for seconds at a time. So candidates are timed in turn, A B C A B C ..., a slow moment
-hits all of them alike, and what is compared is the ratio within a round.
+Other jobs on a machine slow it down for seconds at a time. So candidates are timed in turn, A B C A B C ..., a slow
+moment hits all of them alike, and what is compared is the ratio within a round.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from vitrim.reduce import reduce_
 FloatArray = NDArray[np.float64]
 
 
-# ---- timing ------------------------------------------------------------------------------------------------------------
+# ---- timing ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,12 @@ class Budget:
     warmup_rounds: int = 3
 
     def __post_init__(self) -> None:
-        for name, least in (("min_rounds", 1), ("min_seconds", 0), ("warmup_rounds", 0), ("max_rounds", self.min_rounds)):
+        for name, least in (
+            ("min_rounds", 1),
+            ("min_seconds", 0),
+            ("warmup_rounds", 0),
+            ("max_rounds", self.min_rounds),
+        ):
             if not getattr(self, name) >= least:
                 raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
@@ -118,7 +124,7 @@ def _synchronise(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-# ---- statistics --------------------------------------------------------------------------------------------------------
+# ---- statistics ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times faster than the baseline: the median over rounds of the ratio within a round, and its quartiles."""
+    """How many times faster than the baseline: median and quartiles over rounds of the ratio within a round."""
 
     median: float
     q1: float
@@ -191,7 +197,7 @@ def fastest(times_ms: Mapping[str, ArrayLike], names: Iterable[str]) -> str:
     return min(names, key=lambda name: float(np.median(np.asarray(times_ms[name]))))
 
 
-# ---- candidates --------------------------------------------------------------------------------------------------------
+# ---- candidates ------------------------------------------------------------------------------------------------------
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
@@ -239,6 +245,7 @@ def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
 
 def _with_kernel(model: nn.Module, fused: bool) -> nn.Module:
     dense = shared_copy(model)
+    module: Any
     for module in dense.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused

@@ -1,0 +1,45 @@
+"""What a reduction costs against what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def plot_accuracy_over_macs(
+    points: Sequence[tuple[str, float, float]],
+    dense: tuple[float, float],
+    path: str | Path,
+    *,
+    title: str = "",
+) -> None:
+    """Write accuracy over MACs, one line per method, the dense model as a star.
+
+    Args:
+        points: (method, gmacs, accuracy in [0, 1]) per setting; settings of one method are joined.
+        dense: gmacs and accuracy of the dense model.
+        path: the file to write; its ending decides the format.
+        title: line above the figure.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    base, accuracy = dense
+    methods = list(dict.fromkeys(method for method, _, _ in points))
+    markers = "osDv^P<>"
+    for index, method in enumerate(methods):
+        own = sorted((100 * gmacs / base, 100 * value) for name, gmacs, value in points if name == method)
+        share, values = zip(*own, strict=True)
+        axis.plot(share, values, marker=markers[index % len(markers)], label=method, linewidth=1.6)
+    axis.plot([100], [100 * accuracy], marker="*", markersize=14, color="black", linestyle="none", label="dense")
+    axis.axhline(100 * accuracy, color="black", linewidth=0.7, linestyle=":")
+    axis.set_xlabel("MACs, % of the dense model")
+    axis.set_ylabel("top-1 accuracy, %")
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
