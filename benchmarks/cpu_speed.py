@@ -15,20 +15,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from vitrim.cli import common
-from vitrim.cli.bench import DTYPES, measure, one_line_errors, random_images, setting_text
+from vitrim.cli.bench import setting_text
+from vitrim.config import MethodConfig
+from vitrim.profiling.bench import DTYPES, Row, measure, one_line_errors, random_images
 from vitrim.profiling.latency import Budget, reduced_copy
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from vitrim.config import MethodConfig
-
-    Row = dict[str, Any]
 
 METHODS = tuple(f"tome:r={r},last_block=class_token" for r in (8, 13, 16))
 HEADER = ("dtype", "batch", "method", "dense ms", "ms", "images/s", "speed-up", "promised", "ratio", "MiB (dense)")
@@ -43,12 +38,11 @@ def settings(dtypes: Iterable[str], batch_sizes: Iterable[int]) -> list[tuple[st
 def run(
     model: nn.Module, name: str, methods: Mapping[str, MethodConfig], dtype: str, batch_size: int, budget: Budget
 ) -> list[Row]:
-    """Rows of `vitrim.cli.bench.measure` at one setting, with the setting."""
+    """Rows of `vitrim.profiling.bench.measure` at one setting, with the setting."""
     setting = {"model": name, "batch_size": batch_size, "dtype": dtype, "compiled": False}
-    torch_dtype = getattr(torch, DTYPES[dtype])
     with one_line_errors(setting_text(setting)):
-        images = random_images(model, batch_size).to(torch_dtype)
-        rows = measure(model.to(torch_dtype), methods, images, budget=budget)
+        images = random_images(model, batch_size).to(DTYPES[dtype])
+        rows = measure(model.to(DTYPES[dtype]), methods, images, budget=budget)
     return [{**setting, **row} for row in rows]
 
 

@@ -139,10 +139,9 @@ class Hard:
     def _loses(self, n: int) -> bool:
         """Some old token is neither kept, moved nor banked. Where counts differ per image a merge lists every token
         it may move, so nothing is lost; a selection forgets what it does not keep."""
-        if self.dropped is not None:
-            return False
+        banked = 0 if self.dropped is None else self.dropped.shape[1]
         if self.moved is None:
-            return self.valid is not None or self.anchor.shape[1] < n
+            return self.valid is not None or self.anchor.shape[1] + banked < n
         return self.valid is None and self.anchor.shape[1] + self.moved.shape[1] < n
 
 

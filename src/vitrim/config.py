@@ -120,6 +120,8 @@ class MethodConfig(BaseModel):
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

@@ -340,9 +340,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing")
     try:
         saved = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # not JSON, or not even text
         raise VitrimError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(saved, dict) or not {"format", "method", "options"} <= set(saved):
+    complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
+    if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
         raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
     if saved["format"] != FORMAT:
         raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")

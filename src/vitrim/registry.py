@@ -91,7 +91,7 @@ def backbone_of(model: nn.Module) -> type[Host]:
     )
 
 
-def make_method(name: str, **options: Any) -> MethodConfig:
+def make_method(name: str, /, **options: Any) -> MethodConfig:
     """The config of the method called ``name``, with validated options.
 
     Raises:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from vitrim.errors import VitrimError
+
 KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power"]
 
 KEEP_RULES: dict[KeepRule, Callable[[float, int, int, int], int]] = {
@@ -119,21 +121,43 @@ def linear(r: int, inflect: float, num_layers: int) -> list[Amount | None]:
 
 
 def per_layer(counts: Sequence[int], num_layers: int) -> list[Amount | None]:
-    """Remove ``counts[i]`` patch tokens in layer i; layers beyond the list remove none."""
+    """Remove ``counts[i]`` patch tokens in layer i; layers beyond the list remove none.
+
+    Raises:
+        VitrimError: the list is longer than the model is deep.
+    """
     if len(counts) > num_layers:
-        raise ValueError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks")
+        raise VitrimError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks")
     return [Remove(count) for count in counts] + [Remove(0)] * (num_layers - len(counts))
 
 
 def keep_rate(rate: float, blocks: Sequence[int], rule: KeepRule, num_layers: int) -> list[Amount | None]:
-    """Keep ``rate`` of the patch tokens at each of ``blocks`` (0-based), by a named rule; None elsewhere."""
-    wrong = [block for block in blocks if not 0 <= block < num_layers]
-    if wrong:
-        raise ValueError(f"blocks {wrong} do not exist: the model has blocks 0 to {num_layers - 1}")
+    """Keep ``rate`` of the patch tokens at each of ``blocks`` (0-based), by a named rule; None elsewhere.
+
+    Raises:
+        VitrimError: no blocks, a block that does not exist, or one that is named twice.
+    """
+    check_blocks(blocks, num_layers)
     schedule: list[Amount | None] = [None] * num_layers
     for stage, block in enumerate(sorted(blocks), start=1):
         schedule[block] = Keep(rate, stage, rule)
     return schedule
+
+
+def check_blocks(blocks: Sequence[int], num_layers: int) -> None:
+    """Refuse ``blocks`` that are none, name a block twice, or name one that a model of ``num_layers`` does not have.
+
+    Raises:
+        VitrimError: in each of these cases; a reduction would otherwise do nothing, or not what was asked, silently.
+    """
+    valid = f"the model has blocks 0 to {num_layers - 1}"
+    if not blocks:
+        raise VitrimError(f"no blocks are given: {valid}")
+    wrong = [block for block in blocks if not 0 <= block < num_layers]
+    if wrong:
+        raise VitrimError(f"blocks {wrong} do not exist: {valid}")
+    if len(set(blocks)) < len(blocks):
+        raise VitrimError(f"blocks {list(blocks)} name a block twice")
 
 
 def quarter_blocks(num_layers: int) -> tuple[int, ...]:

@@ -75,8 +75,9 @@ class ReducedTimmBlock(ReducedBlock, Block):
 
 def _heads(projected: Tensor, num_heads: int, parts: int = 3) -> tuple[Tensor, ...]:
     """(B, N, parts*H*d) to ``parts`` tensors (B, H, N, d)."""
-    batch, n, _ = projected.shape
-    return projected.reshape(batch, n, parts, num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    batch, n, width = projected.shape
+    head_dim = width // (parts * num_heads)  # not -1, which an empty batch leaves ambiguous
+    return projected.reshape(batch, n, parts, num_heads, head_dim).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def _is_plain_linear(module: nn.Module) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -19,15 +17,11 @@ if TYPE_CHECKING:
 
     from vitrim.config import MethodConfig
     from vitrim.data import ImageDataset
-    from vitrim.profiling.latency import Budget, FloatArray
+    from vitrim.profiling.bench import Row
 
-    Row = dict[str, Any]
-
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-DENSE = "dense"
+DTYPES = ("fp32", "bf16", "fp16")
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
 WIDTH = 120
-COMPILED_VARIANTS = 1000
 
 
 def bench(
@@ -67,6 +61,7 @@ def bench(
 
     import torch
 
+    from vitrim.profiling import bench as profiling
     from vitrim.profiling.latency import Budget, reduced_copy
 
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
@@ -99,12 +94,12 @@ def bench(
     _print_notes(out, methods, images)
     try:
         for name in dtypes:
-            host = host.to(getattr(torch, DTYPES[name]))
+            host = host.to(profiling.DTYPES[name])
             for size in sizes:
-                with one_line_errors(f"batch {size}, {name}"):
-                    batch = random_images(host, size, seed) if dataset is None else _first_batch(dataset, size)
-                    batch = batch.to(selected, getattr(torch, DTYPES[name]))
-                    found = measure(host, methods, batch, compiled=compiled, budget=budget)
+                with profiling.one_line_errors(f"batch {size}, {name}"):
+                    batch = profiling.random_images(host, size, seed) if dataset is None else _batch(dataset, size)
+                    batch = batch.to(selected, profiling.DTYPES[name])
+                    found = profiling.measure(host, methods, batch, compiled=compiled, budget=budget)
                 setting = {"model": model, "batch_size": size, "dtype": name, "compiled": compiled}
                 found = [{**setting, **row} for row in found]
                 print_setting(out, found)
@@ -116,166 +111,7 @@ def bench(
             common.write_json(json, record)
 
 
-# ---- one setting -----------------------------------------------------------------------------------------------------
-
-
-def measure(
-    model: nn.Module,
-    methods: Mapping[str, MethodConfig],
-    images: Tensor,
-    *,
-    compiled: bool = False,
-    budget: Budget | None = None,
-) -> list[Row]:
-    """Speed and peak memory of a dense model and its reductions at one batch size and dtype, in one interleaved run.
-
-    Args:
-        model: an unreduced host in eval mode; it is not changed.
-        methods: configs by the name that the rows should carry.
-        images: (B, C, H, W) on the device and in the dtype of the model.
-        compiled: compile all of them with torch.compile in its default mode.
-        budget: how long to time.
-
-    Returns:
-        One row for the dense model with the faster attention kernel (method "dense"), then one per method, each with
-        ``method, dense_kernel, dense_p50_ms`` (by kernel), ``images_per_second, latency_ms`` (p50, p95, min, iqr),
-        ``rounds, peak_memory_mib`` (None where it cannot be measured), ``speedup, speedup_q1, speedup_q3,
-        promised_speedup`` (dense MACs over reduced MACs) and ``ratio`` (speedup over promised_speedup).
-
-    Raises:
-        VitrimError: a method does not fit the model.
-
-    Example:
-        >>> import timm, torch
-        >>> from vitrim.cli.bench import measure
-        >>> from vitrim.profiling.latency import Budget
-        >>> from vitrim.registry import parse_method
-        >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1).eval()
-        >>> rows = measure(model, {"tome:r=1": parse_method("tome:r=1")}, torch.zeros(1, 3, 32, 32),
-        ...                budget=Budget(min_rounds=1, min_seconds=0.0))
-        >>> [row["method"] for row in rows]
-        ['dense', 'tome:r=1']
-    """
-    import torch
-
-    from vitrim.profiling.latency import dense_copies, fastest, reduced_copy, summarise, time_interleaved
-    from vitrim.profiling.memory import peak_memory_mib
-
-    promised = {name: promised_speedup(model, config, images) for name, config in methods.items()}
-    kernels = dense_copies(model)
-    models = {_dense_name(kernel): dense for kernel, dense in kernels.items()}
-    models |= {name: reduced_copy(model, config) for name, config in methods.items()}
-    with torch.inference_mode(), _compilation(compiled):
-        if compiled:
-            models = {name: torch.compile(candidate) for name, candidate in models.items()}  # type: ignore[misc]
-        runs: dict[str, Callable[[], object]] = {name: partial(candidate, images) for name, candidate in models.items()}
-        times = time_interleaved(runs, images.device, budget)
-        kernel = fastest({name: times[_dense_name(name)] for name in kernels}, kernels)
-        peaks = {name: peak_memory_mib(runs[name], images.device) for name in [_dense_name(kernel), *methods]}
-    facts = {
-        "dense_kernel": kernel,
-        "dense_p50_ms": {name: summarise(times[_dense_name(name)]).p50_ms for name in kernels},
-    }
-    return [
-        {"method": label, **facts, **_row(times, name, _dense_name(kernel), len(images), peaks[name], promise)}
-        for label, name, promise in [
-            (DENSE, _dense_name(kernel), 1.0),
-            *((name, name, promised[name]) for name in methods),
-        ]
-    ]
-
-
-def _dense_name(kernel: str) -> str:
-    return f"{DENSE} ({kernel})"
-
-
-def _row(
-    times: Mapping[str, FloatArray], name: str, dense: str, batch_size: int, peak_mib: float | None, promised: float
-) -> Row:
-    from vitrim.profiling.latency import images_per_second, paired_speedup, summarise
-
-    latency = summarise(times[name])
-    speedup = paired_speedup(times[dense], times[name])
-    return {
-        "images_per_second": images_per_second(batch_size, latency.p50_ms),
-        "latency_ms": {
-            "p50": latency.p50_ms,
-            "p95": latency.p95_ms,
-            "min": latency.min_ms,
-            "iqr": latency.iqr_ms,
-        },
-        "rounds": len(times[name]),
-        "peak_memory_mib": peak_mib,
-        "speedup": speedup.median,
-        "speedup_q1": speedup.q1,
-        "speedup_q3": speedup.q3,
-        "promised_speedup": promised,
-        "ratio": speedup.median / promised,
-    }
-
-
-def promised_speedup(model: nn.Module, method: MethodConfig, images: Tensor) -> float:
-    """Dense MACs over the MACs under ``method``: the speed-up if time were proportional to MACs.
-
-    Counted on all of ``images`` (B, C, H, W) where counts depend on them, else on one.
-    """
-    from vitrim.profiling.macs import profile
-    from vitrim.registry import make_method
-
-    sample = images if method.adaptive else images[:1]
-    dense, reduced = (profile(model, config, sample).macs.total for config in (make_method("none"), method))
-    return dense / reduced
-
-
-@contextmanager
-def _compilation(compiled: bool) -> Iterator[None]:
-    """torch.compile for many variants of one model.
-
-    Its cache is per source line, so the dense and all reduced models share one: with the usual limit of 8 entries the
-    ninth would silently run uncompiled. What earlier settings compiled is forgotten, because a second batch size
-    would else be compiled for any size.
-    """
-    if not compiled:
-        yield
-        return
-    import torch
-    import torch._dynamo
-
-    torch.compiler.reset()
-    limits = {"recompile_limit": COMPILED_VARIANTS, "accumulated_recompile_limit": COMPILED_VARIANTS}
-    with torch._dynamo.config.patch(limits):
-        yield
-
-
-@contextmanager
-def one_line_errors(setting: str) -> Iterator[None]:
-    """Turn running out of memory, and a dtype that the device cannot compute in, into a `VitrimError`."""
-    import torch
-
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise VitrimError(f"out of memory at {setting}; settings finished before are kept") from error
-    except RuntimeError as error:
-        message = str(error)
-        if "can't allocate memory" in message:
-            raise VitrimError(f"out of memory at {setting}; settings finished before are kept") from error
-        if "not implemented for" in message:
-            problem = message.strip().splitlines()[0]
-            raise VitrimError(f"cannot run at {setting}: {problem}; settings finished before are kept") from error
-        raise
-
-
 # ---- inputs ----------------------------------------------------------------------------------------------------------
-
-
-def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
-    """Standard normal images (count, C, H, W), float32 on the CPU, of the size and channels that ``model`` takes."""
-    import torch
-
-    patches: Any = model.patch_embed
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, patches.proj.in_channels, *patches.img_size, generator=generator)
 
 
 def _open_images(model: nn.Module, source: str, count: int) -> ImageDataset:
@@ -289,7 +125,7 @@ def _open_images(model: nn.Module, source: str, count: int) -> ImageDataset:
     return dataset
 
 
-def _first_batch(dataset: ImageDataset, count: int) -> Tensor:
+def _batch(dataset: ImageDataset, count: int) -> Tensor:
     """(count, C, H, W): images that lie evenly spread in the dataset."""
     from vitrim.data import batches
 

@@ -69,9 +69,8 @@ def evaluate(
     dataset = _load(data, split, image_column, label_column)
     _check_labels(dataset, evaluation.num_classes)
     dataset.transform = eval_transform(dense)
-    planned = len(dataset) if limit is None else min(limit, len(dataset))
     weights = "pretrained" if pretrained else "random" if checkpoint is None else str(checkpoint)
-    record = {
+    record: dict[str, Any] = {
         "command": "eval",
         "environment": common.environment(device=str(target), dtype=DTYPES[dtype], seed=seed),
         "weights": weights,
@@ -79,27 +78,22 @@ def evaluate(
         "data": {
             "source": data,
             "split": dataset.split,
-            "images": planned,
+            "images": len(dataset) if limit is None else min(limit, len(dataset)),
             "classes": None if dataset.class_names is None else len(dataset.class_names),
             "batch_size": batch_size,
         },
     }
     problem: str | None = "stopped before the end"
     try:
-        _run(evaluation, batches(dataset, batch_size, limit=limit, workers=workers), planned)
+        _run(evaluation, batches(dataset, batch_size, limit=limit, workers=workers), record["data"]["images"])
         problem = None
     except VitrimError as error:
         problem = str(error)
         raise
     finally:  # whatever stops it, Ctrl-C too: what took hours is not thrown away
-        rows = evaluation.rows()
-        if rows:
-            out = common.console(json)
-            _print(out, f"{model} on {data}, batches of {batch_size}", planned, rows)
-            for note in _notes(weights, dataset, evaluation.num_classes):
-                out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-            state = {"complete": True} if problem is None else {"complete": False, "error": problem}
-            common.write_json(json, {**record, **state, "rows": [{"model": model, **row.record()} for row in rows]})
+        if evaluation.images:
+            record |= {"complete": True} if problem is None else {"complete": False, "error": problem}
+            _report(model, evaluation, record, json)
 
 
 def _load(source: str, split: str | None, image_column: str | None, label_column: str | None) -> ImageDataset:
@@ -136,15 +130,26 @@ def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
             progress.update(task, completed=evaluation.images)
 
 
-def _print(out: Console, what: str, planned: int, rows: list[Row]) -> None:
-    from rich.markup import escape
-
+def _report(model: str, evaluation: Evaluation, record: dict[str, Any], json: str | None) -> None:
+    """Print the table and write the record of what was gathered."""
+    rows = evaluation.rows()
+    out = common.console(json)
     if not out.is_terminal:
         out.width = max(out.width, WIDTH)  # in a file or pipe, the 80 columns that rich assumes would fold the numbers
+    _print(out, model, record["data"], rows)
+    for note in _notes(record, evaluation.num_classes):
+        out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    common.write_json(json, {**record, "rows": [{"model": model, **row.record()} for row in rows]})
+
+
+def _print(out: Console, model: str, data: dict[str, Any], rows: list[Row]) -> None:
+    from rich.markup import escape
+
     dense = rows[0]
-    seen = f"{dense.images} images" if dense.images == planned else f"{dense.images} of {planned} images"
+    seen = f"{dense.images} of {data['images']}" if dense.images < data["images"] else f"{dense.images}"
+    title = f"{model} on {data['source']}: {seen} images in batches of {data['batch_size']}"
     columns = ["method", "top-1", f"top-{dense.k}", "change", "agree", "cosine", "GMACs", "saved", "tokens"]
-    common.print_table(out, escape(f"{what}: {seen}"), columns, [_cells(row, dense) for row in rows])
+    common.print_table(out, escape(title), columns, [_cells(row, dense) for row in rows])
 
 
 def _cells(row: Row, dense: Row) -> list[str]:
@@ -164,20 +169,20 @@ def _cells(row: Row, dense: Row) -> list[str]:
     ]
 
 
-def _notes(weights: str, dataset: ImageDataset, num_classes: int) -> Iterator[str]:
+def _notes(record: dict[str, Any], num_classes: int) -> Iterator[str]:
     """What a reader must know to read the table rightly."""
     yield (
         "top-k, agree (same class as dense) and saved (MACs) in %; change of top-1 in points; cosine of what the head "
         "reads; tokens left at the end, class token included"
     )
-    if weights == "random":
+    if record["weights"] == "random":
         yield (
             "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
             "agree and cosine still say how much the reduction changes"
         )
-    named = dataset.class_names
-    if named is not None and len(named) != num_classes:
+    classes = record["data"]["classes"]
+    if classes not in (None, num_classes):
         yield (
-            f"the data has {len(named)} classes and the model {num_classes}: accuracy is right only if every label is "
-            "the index of the model's class"
+            f"the data has {classes} classes and the model {num_classes}: accuracy is right only if every label is the "
+            "index of the model's class"
         )

@@ -102,9 +102,8 @@ def _profiles(
 ) -> Iterator[Profile]:
     """The dense model, then every method."""
     from vitrim.profiling.macs import profile as profile_one
-    from vitrim.registry import make_method
 
-    for config in (make_method(DENSE), *configs):
+    for config in (None, *configs):
         yield profile_one(host, config, batches, name=name)
 
 
@@ -164,7 +163,7 @@ def _print(out: Console, rows: Sequence[Profile], convention: str) -> None:
             dense = total
         cells.append(
             [
-                *([escape(row.model)] if several else []),
+                *([escape(row.model) if row.method == DENSE else ""] if several else []),
                 escape(row.method),
                 f"{row.params / 1e6:.2f}",
                 compact(row.tokens_per_block),
@@ -204,7 +203,7 @@ def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: 
         "(DeiT-S 4.61, DeiT-B 17.58: MCTF, and the ToMe rows of ViTTM)",
         "no-attention": "total = linear + matching + norm, as fvcore counts where attention is a fused kernel that it "
         "does not see (ViT-S 4.25, ViT-B 16.87: the ViT and DeiT rows of ViTTM)",
-        "no-norm": "total = linear + attention + matching (DeiT-S 4.60, DeiT-B 17.56; ATM)",
+        "no-norm": "total = linear + attention + matching (DeiT-S 4.60: ATM)",
     }[convention] + "; other tables need another --convention"
     if not adaptive:
         if images is not None:

@@ -16,7 +16,7 @@ from vitrim.block import Reducer
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.registry import register_method
-from vitrim.schedule import KEEP_RULES, Amount, KeepRule, quarter_blocks
+from vitrim.schedule import KEEP_RULES, Amount, KeepRule, check_blocks, quarter_blocks
 from vitrim.tokens import TokenState
 
 Norm = Literal["l1", "l2", "linf"]
@@ -51,8 +51,7 @@ class FixedRadial(MethodConfig):
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
         blocks = sorted(quarter_blocks(num_layers) if self.blocks is None else self.blocks)
-        if not blocks or blocks[0] < 0 or blocks[-1] >= num_layers:
-            raise VitrimError(f"blocks {blocks} do not exist: the model has blocks 0 to {num_layers - 1}")
+        check_blocks(blocks, num_layers)
         schedule: list[Amount | None] = [None] * num_layers
         if self.contiguous:
             first, last = blocks[0], blocks[-1]

@@ -14,6 +14,8 @@ from vitrim.tokens import TokenState
 
 PRUNED_COLOUR = (0.93, 0.62, 0.60)
 """Pale red: a colour that neither grey scans nor most photographs have in large areas."""
+OUTLINE_COLOUR = (1.0, 0.60, 0.10)
+"""Orange: visible on black, white and pale red."""
 
 
 def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tuple[int, int], scale: int = 1) -> Any:
@@ -27,7 +29,7 @@ def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tup
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1]. Pruned patches are pale red; groups of two or more patches are
-        outlined in dark blue, single patches show the image itself.
+        outlined in orange, single patches show the image itself.
 
     Raises:
         VitrimError: shapes that do not fit.
@@ -48,7 +50,7 @@ def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tup
             drawn[inside] = PRUNED_COLOUR
         elif (source == group).sum() > 1:
             drawn[inside] = colour[inside].mean(axis=0)
-    drawn[_outline(groups, source)] = (0.10, 0.25, 0.60)
+    drawn[_outline(groups, source)] = OUTLINE_COLOUR
     return drawn
 
 

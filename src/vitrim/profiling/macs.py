@@ -38,6 +38,9 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
 ``no-norm``: plain multiply-accumulates (DeiT-S 4.60; ATM).
 """
 
+DENSE = "none"
+"""The method that reduces nothing."""
+
 NORM_PER_ELEMENT = 5  # as fvcore: mean, variance, normalise, scale, shift
 
 Shape = Sequence[int]
@@ -108,7 +111,11 @@ class Profile:
 
 
 def profile(
-    model: nn.Module, method: MethodConfig | str, images: Tensor | Iterable[Tensor], *, name: str | None = None
+    model: nn.Module,
+    method: MethodConfig | str | None,
+    images: Tensor | Iterable[Tensor],
+    *,
+    name: str | None = None,
 ) -> Profile:
     """Parameters, MACs and tokens per block of ``model`` under ``method``. The model is restored afterwards.
 
@@ -118,7 +125,7 @@ def profile(
 
     Args:
         model: a supported host that is not reduced.
-        method: the method's config or its text, e.g. ``"tome:r=13"``; ``"none"`` is the dense model.
+        method: the method's config or its text, e.g. ``"tome:r=13"``; None or ``"none"`` is the dense model.
         images: one batch (B, C, H, W) or several, on the device and in the dtype of the model.
         name: what the result calls the model; default timm's name of the architecture, else the class name.
 
@@ -132,7 +139,7 @@ def profile(
         >>> profile(model, "tome:r=10", torch.zeros(1, 3, 160, 160)).tokens_per_block
         (91, 81, 71, 61, 51, 41)
     """
-    config = parse_method(method) if isinstance(method, str) else method
+    config = method if isinstance(method, MethodConfig) else parse_method(DENSE if method is None else method)
     batches = _batches(config, images)
     reduction = reduce_(model, config, record=True)
     try:
