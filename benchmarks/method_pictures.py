@@ -1,6 +1,6 @@
 """Draws the pictures of the method pages: what each method leaves of digits after its last reduction.
 
-    python benchmarks/method_pictures.py
+python benchmarks/method_pictures.py
 """
 
 from __future__ import annotations

@@ -247,8 +247,8 @@ class MCTFReducer(vitrim.Reducer):
         info, size = info / info.amax(1, keepdim=True), size / size.amax(1, keepdim=True)
         unit = nn.functional.normalize(x, dim=-1)
         similarity = (unit @ unit.transpose(-1, -2) + 1) / 2
-        total = similarity * (info[:, :, None] * info[:, None]) ** (1 / 20) * (size[:, :, None] * size[:, None]) ** (
-            1 / 40
+        total = (
+            similarity * (info[:, :, None] * info[:, None]) ** (1 / 20) * (size[:, :, None] * size[:, None]) ** (1 / 40)
         )
         total = total[:, ::2, 1::2].clone()  # even places, class token first, against odd ones
         total[:, 0] = -torch.inf

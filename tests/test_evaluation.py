@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import itertools
 
 import pytest
 import torch
@@ -190,11 +191,13 @@ def test_random_methods_repeat_under_a_seed_and_leave_the_global_generator_alone
 
 def test_every_batch_draws_anew():
     evaluation = Evaluation(classifier(), ["random:keep_rate=0.4"])
-    batch = data()[0]
-    evaluation.update(*batch)
-    once = evaluation.rows()[1].cosine
-    evaluation.update(*batch)
-    assert evaluation.rows()[1].cosine != pytest.approx(once, abs=1e-9)
+    sums = [0.0]
+    for _ in range(4):
+        evaluation.update(*data()[0])
+        row = evaluation.rows()[1]
+        sums.append(row.cosine * row.images)
+    added = [after - before for before, after in itertools.pairwise(sums)]
+    assert len({round(value, 6) for value in added}) == 4
 
 
 def test_dtype_is_that_of_the_computation_also_under_autocast():

@@ -23,6 +23,29 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Attention",
+    "Hard",
+    "Layer",
+    "MethodConfig",
+    "Reducer",
+    "Reduction",
+    "ReductionWarning",
+    "Soft",
+    "TokenState",
+    "UnsupportedModelError",
+    "VitrimError",
+    "get_reduction",
+    "merge",
+    "parse_method",
+    "prune",
+    "reduce_",
+    "register_backbone",
+    "register_method",
+    "restore_",
+    "unmerge",
+]
+
 _HOME = {
     "vitrim.assignment": ("Hard", "Soft", "merge", "prune"),
     "vitrim.attention": ("Attention",),
@@ -34,8 +57,6 @@ _HOME = {
     "vitrim.tokens": ("TokenState", "unmerge"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -248,7 +248,7 @@ class ReducedBlock(nn.Module):
         del self._modules["reducer"]
         for name in self.OWN:
             delattr(self, name)
-        self.__class__ = self.host_class
+        self.__class__ = self.host_class  # type: ignore[assignment]
 
 
 def merge_heads(out: Tensor) -> Tensor:

@@ -256,8 +256,8 @@ class Evaluation:
     """The comparison, fed one batch at a time. `rows` can be read after any batch.
 
     The given model is not touched: it is copied once, and the reduced models share the parameters of that copy, so a
-    further method costs no memory for parameters. Copies are in eval mode, without gradients. A batch counts for every method or, if it
-    raises, for none.
+    further method costs no memory for parameters. Copies are in eval mode; autocast is off. A batch counts for every
+    method or, if it raises, for none.
 
     Args:
         model: the dense model, a supported host that is not reduced.
@@ -293,7 +293,7 @@ class Evaluation:
         self.num_classes = backbone_of(model).facts(model).num_classes
         if self.num_classes < 1:
             raise VitrimError(f"this {type(model).__name__} has no classifier (num_classes=0), so it predicts nothing")
-        dense = copy.deepcopy(model).to(device=device, dtype=dtype).requires_grad_(False).eval()
+        dense = copy.deepcopy(model).to(device=device, dtype=dtype).eval()
         self.contestants = [_Contestant(dense, None)]
         for config in configs:
             reduced = shared_copy(dense)

@@ -329,9 +329,7 @@ def _given(config: MethodConfig) -> dict[str, Any]:
 
 
 def _reducer_weights(blocks: list[ReducedBlock]) -> dict[str, Tensor]:
-    return {
-        f"{block.depth}.{name}": value for block in blocks for name, value in block.reducer.state_dict().items()
-    }
+    return {f"{block.depth}.{name}": value for block in blocks for name, value in block.reducer.state_dict().items()}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -347,7 +345,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
     if saved["format"] != FORMAT:
         raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
-    return saved
+    return dict(saved)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

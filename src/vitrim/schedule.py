@@ -128,7 +128,7 @@ def per_layer(counts: Sequence[int], num_layers: int) -> list[Amount | None]:
     """
     if len(counts) > num_layers:
         raise VitrimError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks")
-    return [Remove(count) for count in counts] + [Remove(0)] * (num_layers - len(counts))
+    return [Remove(count) for count in (*counts, *[0] * (num_layers - len(counts)))]
 
 
 def keep_rate(rate: float, blocks: Sequence[int], rule: KeepRule, num_layers: int) -> list[Amount | None]:

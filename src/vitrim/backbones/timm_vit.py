@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from timm.layers import Attention as TimmAttention
+from timm.layers.attention import Attention as TimmAttention
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -22,6 +22,15 @@ class ReducedTimmBlock(ReducedBlock, Block):
     """timm's pre-norm `Block` under reduction."""
 
     host_class = Block
+
+    norm1: Any
+    attn: Any
+    ls1: Any
+    drop_path1: Any
+    norm2: Any
+    mlp: Any
+    ls2: Any
+    drop_path2: Any
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
@@ -102,7 +111,8 @@ class TimmViT(Host):
                     "its head reads; supported: VisionTransformer, VisionTransformerDistilled"
                 )
         for block in cls.blocks(model):
-            attn = getattr(block, "attn", None)
+            cls.reduced_class(block)  # a block of another class is refused by its name, not by its attention
+            attn: Any = block.attn
             if type(attn) is not TimmAttention:
                 raise UnsupportedModelError(
                     f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: Attention"
@@ -111,8 +121,8 @@ class TimmViT(Host):
                 raise UnsupportedModelError(f"{cls.name} with gated attention is not supported")
 
     @classmethod
-    def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        return list(model.blocks)  # type: ignore[arg-type]
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        return list(model.blocks)
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
@@ -127,12 +137,12 @@ class TimmViT(Host):
         )
 
     @classmethod
-    def install(cls, model: nn.Module, trace: Trace) -> None:
+    def install(cls, model: Any, trace: Trace) -> None:
         # get_intermediate_layers and feature wrappers come through here too
         model.forward_intermediates = DenseCall(model, "forward_intermediates", trace)
 
     @classmethod
-    def uninstall(cls, model: nn.Module) -> None:
+    def uninstall(cls, model: Any) -> None:
         del model.forward_intermediates
 
     @staticmethod

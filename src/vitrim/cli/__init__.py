@@ -6,12 +6,16 @@ Nothing here imports torch until a command runs, so that ``vitrim --help`` answe
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Any
 
-import click
 import typer
 
 from vitrim.cli import bench, demo, evaluate, listing, profile
 from vitrim.errors import VitrimError
+
+INTERRUPTED = 130
+"""Exit code of Ctrl-C, as shells have it."""
 
 app = typer.Typer(
     help="Faster Vision Transformers by reducing their tokens.",
@@ -33,15 +37,23 @@ def _root() -> None:
 
 def main() -> None:
     """Entry point of the ``vitrim`` script: bad input is one line on standard error and exit code 2."""
+    warnings.showwarning = _warn
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except VitrimError as error:
         sys.exit(_fail(str(error)))
-    except click.ClickException as error:
+    except typer.TyperException as error:
         sys.exit(_fail(error.format_message()))
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer hands Ctrl-C over as this result
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+
+
+def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """A warning as one line, without the place in the code that raised it."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _fail(message: str) -> int:

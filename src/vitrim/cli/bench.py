@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -54,7 +53,6 @@ def bench(
     Dense is the faster of the model's own fused and unfused attention, measured in the same run. Speed-up is the median
     over rounds of the ratio within a round, with its quartiles; peak memory is what one forward allocates.
     """
-    _quiet_profiler()
     sizes = _batch_sizes(batch_size or ["1", "8", "32"], more or [])
     dtypes = _dtypes(dtype or ["fp32"])
     methods = _methods(method)
@@ -167,12 +165,6 @@ def _methods(texts: Sequence[str]) -> dict[str, MethodConfig]:
             raise VitrimError(f"method {config.describe()} is given twice")
         methods[config.describe()] = config
     return methods
-
-
-def _quiet_profiler() -> None:
-    """Keep notes of torch's profiler, which measures peak memory, off the screen. Only before torch is imported."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

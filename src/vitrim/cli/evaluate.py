@@ -143,13 +143,12 @@ def _report(model: str, evaluation: Evaluation, record: dict[str, Any], json: st
 
 
 def _print(out: Console, model: str, data: dict[str, Any], rows: list[Row]) -> None:
-    from rich.markup import escape
-
     dense = rows[0]
     seen = f"{dense.images} of {data['images']}" if dense.images < data["images"] else f"{dense.images}"
     title = f"{model} on {data['source']}: {seen} images in batches of {data['batch_size']}"
+    out.print(title, markup=False, highlight=False, soft_wrap=True)
     columns = ["method", "top-1", f"top-{dense.k}", "change", "agree", "cosine", "GMACs", "saved", "tokens"]
-    common.print_table(out, escape(title), columns, [_cells(row, dense) for row in rows])
+    common.print_table(out, "", columns, [_cells(row, dense) for row in rows])
 
 
 def _cells(row: Row, dense: Row) -> list[str]:

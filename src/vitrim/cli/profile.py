@@ -23,7 +23,7 @@ DENSE = "none"
 GROUPS_SHOWN = 6
 WIDTH = 120
 
-Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="timm model names, e.g. deit_small_patch16_224")]
+Models = Annotated[list[str], typer.Argument(metavar="MODEL", help="timm model names, e.g. deit_small_patch16_224")]
 Methods = Annotated[
     list[str] | None,
     typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat; dense is always shown"),
@@ -33,12 +33,11 @@ Convention = Annotated[
 ]
 Images = Annotated[
     str | None,
-    typer.Option(
-        "--images", help="for methods that adapt to images: parquet file or image folder  [default: random images]"
-    ),
+    typer.Option("--images", help="parquet file or folder, for methods that adapt to images; default: random images"),
 ]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="images per batch, for methods that adapt to them")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="so many images, for methods that adapt to them")]
+Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="images per batch, for such methods")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="so many images, for such methods")]
 
 
 def profile(
@@ -46,6 +45,7 @@ def profile(
     methods: Methods = None,
     convention: Convention = "all",
     images: Images = None,
+    split: Split = None,
     batch_size: BatchSize = 8,
     limit: Limit = 32,
     pretrained: common.Pretrained = False,
@@ -72,7 +72,7 @@ def profile(
     adaptive = [config.describe() for config in configs if config.adaptive]
     # shapes are all that counts, unless a method looks at the content
     device = "cpu" if adaptive or pretrained or checkpoint is not None else "meta"
-    dataset = _open(images) if adaptive and images is not None else None
+    dataset = _open(images, split) if adaptive and images is not None else None
     rows: list[Profile] = []
     for name in models:
         torch.manual_seed(seed)
@@ -107,11 +107,11 @@ def _profiles(
         yield profile_one(host, config, batches, name=name)
 
 
-def _open(source: str) -> ImageDataset:
+def _open(source: str, split: str | None) -> ImageDataset:
     from vitrim.data import load_images
 
     try:
-        return load_images(source)
+        return load_images(source, split=split)
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise

@@ -9,14 +9,16 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import vitrim
 from vitrim.config import MethodConfig
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.evaluation import Row, evaluate
+from vitrim.methods.atm import ATM
 from vitrim.plots.merged import plot_merged
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
 from vitrim.profiling.bench import measure, random_images
 from vitrim.profiling.latency import Budget
+from vitrim.profiling.macs import profile
+from vitrim.reduce import reduce_, restore_
 from vitrim.registry import parse_method
 from vitrim.tune import match_macs
 
@@ -70,17 +72,17 @@ def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str,
     methods = {tome.describe(): tome}
     atm = atm_at_the_macs_of(tome, model, images)
     methods[atm.describe()] = atm
-    return measure(model, methods, images, budget=budget or Budget(min_rounds=7, min_seconds=0.0, warmup_rounds=1))
+    budget = budget or Budget(min_rounds=7, min_seconds=0.0, warmup_rounds=1)
+    setting = {"model": SPEED_MODEL, "batch_size": SPEED_BATCH, "dtype": "fp32", "compiled": False}
+    return [{**setting, **row} for row in measure(model, methods, images, budget=budget)]
 
 
 def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -> MethodConfig:
     """ATM with one threshold for all layers that spends on ``images`` the MACs of ``method``."""
-    from vitrim.profiling.macs import profile
-
     share = profile(model, method, images).macs.total / profile(model, None, images).macs.total
 
     def setting(theta: float) -> MethodConfig:
-        return vitrim.ATM(alpha=round(theta, 4), beta=0.0, theta_min=0.0)
+        return ATM(alpha=round(theta, 4), beta=0.0, theta_min=0.0)
 
     return match_macs(model, images[:2], setting, share, low=0.05, high=1.0)
 
@@ -90,9 +92,8 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     tradeoff, merged = folder / "accuracy_over_macs.png", folder / "merged_patches.png"
     points = [(row.method.partition(":")[0], sum(row.gmacs.values()), row.top1) for row in rows[1:]]
     dense = (sum(rows[0].gmacs.values()), rows[0].top1)
-    plot_accuracy_over_macs(
-        points, dense, tradeoff, title=f"Handwritten digits, {rows[0].images} held-out scans, small ViT without retraining"
-    )
+    title = f"Handwritten digits, {rows[0].images} held-out scans, small ViT without retraining"
+    plot_accuracy_over_macs(points, dense, tradeoff, title=title)
     draw_merged(merged)
     return [tradeoff, merged]
 
@@ -104,11 +105,11 @@ def draw_merged(path: Path, count: int = 10) -> None:
     images = split.test_images[first]
     states = []
     for text in ("topk:keep_rate=0.52", "evit:keep_rate=0.45", *DIGITS_METHODS[7:10:2]):
-        reduction = vitrim.reduce_(model, text)
+        reduction = reduce_(model, text)
         with torch.no_grad():
             model(images)
         states.append((f"{text.partition(':')[0]}\n{reduction.state.num_tokens - 1} of 64 left", reduction.state))
-        vitrim.restore_(model)
+        restore_(model)
     pixels = ((images[:, 0] * PIXEL_STD + PIXEL_MEAN) / 16.0).clamp(0, 1).numpy()
     plot_merged(
         pixels,
@@ -116,5 +117,5 @@ def draw_merged(path: Path, count: int = 10) -> None:
         (8, 8),
         path,
         captions=[str(digit) for digit in range(count)],
-        title="What is left before the last block: outlined = merged into one token, pale red = pruned",
+        title="What each method leaves: outlined = merged into one token, pale red = pruned",
     )

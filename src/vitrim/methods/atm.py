@@ -65,7 +65,7 @@ class ATM(MethodConfig):
     runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min"})
 
     alpha: float = Field(0.985, gt=0.0, le=1.0, description="threshold of the first layer")
-    beta: float = Field(0.045, ge=0.0, description="how fast the threshold falls")
+    beta: float = Field(0.045, ge=0.0, le=10.0, description="how fast the threshold falls")
     theta_min: float = Field(0.88, ge=-1.0, le=1.0, description="lowest threshold")
     splitting_layer: int | None = Field(
         None, ge=0, description="last layer (counted from 1) with alternate matching; default floor(0.75 L)"
@@ -75,7 +75,8 @@ class ATM(MethodConfig):
     rounding: Literal["floor", "nearest", "ceil"] = Field("floor", description="how the batch mean becomes an amount")
     proportional: bool = Field(True, description="add log(size) to the attention logits (off for MAE)")
     last_block: Literal["full", "class_token", "auto"] = Field(
-        "auto", description="'auto' and 'class_token': the last layer computes the class token only; 'full': it merges too"
+        "auto",
+        description="'auto' and 'class_token': the last layer computes the class token only; 'full': it merges too",
     )
 
     def thresholds(self, num_layers: int) -> list[float]:
@@ -111,7 +112,7 @@ class ATMReducer(Reducer):
         sources, destinations = self.split(state)
         best, partner = best_partners(_rows(patches, sources), _rows(patches, destinations))
         similar = int((best.clamp(max=1.0) > self.theta).sum())  # the one number read back from the device
-        r = min(self.round(similar / x.shape[0]), best.shape[1])
+        r = min(self.round(similar / max(x.shape[0], 1)), best.shape[1])
         return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
 
     def similarity_keys(self, attention: Attention) -> Tensor:

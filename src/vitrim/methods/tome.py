@@ -47,7 +47,9 @@ class ToMe(MethodConfig):
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
 
     r: int | tuple[int, ...] = Field(8, description="tokens merged per block, or a list with one amount per block")
-    inflect: float = Field(0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing")
+    inflect: float = Field(
+        0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing"
+    )
     keep_rate: float | None = Field(None, gt=0.0, le=1.0, description="instead of r: share of patches kept per stage")
     blocks: tuple[int, ...] | None = Field(None, description="stages of keep_rate, 0-based; default a quarter apart")
     rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")

@@ -20,6 +20,7 @@ from vitrim.profiling.latency import (
     images_per_second,
     paired_speedup,
     reduced_copy,
+    shared_copy,
     summarise,
     time_interleaved,
 )
@@ -73,13 +74,17 @@ def measure(
     kernels = dense_copies(model)
     models = {_dense_name(kernel): dense for kernel, dense in kernels.items()}
     models |= {name: reduced_copy(model, config) for name, config in methods.items()}
-    with torch.inference_mode(), _compilation(compiled):
+    with torch.inference_mode(), compilation(compiled):
         if compiled:
             models = {name: torch.compile(candidate) for name, candidate in models.items()}  # type: ignore[misc]
         runs: dict[str, Callable[[], object]] = {name: partial(candidate, images) for name, candidate in models.items()}
         times = time_interleaved(runs, images.device, budget)
         kernel = fastest({name: times[_dense_name(name)] for name in kernels}, kernels)
-        peaks = {name: peak_memory_mib(runs[name], images.device) for name in [_dense_name(kernel), *methods]}
+        peaks = {
+            # a copy, because what a model still holds of its last forward would be released in this one
+            name: peak_memory_mib(runs[name] if compiled else partial(shared_copy(models[name]), images), images.device)
+            for name in [_dense_name(kernel), *methods]
+        }
     facts = {
         "dense_kernel": kernel,
         "dense_p50_ms": {name: summarise(times[_dense_name(name)]).p50_ms for name in kernels},
@@ -131,7 +136,7 @@ def promised_speedup(model: nn.Module, method: MethodConfig, images: Tensor) -> 
 
 
 @contextmanager
-def _compilation(compiled: bool) -> Iterator[None]:
+def compilation(compiled: bool) -> Iterator[None]:
     """torch.compile for many variants of one model.
 
     Its cache is per source line, so the dense and all reduced models share one: with the usual limit of 8 entries the

@@ -231,7 +231,7 @@ def _count(model: nn.Module, images: Tensor) -> Counter[str]:
     if images.ndim == 0 or images.shape[0] == 0:
         raise VitrimError("no images to count on; give at least one image (1, C, H, W)")
     with _as_written(model, images.device), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
-        model(images)
+        model(images.detach())
     by_module = counter.get_flop_counts()
     flops: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
     for operation, count in by_module.get("Global", {}).items():
@@ -261,12 +261,15 @@ def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
     Below autograd, PyTorch hands over ``linear`` and ``scaled_dot_product_attention`` themselves and not what they
     become: a linear layer on tokens that are not contiguous runs as the same batched product as attention, and
     attention as one of many kernels, so parts and devices could not be told apart. (Inference mode does that too, but
-    would leave tensors behind that can never be trained with, in models that cache some.) The fast path of
-    ``nn.MultiheadAttention`` is one opaque operation and therefore off.
+    would leave tensors behind that can never be trained with, in models that cache some.) The counter's module tracker
+    hooks the gradient of every input that wants one, which is not possible there, so no parameter wants one. The fast
+    path of ``nn.MultiheadAttention`` is one opaque operation and therefore off.
     """
     training = [(module, module.training) for module in model.modules()]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fastpath = torch.backends.mha.get_fastpath_enabled()
     model.eval()
+    model.requires_grad_(False)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with ExitStack() as stack:
@@ -279,6 +282,8 @@ def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for module, mode in training:
             module.training = mode
+        for parameter in trainable:
+            parameter.requires_grad_(True)
 
 
 # FLOPs of operations that PyTorch's counter has no formula for, from shapes. A MAC is two.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 MIB = 2**20
+SILENT = "99"
+"""Above all levels of the profiler's log, which otherwise tells of every start and stop on standard error."""
 
 
 def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu") -> float | None:
@@ -77,9 +80,9 @@ def _cuda_peak(run: Callable[[], object], device: torch.device) -> int:
 
 def _cpu_allocations(run: Callable[[], object]) -> list[tuple[int, int]]:
     """(address, bytes) of everything that ``run()`` allocated and released on the CPU, in order."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # read when the profiler starts for the first time
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = run()
-    del result  # held until recording has ended, so that its release is not part of the record
+        run()
     recorder = profiler.profiler
     assert recorder is not None
     assert recorder.kineto_results is not None

@@ -1,0 +1,433 @@
+"""`vitrim bench` from the command line, its rows, and what it says about them."""
+
+import doctest
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from timm.models import VisionTransformer
+from torch import nn
+from typer.testing import CliRunner
+
+from vitrim.cli import app
+from vitrim.cli import bench as command
+from vitrim.errors import VitrimError
+from vitrim.profiling import bench as profiling
+from vitrim.profiling.bench import compilation, measure, one_line_errors, promised_speedup, random_images
+from vitrim.profiling.latency import Budget
+from vitrim.profiling.macs import profile
+from vitrim.registry import parse_method
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
+MODEL = ["vit_tiny_patch16_224", *(f"--model-option={key}={value}" for key, value in SMALL.items())]
+QUICK = ["--repeats=2", "--min-seconds=0"]
+ROW = {
+    "model",
+    "method",
+    "batch_size",
+    "dtype",
+    "compiled",
+    "dense_kernel",
+    "dense_p50_ms",
+    "images_per_second",
+    "latency_ms",
+    "rounds",
+    "peak_memory_mib",
+    "speedup",
+    "speedup_q1",
+    "speedup_q3",
+    "promised_speedup",
+    "ratio",
+}
+
+
+def run(*arguments):
+    """Standard output of ``vitrim bench``; errors come out as they are raised."""
+    result = CliRunner().invoke(app, ["bench", *MODEL, *QUICK, *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def model(**options):
+    torch.manual_seed(0)
+    return VisionTransformer(**(SMALL | options)).eval()
+
+
+def made_up(method="dense", speedup=1.0, **changes):
+    """A row as `measure` gives it, with the setting."""
+    row = {
+        "model": "vit",
+        "method": method,
+        "batch_size": 8,
+        "dtype": "fp32",
+        "compiled": False,
+        "dense_kernel": "fused",
+        "dense_p50_ms": {"fused": 10.0, "unfused": 12.0},
+        "images_per_second": 800.0 * speedup,
+        "latency_ms": {"p50": 10.0 / speedup, "p95": 11.0, "min": 9.0, "iqr": 0.5},
+        "rounds": 10,
+        "peak_memory_mib": 4.0,
+        "speedup": speedup,
+        "speedup_q1": speedup - 0.01,
+        "speedup_q3": speedup + 0.01,
+        "promised_speedup": 1.5,
+        "ratio": speedup / 1.5,
+    }
+    return row | changes
+
+
+# ---- the whole command
+
+
+def test_record_of_every_setting(tmp_path):
+    target = tmp_path / "out" / "bench.json"
+    text = run("-m", "tome:r=2", "-m", "evit:keep_rate=0.5", "--dtype=fp32,bf16", "-b1", "-b", "2", f"--json={target}")
+    record = json.loads(target.read_text())
+    assert record["command"] == "bench"
+    assert record["environment"]["dtype"] == "fp32,bf16"
+    assert {"torch", "timm", "vitrim", "device_name", "threads", "seed"} <= set(record["environment"])
+    rows = record["rows"]
+    assert [(row["dtype"], row["batch_size"], row["method"]) for row in rows] == [
+        (dtype, size, method)
+        for dtype in ("fp32", "bf16")
+        for size in (1, 2)
+        for method in ("dense", "tome:r=2", "evit:keep_rate=0.5")
+    ]
+    for row in rows:
+        assert set(row) == ROW
+        assert row["model"] == "vit_tiny_patch16_224"
+        assert row["compiled"] is False
+        assert row["rounds"] == 2
+        assert set(row["latency_ms"]) == {"p50", "p95", "min", "iqr"}
+        assert 0 < row["latency_ms"]["min"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["p95"]
+        assert row["images_per_second"] == pytest.approx(row["batch_size"] * 1000 / row["latency_ms"]["p50"])
+        assert row["ratio"] == pytest.approx(row["speedup"] / row["promised_speedup"])
+        assert row["speedup_q1"] <= row["speedup"] <= row["speedup_q3"]
+        assert row["peak_memory_mib"] > 0
+        assert row["method"] in text
+    assert "batch 2, bf16; dense is " in text
+
+
+def test_json_on_standard_output_is_nothing_but_the_record():
+    record = json.loads(run("--method=tome:r=1", "--batch-size=1", "--json=-"))
+    assert [row["method"] for row in record["rows"]] == ["dense", "tome:r=1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sizes"),
+    [
+        (["-b", "1", "-b", "3"], [1, 3]),
+        (["--batch-size", "1,3"], [1, 3]),
+        (["--batch-size", "1", "3", "2"], [1, 3, 2]),  # as the design writes it
+        (["--batch-size", "1 3"], [1, 3]),
+        (["--batch-size=2,2", "-b2"], [2]),
+        ([], [1, 8, 32]),
+    ],
+)
+def test_batch_sizes(monkeypatch, arguments, sizes):
+    seen = []
+
+    def fake(model, methods, images, **_):
+        seen.append(len(images))
+        return [made_up()]
+
+    monkeypatch.setattr(profiling, "measure", fake)
+    run("-m", "none", *arguments)
+    assert seen == sizes
+
+
+def test_measure_gets_what_was_asked_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr(profiling, "measure", lambda *args, **kwargs: seen.append((args, kwargs)) or [made_up()])
+    run("-m", "tome:r=1", "-m", "none", "--dtype=bf16", "-b2", "--compile", "--repeats=1500", "--min-seconds=7")
+    [((host, methods, images), options)] = seen
+    assert list(methods) == ["tome:r=1", "none"]
+    assert {parameter.dtype for parameter in host.parameters()} == {images.dtype} == {torch.bfloat16}
+    assert images.shape == (2, 3, 32, 32)
+    assert options["compiled"] is True
+    assert (options["budget"].min_rounds, options["budget"].min_seconds) == (1500, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "tomme"], "unknown method 'tomme'; did you mean 'tome'"),
+        (["-m", "tome:r=1", "-m", "tome:r=1"], "method tome:r=1 is given twice"),
+        (["-m", "tome", "-b", "0"], "unexpected batch size '0'; valid batch sizes: whole numbers from 1"),
+        (["-m", "tome", "-b", "1", "2.5"], "unexpected argument '2.5'"),
+        (["-m", "tome", "-b", ","], "empty"),
+        (["-m", "tome", "--dtype", "fp8"], "unknown dtype 'fp8'; did you mean 'fp32'.* valid: bf16, fp16, fp32"),
+        (["-m", "tome", "--device", "cuda:77"], "device 'cuda:77' cannot be used here"),
+        (["-m", "tome:r=1", "--images", "no-such-folder"], "no-such-folder does not exist"),
+        (["-m", "evit", "--model-option=class_token=false", "--model-option=global_pool=avg"], "class token"),
+    ],
+)
+def test_bad_input_is_found_before_anything_is_timed(monkeypatch, arguments, message):
+    monkeypatch.setattr(profiling, "measure", lambda *_, **__: pytest.fail("timed"))
+    with pytest.raises(VitrimError, match=message) as error:
+        run(*arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_settings_finished_before_a_failure_are_kept(monkeypatch, tmp_path, to_file):
+    real = measure
+
+    def fails_at_four(model, methods, images, **options):
+        if len(images) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nlong story")
+        return real(model, methods, images, **options)
+
+    monkeypatch.setattr(profiling, "measure", fails_at_four)
+    target = str(tmp_path / "bench.json") if to_file else "-"
+    result = CliRunner().invoke(app, ["bench", *MODEL, *QUICK, "-m", "tome:r=1", "-b", "2,4,6", "--json", target])
+    assert isinstance(result.exception, VitrimError)
+    assert str(result.exception) == "out of memory at batch 4, fp32; settings finished before are kept"
+    record = json.loads((tmp_path / "bench.json").read_text() if to_file else result.stdout)
+    assert [(row["batch_size"], row["method"]) for row in record["rows"]] == [(2, "dense"), (2, "tome:r=1")]
+
+
+def test_a_batch_that_cannot_even_be_made():
+    with pytest.raises(VitrimError, match=r"out of memory at batch 999999999999, fp32"):
+        run("-m", "tome:r=1", "-b", "999999999999")
+
+
+def test_real_images(tmp_path, monkeypatch):
+    for number in range(3):
+        folder = tmp_path / "class"
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (40, 50), (80 * number, 0, 0)).save(folder / f"{number}.png")
+    seen = []
+
+    def fake(model, methods, images, **_):
+        seen.append(images)
+        return [made_up()]
+
+    monkeypatch.setattr(profiling, "measure", fake)
+    text = run("-m", "atm", "--images", str(tmp_path), "-b", "1,3")
+    assert [images.shape for images in seen] == [(1, 3, 32, 32), (3, 3, 32, 32)]
+    red = seen[1][:, 0].mean(dim=(1, 2))
+    assert red[0] < red[1] < red[2]
+    assert f"atm: token counts depend on the images; speed and promise are those of images of {tmp_path}" in text
+    with pytest.raises(VitrimError, match="has 3 images, too few for a batch of 4"):
+        run("-m", "tome:r=1", "--images", str(tmp_path), "-b", "2,4")
+
+
+def test_random_images_are_named_only_where_they_matter(monkeypatch):
+    monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
+    assert "atm: token counts depend on the images; speed and promise are those of random images" in run("-m", "atm")
+    assert "depend on the images" not in run("-m", "tome:r=1")
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import sys, vitrim.cli.bench; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- one setting
+
+
+def fake_times(monkeypatch, **times_ms):
+    """Let `measure` find these latencies, in milliseconds per round, and return the names it timed."""
+    timed = []
+
+    def fake(runs, device, budget):
+        for call in runs.values():
+            call()
+        timed.extend(runs)
+        return {name: torch.tensor(times_ms[name.split(":")[0]]).double().numpy() for name in runs}
+
+    monkeypatch.setattr(profiling, "time_interleaved", fake)
+    return timed
+
+
+@pytest.mark.parametrize(("fused", "unfused"), [([4.0, 8.0, 4.0], [5.0, 9.0, 5.0]), ([9.0] * 3, [4.0, 8.0, 4.0])])
+def test_dense_is_the_faster_kernel_of_the_same_run(monkeypatch, fused, unfused):
+    timed = fake_times(monkeypatch, **{"dense (fused)": fused, "dense (unfused)": unfused}, tome=[2.0, 4.0, 1.0])
+    dense, tome = measure(model(), {"tome:r=2": parse_method("tome:r=2")}, torch.zeros(2, 3, 32, 32))
+    assert timed == ["dense (fused)", "dense (unfused)", "tome:r=2"]
+    kernel = "fused" if fused[0] < unfused[0] else "unfused"
+    assert dense["method"] == "dense"
+    assert (dense["dense_kernel"], tome["dense_kernel"]) == (kernel, kernel)
+    assert tome["dense_p50_ms"] == {"fused": sorted(fused)[1], "unfused": sorted(unfused)[1]}
+    assert (dense["latency_ms"]["p50"], dense["images_per_second"]) == (4.0, 500.0)
+    assert (dense["speedup"], dense["promised_speedup"], dense["ratio"]) == (1.0, 1.0, 1.0)
+    assert (tome["latency_ms"]["p50"], tome["latency_ms"]["min"], tome["images_per_second"]) == (2.0, 1.0, 1000.0)
+    assert (tome["speedup"], tome["speedup_q1"], tome["speedup_q3"]) == (2.0, 2.0, 3.0)
+    assert tome["ratio"] == 2.0 / tome["promised_speedup"]
+
+
+def test_the_model_is_left_as_it_was():
+    host = model()
+    host.blocks[1].attn.fused_attn = False
+    images = torch.randn(2, 3, 32, 32)
+    before = host(images)
+    measure(host, {"tome:r=2": parse_method("tome:r=2")}, images, budget=Budget(min_rounds=1, min_seconds=0.0))
+    assert torch.equal(host(images), before)
+    assert [block.attn.fused_attn for block in host.blocks] == [True, False, True]
+
+
+def test_promise_is_the_ratio_of_macs():
+    host, images = model(), torch.zeros(3, 3, 32, 32)
+    tome = parse_method("tome:r=2")
+    dense, reduced = (profile(host, method, images).macs.total for method in ("none", tome))
+    assert promised_speedup(host, tome, images) == dense / reduced > 1.1
+    assert promised_speedup(host, parse_method("none"), images) == 1.0
+
+
+def test_promise_of_an_adaptive_method_is_that_of_the_images():
+    host = model()
+    generator = torch.Generator().manual_seed(0)
+    noise = 100 * torch.randn(2, 3, 32, 32, generator=generator)
+    flat = torch.zeros(2, 3, 32, 32)
+    for parameter in host.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    torch.nn.init.zeros_(host.pos_embed)  # the patches of a flat image are then all the same
+    method = parse_method("atm:alpha=0.999,beta=0.0,theta_min=0.999,last_block=full")
+    mixed = torch.cat([flat, noise])
+    promises = [promised_speedup(host, method, images) for images in (flat, mixed, noise)]
+    assert promises[0] > promises[1] > promises[2]
+
+
+def test_every_candidate_is_compiled(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda candidate: compiled.append(candidate) or candidate)
+    methods = {text: parse_method(text) for text in ("tome:r=2", "none")}
+    budget = Budget(min_rounds=1, min_seconds=0.0)
+    rows = measure(model(), methods, torch.zeros(1, 3, 32, 32), compiled=True, budget=budget)
+    assert len(compiled) == 4
+    assert [row["method"] for row in rows] == ["dense", "tome:r=2", "none"]
+    measure(model(), methods, torch.zeros(1, 3, 32, 32), budget=budget)
+    assert len(compiled) == 4
+
+
+class Repeat(nn.Module):
+    """All instances share the code of one forward, as a model's reductions do, and need a graph each."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x):
+        for _ in range(self.count):
+            x = x + 1
+        return x
+
+
+def test_many_variants_are_compiled_and_not_run_eagerly_instead():
+    """The compiler's own limit would let the ninth candidate run uncompiled, without an error."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with compilation(True):
+        for count in range(1, 13):
+            torch.compile(Repeat(count), backend=backend)(torch.ones(2))
+    assert len(graphs) == 12
+    torch.compiler.reset()
+
+
+def test_random_images_fit_the_model_and_follow_the_seed():
+    host = model(img_size=(16, 24), in_chans=1)
+    first, again, other = (random_images(host, 2, seed) for seed in (0, 0, 1))
+    assert first.shape == (2, 1, 16, 24)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nmore"), "out of memory at batch 8"),
+        (MemoryError(), "out of memory at batch 8"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+            "out of memory at batch 8",
+        ),
+        (
+            RuntimeError("\"x\" not implemented for 'Half'\nmore"),
+            "cannot run at batch 8: \"x\" not implemented for 'Half'",
+        ),
+    ],
+)
+def test_errors_of_the_machine_are_one_line(error, message):
+    with pytest.raises(VitrimError) as caught, one_line_errors("batch 8"):
+        raise error
+    assert str(caught.value) == f"{message}; settings finished before are kept"
+
+
+def test_other_errors_surface():
+    with pytest.raises(RuntimeError, match="shape") as caught, one_line_errors("batch 8"):
+        raise RuntimeError("shape mismatch")
+    assert not isinstance(caught.value, VitrimError)
+
+
+# ---- in words
+
+
+@pytest.mark.parametrize(
+    ("row", "lines"),
+    [
+        (made_up("tome:r=8", 1.3), []),
+        (
+            made_up("tome:r=8", 0.97, batch_size=1, dtype="bf16"),
+            [
+                "tome:r=8 does not pay at batch 1, bf16: 0.97x the speed of dense (fused), "
+                "where its MACs promise 1.50x",
+            ],
+        ),
+        (
+            made_up("evit", 1.05, speedup_q1=0.9, speedup_q3=1.2, compiled=True),
+            [
+                "evit shows no clear gain at batch 8, fp32, compiled: 1.05x, but its quartiles 0.90-1.20 include 1, "
+                "where its MACs promise 1.50x"
+            ],
+        ),
+        (made_up("none", 0.97), []),
+        (made_up("none:last_block=class_token", 0.97), []),
+        (
+            made_up("tome:r=8", 1.3, peak_memory_mib=5.0),
+            ["tome:r=8 needs more memory than dense at batch 8, fp32: 5.00 against 4.00 MiB"],
+        ),
+        (made_up("tome:r=8", 1.3, peak_memory_mib=4.02), []),
+        (made_up("tome:r=8", 1.3, peak_memory_mib=None), []),
+    ],
+)
+def test_verdicts(row, lines):
+    assert command.verdicts(row, made_up()) == lines
+
+
+def test_table_and_verdict_are_printed(monkeypatch):
+    rows = [
+        made_up(),
+        made_up("tome:r=8,last_block=class_token", 1.25, peak_memory_mib=None),
+        made_up("evit", 0.5, latency_ms={"p50": 20.0, "p95": 30.5, "min": 1.0, "iqr": 1.0}),
+    ]
+    setting = ("model", "batch_size", "dtype", "compiled")
+    bare = [{key: value for key, value in row.items() if key not in setting} for row in rows]
+    monkeypatch.setattr(profiling, "measure", lambda *_, **__: bare)
+    text = run("-m", "none", "-b8")
+    heading = "vit_tiny_patch16_224, batch 8, fp32; dense is fused attention (unfused: 12.00 ms); rounds: 10"
+    assert heading in text
+    cells = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in text.splitlines() if line.startswith("│")}
+    assert [cell.strip() for cell in cells["evit"]] == [
+        *("400.0", "20.00", "30.50", "4.0"),
+        *("0.50", "0.49-0.51", "1.50", "0.33"),
+    ]
+    assert cells["tome:r=8,last_block=class_token"][3].strip() == "-"
+    assert "evit does not pay at batch 8, fp32: 0.50x the speed of dense (fused)" in text
+    assert "tome:r=8,last_block=class_token does not pay" not in text
+
+
+@pytest.mark.parametrize("module", [command, profiling])
+def test_examples(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,299 @@
+"""``vitrim eval`` as a user runs it, on made images."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from vitrim.cli import main
+from vitrim.data import batches, eval_transform, load_images
+from vitrim.evaluation import Evaluation, evaluate
+
+MODEL = "test_vit"
+SMALL = ["--model-option", "img_size=64"]  # 17 tokens
+CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """Keep what `datasets` writes out of the user's cache."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """12 images, two of each of six classes."""
+    root = tmp_path / "images"
+    for label, name in enumerate(CLASSES):
+        (root / name).mkdir(parents=True)
+        for index in range(2):
+            picture(2 * label + index).save(root / name / f"{index}.png")
+    return root
+
+
+def picture(seed: int) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((64, 64), Image.Resampling.NEAREST)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Exit code of ``vitrim eval`` with these arguments."""
+    monkeypatch.setattr(sys, "argv", ["vitrim", "eval", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def the_error(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of the error, after which nothing comes."""
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert sum(line.startswith("error: ") for line in lines) == 1, lines
+    assert lines[-1].startswith("error: "), lines
+    return lines[-1].removeprefix("error: ")
+
+
+def read(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+# ---- results
+
+
+def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
+    methods = ["none", "tome:r=[4,2]", "random:keep_rate=0.5"]
+    out = tmp_path / "results" / "out.json"
+    arguments = [MODEL, *SMALL, "--model-option", "num_classes=6", "--data", folder, "--batch-size", 5, "--json", out]
+    assert run(monkeypatch, *arguments, *(word for method in methods for word in ("-m", method)), "--seed", 3) == 0
+
+    record = read(out)
+    assert set(record) == {"command", "environment", "weights", "model_options", "data", "complete", "rows"}
+    assert (record["command"], record["complete"], record["weights"]) == ("eval", True, "random")
+    assert record["model_options"] == {"img_size": 64, "num_classes": 6}
+    assert record["data"] == {"source": str(folder), "split": None, "images": 12, "classes": 6, "batch_size": 5}
+    assert (record["environment"]["dtype"], record["environment"]["seed"]) == ("float32", 3)
+
+    torch.manual_seed(3)
+    model = timm.create_model(MODEL, img_size=64, num_classes=6).eval()
+    dataset = load_images(folder)
+    dataset.transform = eval_transform(model)
+    rows = evaluate(model, methods, batches(dataset, 5), seed=3)
+    assert record["rows"] == [{"model": MODEL, **row.record()} for row in rows]
+    for row in record["rows"]:
+        assert set(row) == {
+            *("model", "method", "images", "top1", "top5", "agreement", "cosine"),
+            *("gmacs", "gmacs_images", "tokens_per_block", "tokens_at_end"),
+        }
+        assert set(row["gmacs"]) == {"linear", "attention", "matching", "norm"}
+        assert all(0 <= row[key] <= 1 for key in ("top1", "top5", "agreement"))
+    assert [row["tokens_per_block"] for row in record["rows"][:3]] == [[17] * 6, [17] * 6, [13] + [11] * 5]
+
+    table = capsys.readouterr().out
+    assert f"{MODEL} on {folder}: 12 images in batches of 5" in table
+    lines = {line.split("│")[1].strip(): line for line in table.splitlines() if line.startswith("│")}
+    assert list(lines) == ["dense", *methods]
+    tome, dense = record["rows"][2], record["rows"][0]
+    cells = [cell.strip() for cell in lines["tome:r=[4,2]"].split("│")[2:-1]]
+    total, full = sum(tome["gmacs"].values()), sum(dense["gmacs"].values())
+    assert cells == [
+        f"{100 * tome['top1']:.2f}",
+        f"{100 * tome['top5']:.2f}",
+        f"{100 * (tome['top1'] - dense['top1']):+.2f}",
+        f"{100 * tome['agreement']:.1f}",
+        f"{tome['cosine']:.4f}",
+        f"{total:.4f}",
+        f"{100 * (1 - total / full):.1f}",
+        "11",
+    ]
+    assert "random weights" in table
+    assert "accuracy is meaningless" in table
+
+
+def test_the_record_alone_on_standard_output(folder, monkeypatch, capsys):
+    assert run(monkeypatch, MODEL, *SMALL, "-m", "tome:r=2", "--data", folder, "--json", "-") == 0
+    shown = capsys.readouterr()
+    assert [row["method"] for row in json.loads(shown.out)["rows"]] == ["dense", "tome:r=2"]
+    assert "tome:r=2" in shown.err
+
+
+def test_a_checkpoint_is_evaluated(folder, tmp_path, monkeypatch, capsys):
+    """A head that always says class 2 is right for 2 of 12 images."""
+    model = timm.create_model(MODEL, img_size=64, num_classes=6)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([0.0, 1.0, 9.0, 2.0, 3.0, 4.0]))
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    out = tmp_path / "out.json"
+    arguments = [MODEL, *SMALL, "--model-option", "num_classes=6", "-m", "tome:r=2", "--data", folder, "--json", out]
+    assert run(monkeypatch, *arguments, "--checkpoint", tmp_path / "weights.safetensors") == 0
+    record = read(out)
+    assert record["weights"] == str(tmp_path / "weights.safetensors")
+    for row in record["rows"]:
+        assert (row["top1"], row["top5"], row["agreement"]) == (2 / 12, 10 / 12, 1.0)
+    assert "random weights" not in capsys.readouterr().out
+
+
+def test_parquet_columns_split_limit_and_dtype(tmp_path, monkeypatch):
+    features = datasets.Features({"left": datasets.Image(), "right": datasets.Image(), "fine": datasets.Value("int64")})
+    table = {"left": [picture(i) for i in range(9)], "right": [picture(50 + i) for i in range(9)], "fine": [7] * 9}
+    datasets.Dataset.from_dict(table, features=features).to_parquet(tmp_path / "thing-test.parquet")
+    out = tmp_path / "out.json"
+    arguments = [MODEL, *SMALL, "-m", "tome:r=2", "--data", tmp_path / "thing-test.parquet", "--json", out]
+    wanted = ["--image-column", "right", "--label-column", "fine", "--split", "test"]
+    assert run(monkeypatch, *arguments, *wanted, "--limit", 4, "--batch-size", 3, "--dtype", "bf16") == 0
+    record = read(out)
+    assert record["data"]["split"] == "test"
+    assert record["data"]["images"] == 4
+    assert record["data"]["classes"] is None
+    assert record["environment"]["dtype"] == "bfloat16"
+    assert {row["images"] for row in record["rows"]} == {4}
+
+
+def test_few_classes_change_the_name_of_top_k(folder, tmp_path, monkeypatch, capsys):
+    for name in CLASSES[3:]:
+        (folder / name).rename(tmp_path / name)
+    out = tmp_path / "out.json"
+    arguments = [MODEL, *SMALL, "--model-option", "num_classes=3", "-m", "none", "--data", folder, "--json", out]
+    assert run(monkeypatch, *arguments) == 0
+    assert [row["top3"] for row in read(out)["rows"]] == [1.0, 1.0]
+    table = capsys.readouterr().out
+    assert "top-3" in table
+    assert "top-5" not in table
+
+
+def test_another_number_of_classes_is_pointed_out(folder, monkeypatch, capsys):
+    assert run(monkeypatch, MODEL, *SMALL, "-m", "none", "--data", folder) == 0
+    assert "the data has 6 classes and the model 1000" in capsys.readouterr().out
+
+
+# ---- what was gathered is kept
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_keeps_what_came_before(folder, tmp_path, monkeypatch, capsys, workers):
+    broken = folder / "dog" / "1.png"  # image 7: in the third batch of three
+    broken.write_bytes(broken.read_bytes()[:60])
+    out = tmp_path / "out.json"
+    arguments = [MODEL, *SMALL, "-m", "tome:r=2", "--data", folder, "--batch-size", 3, "--json", out]
+    assert run(monkeypatch, *arguments, "--workers", workers) == 2
+    shown = capsys.readouterr()
+    assert "6 of 12 images" in shown.out
+    assert "tome:r=2" in shown.out
+    errors = shown.err.strip().splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: cannot read image 7 of {folder} ({broken}): ")
+    record = read(out)
+    assert record["complete"] is False
+    assert f"error: {record['error']}" == errors[0]
+    assert [(row["method"], row["images"]) for row in record["rows"]] == [("dense", 6), ("tome:r=2", 6)]
+
+
+def test_nothing_gathered_leaves_an_older_record_alone(folder, tmp_path, monkeypatch, capsys):
+    (folder / "ant" / "0.png").write_bytes(b"no image")
+    out = tmp_path / "out.json"
+    out.write_text("an older record")
+    assert run(monkeypatch, MODEL, *SMALL, "-m", "tome:r=2", "--data", folder, "--json", out) == 2
+    assert the_error(capsys).endswith("not an image of a known format")
+    assert out.read_text() == "an older record"
+
+
+def test_an_interruption_keeps_what_came_before(folder, tmp_path, monkeypatch, capsys):
+    update = Evaluation.update
+
+    def interrupted(self: Evaluation, *batch: torch.Tensor) -> None:
+        if self.images:
+            raise KeyboardInterrupt
+        update(self, *batch)
+
+    monkeypatch.setattr(Evaluation, "update", interrupted)
+    out = tmp_path / "out.json"
+    arguments = [MODEL, *SMALL, "-m", "none", "--data", folder, "--batch-size", 4, "--json", out]
+    assert run(monkeypatch, *arguments) == 130
+    record = read(out)
+    assert (record["complete"], record["error"], record["rows"][0]["images"]) == (False, "stopped before the end", 4)
+    shown = capsys.readouterr()
+    assert "4 of 12 images" in shown.out
+    assert shown.err.strip().endswith("interrupted")
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "tomme"], "unknown method 'tomme'; did you mean 'tome'? valid: "),
+        (["-m", "tome:rr=3"], "unknown option of tome 'rr'; did you mean 'r'? valid: "),
+        (["-m", "tome:r=2", "--dtype", "fp31"], "unknown dtype 'fp31'; did you mean 'fp32'? valid: bf16, fp32"),
+        (["-m", "tome:r=2", "--device", "warp"], "device 'warp' cannot be used here: "),
+        (["-m", "tome:r=2", "--split", "dev"], "no split 'dev' in "),
+        (["-m", "tome:r=2", "--label-column", "label"], "is a folder of images and has no columns"),
+        (["-m", "tome:r=2", "--data", "/no/such/place"], "/no/such/place does not exist: "),
+        (["-m", "tome:r=2", "--model-option", "num_classes=0"], "has no classifier"),
+        (["-m", "tome:r=2", "--model-option", "img_size"], "cannot read 'img_size': write key=value"),
+        (["-m", "tome:r=2", "--checkpoint", "/no/weights.safetensors"], "no checkpoint at /no/weights.safetensors"),
+        (["-m", "tome:r=2", "--checkpoint", "/w", "--pretrained"], "either --pretrained or --checkpoint, not both"),
+        (
+            ["-m", "tome:r=2", "--model-option", "num_classes=4"],
+            "is beyond the model's 4 classes, 0 to 3; use a model of these classes, e.g. --model-option num_classes=6",
+        ),
+        (["-m", "evit", "--model-option", "class_token=false", "--model-option", "global_pool=avg"], "class token"),
+    ],
+)
+def test_bad_input_is_one_line(folder, tmp_path, monkeypatch, capsys, arguments, message):
+    out = tmp_path / "out.json"
+    assert run(monkeypatch, MODEL, *SMALL, "--data", folder, "--json", out, *arguments) == 2
+    assert message in the_error(capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("test_vitt", "unknown model 'test_vitt'; did you mean"), ("test_resnet", "is not a supported host")],
+)
+def test_bad_models_are_one_line(folder, monkeypatch, capsys, model, message):
+    assert run(monkeypatch, model, "--data", folder, "-m", "tome") == 2
+    assert message in the_error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "--method"), (["-m", "none", "--batch-size", "0"], "--batch-size"), (["-m", "none", "--wat"], "--wat")],
+)
+def test_wrong_usage_is_one_line(folder, monkeypatch, capsys, arguments, message):
+    assert run(monkeypatch, MODEL, "--data", folder, *arguments) == 2
+    assert message in the_error(capsys)
+
+
+def test_a_missing_column_and_an_empty_dataset_are_one_line(tmp_path, monkeypatch, capsys):
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")})
+    table = datasets.Dataset.from_dict({"img": [picture(0)], "label": [0]}, features=features)
+    table.to_parquet(tmp_path / "one.parquet")
+    table.select([]).to_parquet(tmp_path / "empty.parquet")
+    (tmp_path / "folder").mkdir()
+    arguments = [MODEL, *SMALL, "-m", "tome:r=2", "--data"]
+    assert run(monkeypatch, *arguments, tmp_path / "one.parquet", "--label-column", "fine") == 2
+    assert "no 'fine' in " in the_error(capsys)
+    assert run(monkeypatch, *arguments, tmp_path / "empty.parquet") == 2
+    assert "no rows in " in the_error(capsys)
+    assert run(monkeypatch, *arguments, tmp_path / "folder") == 2
+    assert "no images (or parquet files) in " in the_error(capsys)
+
+
+def test_a_missing_package_is_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
+    (tmp_path / "one.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert run(monkeypatch, MODEL, *SMALL, "-m", "tome:r=2", "--data", tmp_path / "one.parquet") == 2
+    assert "pip install 'vitrim[data]'" in the_error(capsys)

@@ -1,0 +1,198 @@
+"""``vitrim profile`` as a user meets it: table, record, notes, one-line errors."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+from PIL import Image
+
+from vitrim import cli
+from vitrim.cli import profile
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``vitrim profile`` with the given arguments: exit code, standard output, standard error."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vitrim", "profile", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def record(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """What ``--json FILE`` holds."""
+
+    def call(*arguments: str) -> dict[str, Any]:
+        code, _, err = run(*arguments, "--json", str(tmp_path / "profile.json"))
+        assert code == 0, err
+        return json.loads((tmp_path / "profile.json").read_text())
+
+    return call
+
+
+def cells(table: str) -> list[list[str]]:
+    """The rows of a printed table, header left out."""
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line[:1] == "│"]
+
+
+def test_table_has_the_dense_model_first_and_says_what_it_counts(run: Run) -> None:
+    code, out, _ = run("deit_small_patch16_224", "-m", "tome:r=13", "-m", "evit:keep_rate=0.7", "-m", "none")
+    assert code == 0
+    assert out.startswith("deit_small_patch16_224: GMACs per image")
+    rows = cells(out)
+    assert [row[0] for row in rows] == ["none", "tome:r=13", "evit:keep_rate=0.7"]  # dense once
+    assert rows[0] == ["none", "22.05", "197x12", "4.24", "0.358", "0.00", "0.009", "4.61", "0.0"]
+    assert rows[1][2] == "184 171 158 .. 54 41"
+    assert rows[2][2] == "197x3 140x3 100x3 72x3"
+    for row in rows[1:]:
+        parts, total, saved = [float(cell) for cell in row[3:7]], float(row[7]), float(row[8])
+        assert total == pytest.approx(sum(parts), abs=0.02)
+        assert saved == pytest.approx(100 * (1 - total / 4.608), abs=0.2)
+    assert "linear + attention + matching + norm" in out
+    assert "random" not in out  # counts of static methods depend on neither weights nor images
+
+
+@pytest.mark.parametrize(("convention", "total"), [("all", "17.58"), ("no-attention", "16.87"), ("no-norm", "17.56")])
+def test_conventions(run: Run, convention: str, total: str) -> None:
+    _, out, _ = run("vit_base_patch16_224", "--convention", convention)
+    assert cells(out)[0][-2:] == [total, "0.0"]
+
+
+def test_record(record: Callable[..., dict[str, Any]]) -> None:
+    found = record("test_vit", "-m", "tome:r=10", "-m", "topk:keep_rate=0.5", "--seed", "3")
+    assert found["command"] == "profile"
+    assert {"vitrim", "torch", "timm", "device", "dtype", "threads", "seed"} <= set(found["environment"])
+    assert found["environment"]["device"] == "meta"
+    assert found["environment"]["seed"] == 3
+    assert (found["weights"], found["images"], found["model_options"]) == ("random", None, {})
+    assert [row["method"] for row in found["rows"]] == ["none", "tome:r=10", "topk:keep_rate=0.5"]
+    for row in found["rows"]:
+        assert set(row) == {"model", "method", "params", "gmacs", "tokens_per_block"}
+        assert row["model"] == "test_vit"
+        assert row["params"] == sum(p.numel() for p in timm.create_model("test_vit").parameters())
+        assert set(row["gmacs"]) == {"linear", "attention", "matching", "norm"}
+        assert len(row["tokens_per_block"]) == 6
+    assert found["rows"][0]["tokens_per_block"] == [101] * 6
+    assert found["rows"][1]["tokens_per_block"] == [91, 81, 71, 61, 51, 41]
+    assert found["rows"][0]["gmacs"]["matching"] == 0 < found["rows"][1]["gmacs"]["matching"]
+
+
+def test_record_alone_on_standard_output(run: Run) -> None:
+    code, out, err = run("test_vit", "--json", "-")
+    assert code == 0
+    assert json.loads(out)["rows"][0]["method"] == "none"
+    assert "GMACs per image" in err
+
+
+def test_several_models(run: Run) -> None:
+    code, out, _ = run("test_vit", "test_vit2", "-m", "tome:r=5")
+    assert code == 0
+    rows = cells(out)
+    assert [row[:2] for row in rows] == [
+        ["test_vit", "none"],
+        ["", "tome:r=5"],
+        ["test_vit2", "none"],
+        ["", "tome:r=5"],
+    ]
+    assert [row[-1] == "0.0" for row in rows] == [True, False, True, False]  # each against its own dense model
+
+
+def test_model_options(record: Callable[..., dict[str, Any]]) -> None:
+    found = record("test_vit", "--model-option", "img_size=96", "--model-option", "num_classes=7")
+    assert found["rows"][0]["tokens_per_block"] == [37] * 6
+    assert found["model_options"] == {"img_size": 96, "num_classes": 7}
+
+
+ATM = "atm:alpha=0.9,beta=0.2,theta_min=0.1"
+
+
+def test_random_images_for_methods_that_adapt_and_it_says_so(run: Run, record: Callable[..., dict[str, Any]]) -> None:
+    arguments = ("test_vit", "-m", ATM, "--limit", "3", "--batch-size", "2", "--model-option", "img_size=96")
+    code, out, _ = run(*arguments)
+    assert code == 0
+    assert "counts depend on the images; means over 3 random images" in out
+    assert "random weights" in out
+    found = record(*arguments)
+    assert found["environment"]["device"] == "cpu"
+    assert found["images"] == {"source": "random", "count": 3, "batch_size": 2}
+    assert found["rows"] == record(*arguments)["rows"]
+    assert found["rows"] != record(*arguments, "--seed", "1")["rows"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for index, name in enumerate(("a/0", "a/1", "b/0")):
+        path = tmp_path / "images" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.linear_gradient("L").resize((40, 40)).rotate(90 * index).convert("RGB").save(path)
+    return tmp_path / "images"
+
+
+def test_images_of_a_folder(run: Run, record: Callable[..., dict[str, Any]], folder: Path) -> None:
+    arguments = ("test_vit", "-m", ATM, "--images", str(folder), "--model-option", "img_size=96")
+    found = record(*arguments)
+    assert found["images"] == {"source": str(folder), "count": 3, "batch_size": 8}
+    assert found["rows"][1] != record("test_vit", "-m", ATM, "--model-option", "img_size=96")["rows"][1]
+    _, out, _ = run(*arguments)
+    assert f"3 images of {folder}" in re.sub(r"\s+", " ", out)
+
+
+def test_images_that_nothing_needs_are_named_as_such(run: Run, folder: Path) -> None:
+    _, out, _ = run("test_vit", "-m", "tome:r=5", "--images", str(folder))
+    assert "was not read: no method here adapts" in out
+
+
+def test_checkpoint_is_named_and_checked(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("test_vit", "--checkpoint", str(tmp_path / "none.safetensors"))
+    assert (code, out) == (2, "")
+    assert "no checkpoint at" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tst_vit"], "did you mean 'test_vit'"),
+        (["resnet18"], "not a supported host"),
+        (["test_vit", "-m", "tomme"], "did you mean 'tome'? valid: "),
+        (["test_vit", "-m", "tome:R=3"], "unknown option of tome 'R'"),
+        (["test_vit", "-m", "tome:r=-1"], "r must not be negative"),
+        (["test_vit", "-m", "tome:r=90,strict=true"], "refused because strict=true"),
+        (["test_vit", "--convention", "no-atention"], "did you mean 'no-attention'? valid: all, no-attention, no-norm"),
+        (["test_vit", "--model-option", "img_size"], "write key=value"),
+        (["test_vit", "test_vit2", "--checkpoint", "x.safetensors"], "the weights of one model; 2 models are given"),
+        (["test_vit", "--pretrained", "--checkpoint", "x.safetensors"], "not both"),
+        (["test_vit", "-m", ATM, "--images", "no-such-folder"], "no-such-folder does not exist"),
+        (["test_vit", "--limit", "0"], "--limit"),
+        ([], "MODEL"),
+    ],
+)
+def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_examples() -> None:
+    assert doctest.testmod(profile).failed == 0
+    assert doctest.testmod(profile).attempted == 2

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitrim.matching import alternate_split, best_partners, merge_most_similar, most_similar
+from vitrim.tokens import TokenState
+
+FAST = settings(deadline=None, max_examples=40)
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@FAST
+@given(prefix=st.integers(0, 5), patches=st.integers(2, 200))
+def test_split_is_even_and_odd_places_of_the_whole_sequence(prefix: int, patches: int) -> None:
+    places = torch.arange(prefix, prefix + patches)  # the prefix counts
+    sources, destinations = alternate_split(prefix)
+    assert (places[sources] % 2 == 0).all()
+    assert (places[destinations] % 2 == 1).all()
+    assert len(places[sources]) + len(places[destinations]) == patches
+
+
+@FAST
+@given(batch=st.integers(1, 3), sources=st.integers(1, 20), destinations=st.integers(1, 20), seed=st.integers(0, 10**6))
+def test_best_partner_is_the_nearest_by_cosine(batch: int, sources: int, destinations: int, seed: int) -> None:
+    a, b = draw(seed, batch, sources, 5), draw(seed + 1, batch, destinations, 5)
+    best, partner = best_partners(a, b)
+    assert best.shape == partner.shape == (batch, sources)
+    for image in range(batch):
+        for source in range(sources):
+            cosine = [
+                float(a[image, source] @ row / (a[image, source].norm() * row.norm())) for row in b[image].unbind()
+            ]
+            assert float(best[image, source]) == pytest.approx(max(cosine), abs=1e-12)
+            assert cosine[int(partner[image, source])] == pytest.approx(max(cosine), abs=1e-12)
+
+
+@FAST
+@given(batch=st.integers(1, 3), count=st.integers(1, 12), padding=st.integers(1, 12), seed=st.integers(0, 10**6))
+def test_padding_is_nobodys_partner(batch: int, count: int, padding: int, seed: int) -> None:
+    a, b = draw(seed, batch, 7, 5), draw(seed + 1, batch, count, 5)
+    twins = a[:, :1].expand(batch, padding, 5)  # padding that would be the best of all for the first source
+    order = torch.randperm(count + padding, generator=torch.Generator().manual_seed(seed))
+    both = torch.cat([b, twins], 1)[:, order]
+    real = (order < count).expand(batch, -1)
+    best, partner = best_partners(a, both, real)
+    expected, among_real = best_partners(a, b)
+    torch.testing.assert_close(best, expected)
+    assert real.gather(1, partner).all()
+    assert torch.equal(order[partner], among_real)
+
+
+def test_no_gradient_flows_through_the_choice_of_partners() -> None:
+    a, b = draw(0, 1, 3, 4).requires_grad_(), draw(1, 1, 3, 4).requires_grad_()
+    best, _ = best_partners(a, b)
+    assert not best.requires_grad
+
+
+@FAST
+@given(batch=st.integers(1, 3), count=st.integers(1, 60), data=st.data())
+def test_most_similar_splits_the_sources(batch: int, count: int, data: st.DataObject) -> None:
+    r = data.draw(st.integers(0, count))
+    best = draw(data.draw(st.integers(0, 10**6)), batch, count)
+    moved, kept = most_similar(best, r)
+    assert moved.shape == (batch, r)
+    assert kept.shape == (batch, count - r)
+    assert torch.equal(torch.cat([moved, kept], 1).sort(1).values, torch.arange(count).expand(batch, -1))
+    assert torch.equal(kept, kept.sort(1).values)
+    if 0 < r < count:
+        assert (best.gather(1, moved).amin(1) >= best.gather(1, kept).amax(1)).all()
+
+
+@pytest.mark.parametrize("per_image", [False, True])
+@FAST
+@given(prefix=st.integers(0, 3), patches=st.integers(2, 60), data=st.data())
+def test_merge_puts_kept_sources_first_and_then_every_destination(
+    per_image: bool, prefix: int, patches: int, data: st.DataObject
+) -> None:
+    batch = 2
+    seed = data.draw(st.integers(0, 10**6))
+    order = torch.randperm(patches, generator=torch.Generator().manual_seed(seed))
+    sources, destinations = order[: patches // 2], order[patches // 2 :]
+    if per_image:  # other tables for every image, as in a split by size
+        sources, destinations = (
+            torch.stack([sources, sources.flip(0)]),
+            torch.stack([destinations, destinations.flip(0)]),
+        )
+    r = data.draw(st.integers(0, patches // 2))
+    best = draw(seed, batch, patches // 2)
+    partner = torch.randint(patches - patches // 2, best.shape, generator=torch.Generator().manual_seed(seed))
+    x = draw(seed, batch, prefix + patches, 3)
+    state = TokenState.start(x, prefix)
+    hard = merge_most_similar(state, sources, destinations, best, partner, r)
+    after = hard.advance(x, state)
+    for image in range(batch):
+        own_sources = (sources[image] if per_image else sources).tolist()
+        own_destinations = (destinations[image] if per_image else destinations).tolist()
+        ranked = sorted(range(len(own_sources)), key=lambda i: -float(best[image, i]))
+        moving, staying = ranked[:r], sorted(ranked[r:])
+        layout = [own_sources[i] for i in staying] + own_destinations
+        assert hard.anchor[image].tolist() == [*range(prefix), *(place + prefix for place in layout)]
+        for i in moving:
+            joined = own_destinations[int(partner[image, i])]
+            assert after.source[image, own_sources[i] + prefix] == after.source[image, joined + prefix]
+    assert (after.size.sum(1) == prefix + patches).all()
+    assert after.num_patches == patches - r

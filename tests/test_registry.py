@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import string
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vitrim
+from vitrim import registry
+from vitrim.backbones.timm_vit import TimmViT
+from vitrim.host import Host
+from vitrim.registry import backbone_of, backbones, make_method, methods, parse_method
+
+# ---- reading a method ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("none", vitrim.NoReduction()),
+        ("tome", vitrim.ToMe()),
+        ("tome:", vitrim.ToMe()),
+        ("tome:r=13", vitrim.ToMe(r=13)),
+        ("tome:r=[16,8,4]", vitrim.ToMe(r=(16, 8, 4))),
+        ("tome:r=[16, 8, 4],proportional=false", vitrim.ToMe(r=(16, 8, 4), proportional=False)),
+        ("  tome :  r = [ 16 , 8 ] , kept_order = similarity ", vitrim.ToMe(r=(16, 8), kept_order="similarity")),
+        ("tome:keep_rate=0.7,blocks=[3,6,9]", vitrim.ToMe(keep_rate=0.7, blocks=(3, 6, 9))),
+        ("tome:keep_rate=null,r=3,", vitrim.ToMe(keep_rate=None, r=3)),
+        ("tome:r=8,inflect=-1", vitrim.ToMe(r=8, inflect=-1.0)),
+        ("evit:keep_rate=0.7,fuse_token=false", vitrim.EViT(keep_rate=0.7, fuse_token=False)),
+        ("atm:alpha=0.985,beta=4.5e-2,theta_min=0.88", vitrim.ATM(alpha=0.985, beta=0.045, theta_min=0.88)),
+    ],
+)
+def test_good_text(text: str, config: vitrim.MethodConfig) -> None:
+    parsed = parse_method(text)
+    assert type(parsed) is type(config)
+    assert parsed == config
+    assert parsed.model_fields_set == config.model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "unknown method ''; valid: atm, "),
+        (":r=4", "unknown method ''"),
+        ("tomme:r=4", r"unknown method 'tomme'; did you mean 'tome'\? valid: atm, .*, tome, topk"),
+        ("TOPK", r"unknown method 'TOPK'.* valid: "),
+        ("qqqq", "unknown method 'qqqq'; valid: "),
+        ("tome:rr=4", r"unknown option of tome 'rr'; did you mean 'r'\? valid: blocks, inflect, "),
+        ("evit:keeprate=0.5", r"unknown option of evit 'keeprate'; did you mean 'keep_rate'\?"),
+        ("tome:name=x", "unknown option of tome 'name'"),  # the first parameter of make_method
+        ("tome:self=x", "unknown option of tome 'self'"),
+        ("tome:r", "cannot read 'r' in 'tome:r': write name:key=value,key=value, e.g. tome:r=13"),
+        ("tome:r=", "cannot read 'r=' in 'tome:r='"),
+        ("tome:=4", "cannot read '=4'"),
+        ("tome:13", "cannot read '13'"),
+        ("tome:r=4,r=8", "'r' is given twice in 'tome:r=4,r=8'"),
+        ("tome:r=4, r =8", "'r' is given twice"),
+        ("tome:r=four", "tome: .*four.* valid integer"),
+        ("tome:r=1.5", "tome: .*1.5.* integer"),
+        ("tome:r=[16,8", r"tome: .*\[16,8.* valid"),
+        ("tome:r=[4,[2]]", r"tome: .*valid integer"),
+        ("tome:r=4,keep_rate=0.5", "tome: .*either r .* or keep_rate"),
+        ("topk:keep_rate=0", "topk: keep_rate=0: Input should be greater than 0"),
+        ("topk:keep_rate=1.2", "topk: keep_rate=1.2: Input should be less than or equal to 1"),
+        ("topk:keep_rate=NaN", "topk: keep_rate=nan"),
+        ("topk:rule=floor", "topk: rule=floor: Input should be 'ceil_current', 'floor_current'"),
+        ("topk:blocks=3", "topk: blocks=3: Input should be a valid tuple"),
+        (
+            "topk:rule=floor,keep_rate=2",
+            "topk: .*keep_rate=2: .*; .*rule=floor: |topk: .*rule=floor: .*; keep_rate=2: ",
+        ),
+        ("atm:beta=300", "atm: beta=300: Input should be less than or equal to"),  # exp would overflow
+        ("atm:granularity=pixel", "atm: granularity=pixel: Input should be 'batch' or 'image'"),
+    ],
+)
+def test_bad_text_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+        parse_method(text)
+    assert "\n" not in str(caught.value)
+
+
+options = st.text(string.digits + 'rkbname_[]=,.-+eNul "{}', max_size=24)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    text=st.one_of(
+        st.text(string.printable.strip(), max_size=24),
+        st.builds("{}:{}".format, st.sampled_from(["tome", "atm", "evit", "l1", "none"]), options),
+        st.builds("{}={}".format, st.sampled_from(["tome:r", "topk:blocks", "topk:keep_rate", "atm:alpha"]), options),
+    )
+)
+def test_any_text_is_a_method_or_one_line(text: str) -> None:
+    try:
+        config = parse_method(text)
+    except vitrim.VitrimError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) > 10
+    else:
+        assert parse_method(config.describe()) == config
+
+
+# ---- writing it back -----------------------------------------------------------------------------------------------
+
+OTHERS: list[vitrim.MethodConfig] = [
+    vitrim.ToMe(r=(4, 2, 1), proportional=False, kept_order="similarity"),
+    vitrim.ToMe(keep_rate=0.5, blocks=(1, 2), rule="ceil_current", strict=True),
+    vitrim.ToMe(r=8, keep_rate=None),
+    vitrim.ATM(alpha=1.0, beta=1e-07, theta_min=-0.5, splitting_layer=None, last_block="class_token"),
+    vitrim.EViT(keep_rate=1 / 3, blocks=None),
+    vitrim.L2(contiguous=True, min_radius=2.5, float32_rings=True),
+]
+
+
+@pytest.mark.parametrize("config", [*tiny.configs(), *OTHERS], ids=lambda config: config.describe())
+def test_describe_is_read_back(config: vitrim.MethodConfig) -> None:
+    again = parse_method(config.describe())
+    assert type(again) is type(config)
+    assert again == config
+    assert again.describe() == config.describe()
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_every_option_spelt_out_is_read_back(name: str) -> None:
+    config = methods()[name](**dict(methods()[name]()))  # None among them
+    assert config.describe().count("=") >= 3
+    assert parse_method(config.describe()) == config
+
+
+def test_only_options_that_were_given_are_written() -> None:
+    assert vitrim.ToMe().describe() == "tome"
+    assert vitrim.ToMe(r=8).describe() == "tome:r=8"  # the default, but given
+    assert vitrim.ToMe(proportional=False, r=(4, 2)).describe() in (
+        "tome:proportional=false,r=[4,2]",
+        "tome:r=[4,2],proportional=false",
+    )
+
+
+# ---- the table of methods ------------------------------------------------------------------------------------------
+
+
+def test_every_method_says_what_it_is() -> None:
+    for name, config in methods().items():
+        assert config.name == name
+        assert name == name.lower()
+        assert config.kind in ("none", "prune", "merge", "mixed", "soft")
+        assert config.runtime <= set(config.model_fields)
+        for key, option in config.model_fields.items():
+            assert option.description, f"{name}: {key} has no description"
+    assert list(methods()) == sorted(methods())
+
+
+def test_a_second_method_of_the_same_name_is_refused() -> None:
+    class Other(vitrim.MethodConfig):
+        name = "tome"
+
+    before = methods()
+    with pytest.raises(ValueError, match=r"method 'tome' is registered twice, by .*ToMe.* and .*Other"):
+        vitrim.register_method(Other)
+    assert methods() == before
+
+
+def test_a_second_host_of_the_same_class_is_refused() -> None:
+    before = backbones()
+    with pytest.raises(ValueError, match=r"host 'timm.*VisionTransformer' is registered twice"):
+        vitrim.register_backbone("timm.models.vision_transformer.VisionTransformer")(Host)
+    assert backbones() == before
+
+
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, **files: str) -> str:
+    """An importable package ``name`` with the given files."""
+    (folder / name).mkdir()
+    for file, text in {"__init__": "", **files}.items():
+        (folder / name / f"{file}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    return name
+
+
+def test_an_import_error_in_a_method_file_surfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = package(tmp_path, monkeypatch, "vitrim_broken", a="", b="import vitrim_needs_what_is_not_installed")
+    for _ in range(2):  # it is not remembered as done
+        with pytest.raises(ModuleNotFoundError, match="vitrim_needs_what_is_not_installed"):
+            registry._discover(name)
+
+
+def test_every_file_of_the_folder_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = """
+import vitrim
+
+@vitrim.register_method
+class Mine(vitrim.MethodConfig):
+    name = "test_mine"
+    def build(self, layer):
+        return None
+"""
+    monkeypatch.setattr(registry, "_METHODS", dict(methods()))
+    name = package(tmp_path, monkeypatch, "vitrim_complete", one=method, two="")
+    registry._discover(name)
+    assert "vitrim_complete.two" in sys.modules
+    assert type(parse_method("test_mine")).__name__ == "Mine"
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, "test_mine")
+    assert model(tiny.images()).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_methods_are_public_by_their_class_name(name: str) -> None:
+    config = methods()[name]
+    assert getattr(vitrim, config.__name__) is config
+    assert config.__name__ in dir(vitrim)
+
+
+# ---- the table of hosts --------------------------------------------------------------------------------------------
+
+
+def test_hosts_are_found_over_the_classes_a_model_inherits_from() -> None:
+    class Mine(VisionTransformer):
+        pass
+
+    with torch.device("meta"):
+        assert backbone_of(Mine(**tiny.GEOMETRY)) is TimmViT
+        assert backbone_of(tiny.VisionTransformerDistilled(**tiny.GEOMETRY)) is TimmViT
+
+
+def test_a_class_that_only_shares_the_name_is_not_the_host() -> None:
+    lookalike: Any = type("VisionTransformer", (nn.Module,), {"__module__": "torchvision.models.somewhere"})
+    with pytest.raises(vitrim.UnsupportedModelError) as caught:
+        backbone_of(lookalike())
+    message = str(caught.value)
+    assert "VisionTransformer (from torchvision.models.somewhere) is not a supported host" in message
+    assert "\n" not in message
+    for supported in backbones():
+        assert supported in message
+
+
+def test_options_are_validated_by_make_method_too() -> None:
+    assert make_method("tome", r=(4, 2)) == vitrim.ToMe(r=(4, 2))
+    with pytest.raises(vitrim.VitrimError, match="unknown option of none 'r'"):
+        make_method("none", r=3)
