@@ -325,6 +325,9 @@ def test_a_ragged_selection_forgets_what_is_not_valid() -> None:
     assert after.mask is not None
     assert after.mask.tolist() == [[True, True, True], [True, True, False]]
     assert torch.equal(pooled[1, :2], x[1, [0, 2]])
+    # as many slots as there were tokens, but one image does not keep its last
+    everything = prune(state, torch.tensor([[0, 1, 2, 3]] * 2), valid=torch.tensor([[True] * 4, [True] * 3 + [False]]))
+    assert everything.advance(x, state).lost
     # a later selection of the same number everywhere keeps the mask
     later = prune(after, torch.tensor([[1], [1]])).advance(pooled, after)
     assert later.mask is not None

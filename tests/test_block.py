@@ -1,15 +1,15 @@
-"""The state finds its way from block to block through hooks, checkpointing and calls out of order, or says that it cannot."""
+"""The state finds its way from block to block through hooks and checkpointing, or the block says that it cannot."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from timm.layers import set_reentrant_ckpt, use_reentrant_ckpt
 from torch import Tensor, nn
 
+import tiny
 import vitrim
 from vitrim.block import Idle
 from vitrim.schedule import Amount, Remove

@@ -1,4 +1,4 @@
-"""The core carries methods far from ToMe: learned soft mixing, ragged selection, a bank, fused queries, a last fusion.
+"""The core carries methods far from ToMe: learned soft mixing, a bank, a last fusion.
 
 Each is written here in a few lines against the public interface and compared with its reference vectors, so that a change
 of the core that would shut out a kind of method fails at once.
@@ -6,16 +6,14 @@ of the core that would shut out a kind of method fails at once.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import golden_models as golden
-import pytest
 import torch
 from torch import Tensor, nn
 
 import vitrim
 from vitrim.block import Idle
-from vitrim.matching import best_partners, most_similar
 from vitrim.schedule import Amount, Remove, keep_rate
 
 
@@ -81,53 +79,6 @@ def test_learned_parameters_are_saved_without_the_host(tmp_path) -> None:
     assert sorted(saved) == sorted(f"{d}.{n}" for d in (1, 3, 5) for n in ("queries", "norm.weight", "norm.bias"))
     assert saved["3.queries"].shape == (16, 96)
     assert torch.equal(saved["3.queries"], model.blocks[3].reducer.queries)
-
-
-# ---- ATS: another number of tokens in every image, selected at the query -----------------------------------------------
-
-
-class ATS(vitrim.MethodConfig):
-    name = "test_ats"
-    adaptive = True
-    rate: float = 0.5
-    blocks: tuple[int, ...] = (1, 3, 5)
-
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-        return ATSReducer(self, layer, self.blocks.index(layer.depth) + 1) if layer.depth in self.blocks else None
-
-
-class ATSReducer(vitrim.Reducer):
-    site = "query"
-
-    def __init__(self, config: ATS, layer: vitrim.Layer, stage: int) -> None:
-        super().__init__(config, layer)
-        self.count = int(config.rate**stage * layer.initial_patches) + 1
-
-    def assign(self, x: Tensor, attention: vitrim.Attention, state: vitrim.TokenState) -> vitrim.Hard:
-        p, k = state.num_prefix, self.count
-        score = (attention.class_row() * attention.v.norm(dim=-1)).sum(1)[:, p:]
-        real = torch.ones_like(score, dtype=torch.bool) if state.mask is None else state.mask[:, p:]
-        score = score * real
-        cdf = (score / (score.sum(1, keepdim=True) + 1e-6)).cumsum(1).masked_fill(~real, 9.0)
-        points = (2 * torch.arange(1, k, dtype=cdf.dtype) - 1) / (2 * k)
-        nearest = (points[None, :, None] - cdf[:, None, :]).abs().argmin(-1)
-        chosen = torch.zeros_like(real).scatter_(1, nearest, True)
-        keep = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, : k - 1]
-        return vitrim.prune(state, keep, valid=chosen.gather(1, keep))
-
-
-def test_ats_matches_reference_padded_to_its_bound() -> None:
-    ref = golden.load("haurum/ats_p64_r50")
-    model = golden.vit(ref)
-    reduction = vitrim.reduce_(model, ATS(), record=True)
-    torch.testing.assert_close(run(model, golden.images(ref)), golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    for block in (1, 3, 5):
-        state = reduction.states[block + 1]
-        kept = torch.where(state.mask, state.position, 0)[:, 1:].sort(1, descending=True).values - 1
-        expected = golden.tensor(ref, f"kept_abs/{block}").long().sort(1, descending=True).values
-        width = expected.shape[1]
-        assert torch.equal(kept[:, :width], expected)
-        assert (kept[:, width:] == -1).all()
 
 
 # ---- Cropr: routers, auxiliary heads in training only, a bank that the last block brings back --------------------------
@@ -218,76 +169,3 @@ def test_cropr_trains_with_isolated_gradients() -> None:
         # stored as float32 although computed in float64
         atol = 2e-6 * expected.abs().max().item()
         torch.testing.assert_close(parameter.grad, expected.double(), atol=atol, rtol=0)
-
-
-# ---- MCTF: fuses at the query, projects values again, keeps its own order ------------------------------------------------
-
-
-class MCTF(vitrim.MethodConfig):
-    name = "test_mctf"
-    kind = "merge"
-    proportional: bool = True
-    r: int = 8
-
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        return [None] + [Remove(self.r)] * (num_layers - 1)
-
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-        return MCTFReducer(self, layer) if layer.depth else None
-
-
-class MCTFReducer(vitrim.Reducer):
-    site = "query"
-    fresh_values: ClassVar[bool] = True
-
-    def assign(self, x: Tensor, attention: vitrim.Attention, state: vitrim.TokenState) -> vitrim.Hard:
-        r = self.amount.count
-        importance = attention.column_mean()
-        info, size = 1 / importance, 1 / state.size
-        info, size = info / info.amax(1, keepdim=True), size / size.amax(1, keepdim=True)
-        unit = nn.functional.normalize(x, dim=-1)
-        similarity = (unit @ unit.transpose(-1, -2) + 1) / 2
-        total = (
-            similarity * (info[:, :, None] * info[:, None]) ** (1 / 20) * (size[:, :, None] * size[:, None]) ** (1 / 40)
-        )
-        total = total[:, ::2, 1::2].clone()  # even places, class token first, against odd ones
-        total[:, 0] = -torch.inf
-        first, second = r // 2, r - r // 2
-        best, partner = total.max(-1)
-        moved, kept = most_similar(best, first)
-        kept_rows = total.gather(1, kept[:, :, None].expand(-1, -1, total.shape[2]))
-        back, into_kept = kept_rows.max(1)
-        order = back.argsort(1, descending=True)
-        moved_odd, kept_odd = order[:, :second], order[:, second:]
-        # where each odd token ends: its own place behind the kept even ones, or one of those
-        place = torch.empty_like(order).scatter_(
-            1, kept_odd, torch.arange(kept_odd.shape[1]).expand_as(kept_odd) + kept.shape[1]
-        )
-        place = place.scatter(1, moved_odd, into_kept.gather(1, moved_odd))
-        into = torch.cat([place.gather(1, partner.gather(1, moved)), place.gather(1, moved_odd)], 1)
-        patches = torch.cat([2 * kept[:, 1:] - 1, 2 * kept_odd], 1)
-        joining = torch.cat([2 * moved - 1, 2 * moved_odd], 1)
-        return vitrim.merge(state, patches, joining, into - 1, weight=importance * state.size)
-
-
-@pytest.mark.parametrize(("name", "r"), [("merging/mctf_r8", 8), ("merging/mctf_r2", 2)])
-def test_mctf_matches_reference(name: str, r: int) -> None:
-    ref = golden.load(name)
-    model = golden.vit(ref)
-    reduction = vitrim.reduce_(model, MCTF(r=r), record=True)
-    torch.testing.assert_close(run(model, golden.images(ref)), golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    assert torch.equal(reduction.state.source, golden.tensor(ref, "source").long())
-
-
-def test_mctf_with_the_last_block_on_the_class_token_only_is_the_same() -> None:
-    ref = golden.load("merging/mctf_r8")
-    model = golden.vit(ref)
-    vitrim.reduce_(model, MCTF(last_block="class_token"))
-    torch.testing.assert_close(run(model, golden.images(ref)), golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-
-
-def test_best_partners_is_what_mctf_needs_not_keys() -> None:
-    """Matching is a function of any vectors: the residual stream as well as keys."""
-    x = torch.randn(2, 6, 4)
-    best, index = best_partners(x[:, :3], x[:, 3:])
-    assert best.shape == index.shape == (2, 3)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vitrim.matching import alternate_split, best_partners, merge_most_similar, most_similar
+from vitrim.matching import alternate_split, best_partners, merge_most_similar, most_similar, unit
 from vitrim.tokens import TokenState
 
 FAST = settings(deadline=None, max_examples=40)
@@ -30,7 +30,7 @@ def test_split_is_even_and_odd_places_of_the_whole_sequence(prefix: int, patches
 @given(batch=st.integers(1, 3), sources=st.integers(1, 20), destinations=st.integers(1, 20), seed=st.integers(0, 10**6))
 def test_best_partner_is_the_nearest_by_cosine(batch: int, sources: int, destinations: int, seed: int) -> None:
     a, b = draw(seed, batch, sources, 5), draw(seed + 1, batch, destinations, 5)
-    best, partner = best_partners(a, b)
+    best, partner = best_partners(unit(a), unit(b))
     assert best.shape == partner.shape == (batch, sources)
     for image in range(batch):
         for source in range(sources):
@@ -49,8 +49,8 @@ def test_padding_is_nobodys_partner(batch: int, count: int, padding: int, seed: 
     order = torch.randperm(count + padding, generator=torch.Generator().manual_seed(seed))
     both = torch.cat([b, twins], 1)[:, order]
     real = (order < count).expand(batch, -1)
-    best, partner = best_partners(a, both, real)
-    expected, among_real = best_partners(a, b)
+    best, partner = best_partners(unit(a), unit(both), real)
+    expected, among_real = best_partners(unit(a), unit(b))
     torch.testing.assert_close(best, expected)
     assert real.gather(1, partner).all()
     assert torch.equal(order[partner], among_real)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import doctest
-import inspect
 import pkgutil
 import subprocess
 import sys
@@ -31,10 +30,7 @@ def test_every_public_name_resolves_and_is_documented(name: str) -> None:
     value = getattr(vitrim, name)
     assert value.__name__ == name
     assert value.__module__.startswith("vitrim.")
-    text = inspect.getdoc(value)
-    assert text
-    assert text != inspect.getdoc(type(value).__mro__[-1])
-    assert value.__doc__, f"{name} only inherits its docstring"
+    assert value.__doc__  # its own: a class does not inherit this attribute
     assert name in dir(vitrim)
 
 
@@ -62,12 +58,10 @@ def test_every_method_is_public_and_shows_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name: str) -> None:
-    module = import_module(name)
-    result = doctest.testmod(module)
-    shown = any(">>>" in (inspect.getdoc(value) or "") for value in vars(module).values() if inspect.isclass(value))
+    result = doctest.testmod(import_module(name))
     assert result.failed == 0
-    if shown and any(value.__module__ == name for value in vars(module).values() if inspect.isclass(value)):
-        assert result.attempted > 0 or name not in {config.__module__ for config in methods().values()}
+    if name in {config.__module__ for config in methods().values()}:
+        assert result.attempted > 0
 
 
 def test_the_package_is_imported_without_torch() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from timm.models import vision_transformer as timm_vit
@@ -23,6 +22,7 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
+import tiny
 import vitrim
 from vitrim import registry
 from vitrim.block import Idle, ReducedBlock

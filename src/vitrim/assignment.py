@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrim.tokens import TokenState, decision_dtype, flat_index, take
@@ -24,6 +25,7 @@ class Hard:
         into: (B, R) int64, the new index each moved token joins; M means "nowhere" (counts that differ per image).
         weight: (B, N) pooling weights, or None to pool by size.
         normalise: divide by the sum of the weights of a group (False: plain weighted sum, as EViT's fused token).
+        maximum: take the elementwise maximum of a group instead; weights then play no part.
         valid: (B, M) bool, which new tokens are real, or None when all are.
         dropped: (B, K) int64, old indices that go to the bank instead of being forgotten, or None.
     """
@@ -33,6 +35,7 @@ class Hard:
     into: Tensor | None = None
     weight: Tensor | None = None
     normalise: bool = True
+    maximum: bool = False
     valid: Tensor | None = None
     dropped: Tensor | None = None
 
@@ -49,6 +52,8 @@ class Hard:
         """
         weight = size if self.weight is None else self.weight
         pooled = take(x, self.anchor)
+        if self.maximum:
+            return self._maximum(x, pooled)
         if not self.normalise:
             pooled = pooled * weight.gather(1, self.anchor).unsqueeze(-1).to(x.dtype)
         if self.moved is None or self.into is None or self.moved.shape[1] == 0:
@@ -65,7 +70,43 @@ class Hard:
             update = update - take(x, self.anchor.gather(1, into)).to(wide)
         update = (update * share.unsqueeze(-1)).to(x.dtype)
         rows = flat_index(into, self.anchor.shape[1])
-        return pooled.flatten(0, 1).index_add(0, rows, update.flatten(0, 1)).view_as(pooled)
+        pooled.flatten(0, 1).index_add_(0, rows, update.flatten(0, 1))  # in place: pooled is new, and this is a view
+        return pooled
+
+    def _maximum(self, x: Tensor, pooled: Tensor) -> Tensor:
+        if self.moved is None or self.moved.shape[1] == 0:
+            return pooled
+        into, joins = self._targets()
+        update = take(x, self.moved)
+        if joins is not None:
+            update = update.masked_fill(~joins.unsqueeze(-1), -torch.inf)
+        rows = flat_index(into, self.anchor.shape[1]).unsqueeze(-1).expand(-1, x.shape[2])
+        flat = pooled.flatten(0, 1).scatter_reduce(0, rows, update.flatten(0, 1), "amax")
+        return flat.view_as(pooled)
+
+    def fuse_map(self, probabilities: Tensor, size: Tensor) -> Tensor:
+        """The attention map (B, H, M, M) among the new tokens from the one (B, H, N, N) among the old.
+
+        Query rows are pooled like tokens, key columns of a group are summed, so that rows still sum to 1.
+        """
+        batch, heads, _, _ = probabilities.shape
+
+        def per_head(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.repeat_interleave(heads, dim=0)
+
+        anchor = self.anchor.repeat_interleave(heads, dim=0)
+        moved, into, weight, valid = (per_head(value) for value in (self.moved, self.into, self.weight, self.valid))
+        each = replace(self, anchor=anchor, moved=moved, into=into, weight=weight, valid=valid)
+        rows = each.pool(probabilities.flatten(0, 1), size.repeat_interleave(heads, dim=0))
+        m = anchor.shape[1]
+        fused = rows.gather(2, anchor.unsqueeze(1).expand(-1, m, -1))
+        if moved is not None:
+            target, joins = each._targets()
+            columns = rows.gather(2, moved.unsqueeze(1).expand(-1, m, -1))
+            if joins is not None:
+                columns = columns * joins.unsqueeze(1)
+            fused = fused.scatter_add(2, target.unsqueeze(1).expand(-1, m, -1), columns)
+        return fused.view(batch, heads, m, m)
 
     def target(self, n: int) -> Tensor:
         """(B, n) int64: the new index of each of the n old tokens, -1 where it is gone."""
@@ -184,6 +225,7 @@ class Soft:
             position=state.position.gather(1, anchor),
             uniform=False,
             reduced=True,
+            mixed=True,
         )
 
 
@@ -218,6 +260,7 @@ def merge(
     weight: Tensor | None = None,
     valid: Tensor | None = None,
     normalise: bool = True,
+    maximum: bool = False,
 ) -> Hard:
     """Keep the patch tokens ``keep`` (B, K) in that order and pool the patch tokens ``moved`` (B, R) into them.
 
@@ -229,6 +272,7 @@ def merge(
         weight: (B, N) pooling weights counted with the prefix, or None to pool by size.
         valid: (B, K) bool, False for padding where images keep different numbers of tokens.
         normalise: weighted mean (True) or plain weighted sum.
+        maximum: elementwise maximum instead.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=1)
@@ -243,13 +287,14 @@ def merge(
         into=into + p,
         weight=weight,
         normalise=normalise,
+        maximum=maximum,
         valid=None if valid is None else _prefix_true(valid, p),
     )
 
 
 def _with_prefix(keep: Tensor, num_prefix: int) -> Tensor:
-    if num_prefix == 0:
-        return keep
+    if num_prefix <= 1:  # the usual class token: padding with its index 0 is one operation instead of three
+        return F.pad(keep + num_prefix, (num_prefix, 0))
     prefix = torch.arange(num_prefix, device=keep.device).expand(keep.shape[0], num_prefix)
     return torch.cat([prefix, keep + num_prefix], dim=1)
 

@@ -5,6 +5,8 @@ A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that
 
 from __future__ import annotations
 
+from dataclasses import replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
@@ -26,10 +28,15 @@ class Reducer(nn.Module):
             not run (a selection then computes only the query rows it keeps; a merge pools the output rows);
             ``between`` attention and MLP; ``after`` the block.
         fresh_values: at ``query``, project the values again from the reduced tokens (MCTF).
+        fresh_attention: at ``query``, project all of q, k, v again from the reduced tokens (MCTF's precise form).
+        keeps_map: at ``query``, the attention map is computed once, for deciding and for attending. With
+            ``fresh_values`` the map is fused like the tokens.
     """
 
     site: ClassVar[Site] = "between"
     fresh_values: ClassVar[bool] = False
+    fresh_attention: ClassVar[bool] = False
+    keeps_map: bool = False
 
     amount: Amount | None
 
@@ -132,11 +139,14 @@ class ReducedBlock(nn.Module):
         if rows is not None:
             return self.last_step(x, state, rows, *host_args)
         attention = self.project(x, state, None, *host_args)
-        x, out, state = self.attend(x, attention, state)
+        x, out, state = self.attend(x, attention, state, None, *host_args)
         x = x + self.attention_branch(out)
+        del out
         x, state = self.reducer.reduce("between", x, attention, state)
+        seen = attention if self.reducer.site == "after" else None
+        del attention  # or q, k and v would live through the MLP, where memory peaks
         x = x + self.mlp_branch(x)
-        return self.reducer.reduce("after", x, attention, state)
+        return self.reducer.reduce("after", x, seen, state)
 
     def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
         """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
@@ -146,7 +156,7 @@ class ReducedBlock(nn.Module):
         """
         if self.reducer.site == "query":
             attention = self.project(x, state, None, *host_args)
-            x, out, state = self.attend(x, attention, state, rows)
+            x, out, state = self.attend(x, attention, state, rows, *host_args)
         else:
             attention = self.project(x, state, rows, *host_args)
             out = merge_heads(self.reducer.attend(attention, state))
@@ -154,18 +164,29 @@ class ReducedBlock(nn.Module):
         return x + self.mlp_branch(x), state
 
     def attend(
-        self, x: Tensor, attention: Attention, state: TokenState, rows: int | None = None
+        self, x: Tensor, attention: Attention, state: TokenState, rows: int | None, *host_args: Any
     ) -> tuple[Tensor, Tensor, TokenState]:
         """Attention with the reduction of the ``query`` site: tokens (B, M, C), output (B, M, H*d), state."""
         reducer = self.reducer
+        if reducer.keeps_map:
+            attention = attention.with_map()
         assignment = reducer(x, attention, state) if reducer.site == "query" else None
         if rows is not None:
             attention = attention.rows(rows)
         if assignment is None:
+            if attention.v is None:
+                attention = replace(attention, v=self.values(x))
             return x, merge_heads(reducer.attend(attention, state)), state
         if isinstance(assignment, Soft):
             raise TypeError("a soft assignment cannot act at the query site; use 'before'")
         reduced, after = assignment.apply(x, state)
+        if reducer.fresh_attention:
+            attention = self.project(reduced, after, rows, *host_args)
+            return reduced, merge_heads(reducer.attend(attention, after)), after
+        if reducer.fresh_values and attention.kept_map is not None and rows is None:
+            fused = assignment.fuse_map(attention.kept_map, state.size)
+            attention = replace(attention, kept_map=fused, v=self.values(reduced))
+            return reduced, merge_heads(reducer.attend(attention, after)), after
         if reducer.fresh_values:
             # attention among fused tokens equals ordinary attention with the fused values copied back to their sources
             values = merge_heads(self.values(reduced))
@@ -183,7 +204,9 @@ class ReducedBlock(nn.Module):
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         """What the host's ``forward`` becomes: find the state, step, hand tokens and state on."""
         state = self.incoming(x)
-        if state.full_grid and state.reduced:
+        if state.held is not None:
+            x, state = state.held, replace(state, held=None)
+        elif state.full_grid and state.reduced:
             x = take(x, state.position)  # the anchor holds its group's value
         x, state = self.step(x, state, *host_args)
         return self.outgoing(x, state)
@@ -224,6 +247,8 @@ class ReducedBlock(nn.Module):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         """Note the state, un-merge where the output must be complete, and stamp the state on the tokens."""
+        if state.full_grid and state.mixed and not self.last:
+            state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)
         if state.reduced and (state.full_grid or (self.unmerge_at_end and not state.pruned)):
             x = unmerge(x, state)

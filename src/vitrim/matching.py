@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitrim.assignment import Hard, merge
-from vitrim.tokens import TokenState
+from vitrim.tokens import TokenState, decision_dtype
 
 
 def alternate_split(num_prefix: int) -> tuple[slice, slice]:
@@ -24,17 +26,33 @@ def alternate_split(num_prefix: int) -> tuple[slice, slice]:
     return slice(first, None, 2), slice(1 - first, None, 2)
 
 
-def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Cosine similarity and index (B, S) of the best of the ``destinations`` (B, D, d) for each of ``sources`` (B, S, d).
+def unit(keys: Tensor) -> Tensor:
+    """``keys`` (B, N, d) scaled to length 1, outside the autograd graph: which tokens merge is a decision.
 
-    No gradient flows: which tokens merge is a decision. ``real`` (B, D) marks destinations that are not padding.
+    Done once for all tokens, before they are split: at batch 1 the number of small operations is what matching costs.
     """
-    with torch.no_grad():
-        similarity = F.normalize(sources, dim=-1) @ F.normalize(destinations, dim=-1).transpose(-1, -2)
+    return F.normalize(keys.detach(), dim=-1)
+
+
+def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Similarity and index (B, S) of the best of the ``destinations`` (B, D, d) for each of ``sources`` (B, S, d).
+
+    Args:
+        sources, destinations: vectors of length 1 (see `unit`), so that their product is the cosine.
+        real: (B, D), which destinations are not padding; None for all.
+    """
+    with torch.no_grad(), full_precision(sources):
+        similarity = sources @ destinations.transpose(-1, -2)
         if real is not None:
             similarity = similarity.masked_fill(~real[:, None, :], -torch.inf)
         best, index = similarity.max(dim=-1)
     return best, index
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Autocast off for the device of ``x``: it would run products that decide in half precision."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
@@ -44,11 +62,8 @@ def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
         best: (B, S) similarity of each source to its partner.
         r: how many sources merge, 0 <= r <= S.
     """
-    moved = best.topk(r, dim=1).indices
-    stays = torch.ones_like(best, dtype=torch.bool).scatter_(1, moved, False)
-    # a stable sort that brings the staying sources to the front compacts them in order without a data-dependent shape
-    kept = stays.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, : best.shape[1] - r]
-    return moved, kept
+    order = best.argsort(dim=1, descending=True, stable=True)
+    return order[:, :r], order[:, r:].sort(dim=1).values
 
 
 def merge_most_similar(
@@ -82,4 +97,37 @@ def merge_sources(
 
 def _lookup(table: Tensor, index: Tensor) -> Tensor:
     """Entries ``index`` (B, M) of a table (S,) or (B, S)."""
-    return table[index] if table.dim() == 1 else table.gather(1, index)
+    return torch.take(table, index) if table.dim() == 1 else table.gather(1, index)
+
+
+def distances(patches: Tensor) -> Tensor:
+    """(B, P, P) Euclidean distances between the ``patches`` (B, P, C), in at least float32. No gradient flows."""
+    wide = patches.detach().to(decision_dtype(patches.dtype))
+    return torch.cdist(wide, wide)
+
+
+def nearest_centre(distance: Tensor, centres: Tensor) -> Tensor:
+    """Which of the ``centres`` (B, K) is nearest to each patch, (B, P) in [0, K); a centre belongs to itself.
+
+    Args:
+        distance: (B, P, P) distances between patches.
+        centres: (B, K) distinct patch indices; the first of several equally near ones wins.
+    """
+    cluster = distance.gather(2, centres[:, None, :].expand(-1, distance.shape[1], -1)).argmin(dim=2)
+    own = torch.arange(centres.shape[1], device=centres.device).expand_as(centres)
+    return cluster.scatter(1, centres, own)
+
+
+def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: Tensor) -> Hard:
+    """Every cluster becomes the plain weighted sum of its patches, at the place of its centre.
+
+    Args:
+        state: the current state.
+        centres: (B, K) distinct patch indices, in the order of the output.
+        cluster: (B, P) which of them each patch belongs to, in [0, K).
+        weight: (B, P) weights of the patches in their sums.
+    """
+    is_centre = torch.zeros_like(cluster, dtype=torch.bool).scatter_(1, centres, True)
+    others = is_centre.to(torch.int8).sort(dim=1, stable=True).indices[:, : cluster.shape[1] - centres.shape[1]]
+    weight = torch.cat([weight.new_ones(weight.shape[0], state.num_prefix), weight], dim=1)
+    return merge(state, centres, others, cluster.gather(1, others), weight=weight, normalise=False)

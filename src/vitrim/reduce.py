@@ -78,8 +78,9 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             proportional=config.proportional,
             last=last,
             head_rows=head_rows if last else None,
-            # a head that reads patches gets every merged token as often as it counts: exact for any pooling
-            unmerge_at_end=last and facts.head_rows is None,
+            # a head that reads patches gets every merged token as often as it counts: exact for any pooling; soft
+            # tokens belong to no patch, and the head reads them as they are
+            unmerge_at_end=last and facts.head_rows is None and config.kind != "soft",
             trace=trace,
         )
     host.install(model, trace)

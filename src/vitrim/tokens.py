@@ -54,6 +54,8 @@ class TokenState:
         reduced: order or length has changed, so position tables must be gathered by ``position``.
         lost: some input tokens were pruned for good.
         full_grid: the blocks hand out all N0 tokens, un-merged (dense outputs).
+        mixed: some tokens are soft mixtures: laid out on the full grid they cannot be taken back from it.
+        held: the (B, N, C) tokens behind a full grid where some are ``mixed``, for the next block; else None.
         bank: pruned tokens that a later block brings back, as pairs of tokens (B, K, C) and input index (B, K).
         carry: per-token tensors (B, N, ...) of a method, moved along with the tokens.
         aux: auxiliary outputs of this forward as (name, depth, tensor).
@@ -73,6 +75,8 @@ class TokenState:
     reduced: bool = False
     lost: bool = False
     full_grid: bool = False
+    mixed: bool = False
+    held: Tensor | None = None
     bank: tuple[tuple[Tensor, Tensor], ...] = ()
     carry: Mapping[str, Tensor] = field(default_factory=dict)
     aux: tuple[tuple[str, int, Tensor], ...] = ()

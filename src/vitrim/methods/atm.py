@@ -14,7 +14,7 @@ from vitrim.assignment import Hard, merge
 from vitrim.attention import Attention
 from vitrim.block import Reducer
 from vitrim.config import Layer, MethodConfig
-from vitrim.matching import alternate_split, best_partners, merge_most_similar
+from vitrim.matching import alternate_split, best_partners, merge_most_similar, unit
 from vitrim.registry import register_method
 from vitrim.tokens import TokenState, decision_dtype, take
 
@@ -106,7 +106,7 @@ class ATMReducer(Reducer):
     def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
         if attention is None:
             return None
-        patches = self.similarity_keys(attention)[:, state.num_prefix :]
+        patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
         if self.per_image and x.shape[0] > 1:
             return self.merge_per_image(patches, state)
         sources, destinations = self.split(state)

@@ -12,7 +12,7 @@ from vitrim.assignment import Hard
 from vitrim.attention import Attention
 from vitrim.block import Reducer
 from vitrim.config import Layer, MethodConfig
-from vitrim.matching import alternate_split, best_partners, merge_sources, most_similar
+from vitrim.matching import alternate_split, best_partners, merge_sources, most_similar, unit
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, KeepRule, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.tokens import TokenState
@@ -38,7 +38,7 @@ class ToMe(MethodConfig):
 
     Example:
         >>> ToMe(r=8, inflect=-1.0).counts(196, 12)[-1]
-        104
+        105
     """
 
     name = "tome"
@@ -95,9 +95,9 @@ class ToMeReducer(Reducer):
         r = state.num_patches - self.num_keep(state)
         if r == 0 or attention is None:
             return None
-        patches = attention.mean_keys()[:, state.num_prefix :]
+        keys = unit(attention.mean_keys()[:, state.num_prefix :])
         sources, destinations = alternate_split(state.num_prefix)
-        best, partner = best_partners(patches[:, sources], patches[:, destinations])
+        best, partner = best_partners(keys[:, sources], keys[:, destinations])
         moved, kept = most_similar(best, r)
         if self.by_similarity:
             kept = kept.gather(1, best.gather(1, kept).argsort(dim=1, descending=True))

@@ -1,0 +1,192 @@
+"""A-ViT: tokens that halt (Yin et al., A-ViT: Adaptive Tokens for Efficient Vision Transformer, CVPR 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.assignment import Hard
+from vitrim.attention import Attention
+from vitrim.block import Reducer, Site
+from vitrim.config import Layer, MethodConfig
+from vitrim.methods.ats import prune_flagged
+from vitrim.registry import register_method
+from vitrim.tokens import TokenState, decision_dtype
+
+
+@register_method
+class AViT(MethodConfig):
+    """Every token halts once its halting probabilities, summed over the blocks, reach 1 - ``eps``.
+
+    After block l, from channel 0 of its output y:
+
+        h_l = sigmoid(gate_scale * y[0] - gate_center),    h_L = 1.
+
+    A token that halts in block T has spent h_1, ..., h_{T-1} and the remainder R = 1 - sum_{l<T} h_l; its output is
+    sum_{l<T} h_l y_l + R y_T, which is what the head gets for the class token. No parameters are added, but the model
+    must be trained for it (`objective`): channel 0 of an ordinary model says nothing.
+
+    The class token halts like any other. Once the whole prefix of an image has halted its prediction stands, and its
+    patches are removed too. In training nothing is removed: halted tokens are masked and zeroed, as published. In
+    evaluation they are really removed, which the published code never does, with the same predictions; images are
+    padded to the longest of the batch and masked. Compiled, halted tokens are only masked: that runs, but saves nothing.
+
+    Auxiliary outputs in training: ``halting`` (B, N) h_l after every block, 0 where the token had halted; in the last
+    block ``ponder`` (B, N) blocks used plus remainder, and ``steps`` (B, N) blocks used.
+
+    Deviations: halted tokens count as 0 in ``halting``, where the published code computes a probability from its
+    biases (1e-13 at the published gate) and leaves the first image of the batch out of the mean, meaning the class
+    token; halted keys get -1e4 instead of -1000, both exactly no weight.
+
+    Example:
+        >>> AViT(gate_scale=10.0, gate_center=75.0).describe()  # DeiT-S
+        'a_vit:gate_scale=10.0,gate_center=75.0'
+    """
+
+    name = "a_vit"
+    paper = "A-ViT: Adaptive Tokens for Efficient Vision Transformer (CVPR 2022)"
+    kind = "prune"
+    training_free = False
+    adaptive = True
+
+    gate_scale: float = Field(10.0, gt=0.0, description="gamma: factor of channel 0 in the halting probability")
+    gate_center: float = Field(30.0, description="beta, subtracted: 30 for DeiT-T, 75 for DeiT-S")
+    eps: float = Field(0.01, gt=0.0, lt=1.0, description="a token halts when its probabilities sum to 1 - eps")
+
+    def build(self, layer: Layer) -> Reducer:
+        return AViTReducer(self, layer)
+
+
+class AViTReducer(Reducer):
+    site = "after"
+
+    def __init__(self, config: AViT, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.scale, self.center = config.gate_scale, config.gate_center
+        self.threshold = 1.0 - config.eps
+        self.last = layer.depth == layer.num_layers - 1
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site != self.site:
+            return x, state
+        state = self.accumulate(x, state)
+        if self.last:
+            return state.carry["output"], replace(state, carry={})
+        if self.training:
+            alive = self.alive(state)
+            return x * alive.unsqueeze(-1).to(x.dtype), replace(state, mask=alive)
+        assignment = self(x, attention, state)
+        if assignment is not None:
+            x, state = assignment.apply(x, state)
+        return x, self.mask_prefix(state)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        alive, p = self.alive(state), state.num_prefix
+        running = alive[:, :p].any(1, keepdim=True)  # some token the head may read still changes
+        return prune_flagged(state, alive[:, p:] & running, state.num_patches)
+
+    def accumulate(self, y: Tensor, state: TokenState) -> TokenState:
+        """Spend this block's halting probability: the carry holds what each token has spent, kept and put out."""
+        if "spent" not in state.carry:
+            zero = torch.zeros_like(state.size)
+            start = {"spent": zero, "rest": zero + 1, "output": torch.zeros_like(y)}
+            state = replace(state, carry={**start, "steps": zero} if self.training else start)
+        carry, alive = state.carry, self.alive(state)
+        raw = torch.sigmoid(self.scale * y[..., 0].to(decision_dtype(y.dtype)) - self.center) * alive
+        h = alive.to(raw.dtype) if self.last else raw
+        spent = carry["spent"] + h.detach()  # decides only
+        halts, goes_on = alive & (spent >= self.threshold), alive & (spent < self.threshold)
+        share = torch.where(halts, carry["rest"], torch.where(goes_on, h, 0.0))
+        new = {
+            "spent": spent,
+            "rest": carry["rest"] - h * goes_on,
+            "output": carry["output"] + y * share.unsqueeze(-1).to(y.dtype),
+        }
+        if self.training:
+            new["steps"] = carry["steps"] + alive
+            state = state.report("halting", self.layer.depth, raw)
+            if self.last:
+                # the remainder of every token is what it had when it halted: it stays as it is from then on
+                state = state.report("ponder", self.layer.depth, new["steps"] + new["rest"])
+                state = state.report("steps", self.layer.depth, new["steps"])
+        return replace(state, carry=new)
+
+    def alive(self, state: TokenState) -> Tensor:
+        """(B, N) bool: which tokens, prefix included, have not halted and are not padding."""
+        alive = state.carry["spent"] < self.threshold
+        return alive if state.mask is None else alive & state.mask
+
+    def mask_prefix(self, state: TokenState) -> TokenState:
+        """Halted prefix tokens stay in place and are masked; a single one needs no mask, since no token is left to see it."""
+        p = state.num_prefix
+        if p < 2:
+            return state
+        mask = torch.ones_like(state.size, dtype=torch.bool) if state.mask is None else state.mask
+        return replace(state, mask=torch.cat([mask[:, :p] & self.alive(state)[:, :p], mask[:, p:]], dim=1))
+
+
+def objective(
+    logits: Tensor,
+    targets: Tensor,
+    ponder: Tensor,
+    halting: Sequence[Tensor],
+    *,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    num_prefix: int = 1,
+    ponder_scale: float = 5e-4,
+    distribution_scale: float = 1e-3,
+    target_depth: int | None = None,
+) -> dict[str, Tensor]:
+    """The training loss of the paper:
+
+        loss = classification + ponder_scale * mean(ponder) + distribution_scale * KL(prior || mean halting per block).
+
+    Args:
+        logits: (B, K), with the model in training mode.
+        targets: what ``criterion`` takes.
+        ponder: (B, N) ``reduction.aux("ponder")[0]``.
+        halting: L tensors (B, N), ``reduction.aux("halting")``.
+        criterion: the task's own loss.
+        num_prefix: tokens at the front that do not enter the mean halting probability.
+        ponder_scale, distribution_scale: weights of the two terms.
+        target_depth: block around which halting should happen, 0-based; default two thirds of the depth (8 of 12).
+
+    Returns:
+        ``loss`` and its parts ``classification``, ``ponder``, ``distribution`` (unweighted), all scalars.
+
+    Example:
+        >>> h = [torch.full((2, 5), 0.1), torch.full((2, 5), 0.9)]
+        >>> parts = objective(torch.zeros(2, 3), torch.tensor([0, 1]), torch.full((2, 5), 2.0), h)
+        >>> parts["ponder"].item()
+        2.0
+    """
+    depth = len(halting) * 2 // 3 if target_depth is None else target_depth
+    mean = torch.stack([h[:, num_prefix:].mean() for h in halting])
+    parts = {
+        "classification": criterion(logits, targets),
+        "ponder": ponder.mean(),
+        "distribution": distribution_loss(mean, depth),
+    }
+    loss = parts["classification"] + ponder_scale * parts["ponder"] + distribution_scale * parts["distribution"]
+    return {"loss": loss, **parts}
+
+
+def halting_prior(num_layers: int, depth: int) -> Tensor:
+    """(num_layers,) the published target: a normal density around block ``depth``, what is before sums to 0.98."""
+    density = torch.tensor([math.exp(-((layer - depth) ** 2) / 2) for layer in range(num_layers)], dtype=torch.float64)
+    return density * (0.98 / density[:depth].sum())
+
+
+def distribution_loss(mean_halting: Tensor, depth: int) -> Tensor:
+    """KL of `halting_prior` and the mean halting probabilities (L,), divided by L; never negative, as published."""
+    share = (mean_halting / mean_halting.sum()).clamp(0.01, 0.99)
+    prior = halting_prior(len(mean_halting), depth).to(share)
+    return ((torch.xlogy(prior, prior) - prior * share.log()).sum() / len(mean_halting)).clamp_min(0.0)

@@ -1,0 +1,221 @@
+"""ATS (Fayyaz et al., Adaptive Token Sampling for Efficient Vision Transformers, ECCV 2022)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.assignment import Hard, prune
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule, keep_rate
+from vitrim.tokens import TokenState, decision_dtype
+
+SMOOTHING = 1e-6
+"""eps of the published softmax and of the study's normalisation."""
+
+
+@register_method
+class ATS(MethodConfig):
+    """Sample the cumulative distribution of the tokens' scores at fixed heights; what is hit at least once stays.
+
+    Score of patch j: S_j = sum_h A[h, cls, j] * |v_j|, A this block's attention, v_j its value, all heads side by
+    side. The scores of an image's real tokens are sorted, summed up and rescaled to c in [0, 1]; of M heights, evenly
+    spaced from the smallest positive c to 1, each picks the token whose c is nearest. A token that is hit twice is
+    kept once, so images keep different numbers of tokens: at most M, fewer where attention is concentrated. The picks
+    are deterministic, in training too. The prefix always stays; the lowest score (c = 0) never does.
+
+    Acts at the query: only the kept rows of attention are computed, over all old tokens. M = floor(keep_rate P) of
+    the P initial patches, at every block in ``blocks`` (the paper's K). It is a bound, not a count: ``keep_rate=1``
+    removes tokens. There is no setting that removes none.
+
+    Images are padded to the longest of the batch and masked; one set of counts is read back from the device per
+    block. Compiled or exported, they are padded to the bound M instead: static shapes, no read-back, same predictions.
+
+    ``variant``:
+
+    * ``"ats"``: as above. The distribution is that of the real tokens, so an image's result never depends on its batch.
+      It takes the decisions of the published code at batch size 1.
+    * ``"study"``: as in "Which Tokens to Use?": S_j = sum_h A[h, cls, j] |v_hj|, c in order of position, M heights
+      (2m - 1) / (2M + 2). Its settings: three stages a quarter apart, ``rule="floor_initial_power"``. Its heights come
+      from a float32 ``arange``, which for some M gives one point too many; here there are M.
+    * ``"published"``: the published code to the last digit. Padding takes part in the rescaling, so that the lowest
+      real token is always kept where there is padding: **a prediction then depends on the image's batch mates**. All
+      blocks use its smoothed softmax, and compute the attention map. ``padding="bound"`` is its drop_tokens=False.
+
+    Deviations: kept tokens stay in order of position (published: of score), which no prediction shows.
+
+    Example:
+        >>> ATS().stages(12)
+        (3, 4, 5, 6, 7, 8, 9, 10, 11)
+    """
+
+    name = "ats"
+    paper = "Adaptive Token Sampling for Efficient Vision Transformers (ECCV 2022)"
+    kind = "prune"
+    needs_class_token = True
+    adaptive = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+
+    keep_rate: float = Field(1.0, gt=0.0, le=1.0, description="sample points per block, as a share of the patches")
+    blocks: tuple[int, ...] | None = Field(None, description="0-based; default all from a quarter of the depth on")
+    rule: KeepRule = Field("floor_initial", description="how keep_rate becomes a number of sample points")
+    variant: Literal["ats", "study", "published"] = Field(
+        "ats", description="'study': as in Which Tokens to Use?; 'published': the authors' code, batch dependent"
+    )
+    padding: Literal["auto", "bound"] = Field(
+        "auto", description="'auto': to the longest image, compiled: to the number of points; 'bound': always that"
+    )
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        """The blocks that sample."""
+        return tuple(range(num_layers // 4, num_layers)) if self.blocks is None else self.blocks
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
+
+    def build(self, layer: Layer) -> Reducer:
+        return PublishedATSReducer(self, layer) if self.variant == "published" else ATSReducer(self, layer)
+
+
+class ATSReducer(Reducer):
+    site = "query"
+
+    def __init__(self, config: ATS, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.study = config.variant == "study"
+        self.to_bound = config.padding == "bound"
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        if self.amount is None or attention is None:
+            return None
+        points = max(self.amount.keep(state.initial_patches, state.num_patches), 1)
+        real = real_patches(state)
+        with torch.no_grad():
+            picks = self.sample(self.scores(attention, state), real, points)
+            chosen = torch.zeros_like(real).scatter(1, picks, True)
+        return prune_flagged(state, chosen, min(points, state.num_patches), self.to_bound)
+
+    def scores(self, attention: Attention, state: TokenState) -> Tensor:
+        """(B, P) importance of the patch tokens, in at least float32, not normalised."""
+        return significance(attention.class_row(), attention, per_head=self.study)[:, state.num_prefix :]
+
+    def sample(self, score: Tensor, real: Tensor, points: int) -> Tensor:
+        """(B, points) patch indices, with repetitions."""
+        return sample_study(score, real, points) if self.study else sample_sorted(score, real, points)
+
+
+class PublishedATSReducer(ATSReducer):
+    """In every block: the published softmax. In the sampling blocks: the published, batch-dependent sampling."""
+
+    def scores(self, attention: Attention, state: TokenState) -> Tensor:
+        row = smoothed_probabilities(attention.rows(1))[:, :, 0]
+        return significance(row, attention, per_head=False)[:, state.num_prefix :]
+
+    def sample(self, score: Tensor, real: Tensor, points: int) -> Tensor:
+        # padding has score 0, sorts first, and is what the distribution is rescaled by
+        score = score * real
+        return sample_sorted(score, torch.ones_like(real), points)
+
+    def attend(self, attention: Attention, state: TokenState) -> Tensor:
+        assert attention.v is not None
+        probabilities = F.dropout(smoothed_probabilities(attention), attention.dropout)
+        real = _real_keys(attention)
+        v = attention.v if real is None else attention.v * real.transpose(-1, -2)
+        return probabilities.to(v.dtype) @ v
+
+
+def significance(class_row: Tensor, attention: Attention, per_head: bool) -> Tensor:
+    """(B, N) attention from the class token (B, H, N) times the length of the values, per head or over all heads."""
+    assert attention.v is not None
+    values = attention.v.to(class_row.dtype)
+    if per_head:
+        return (class_row * values.norm(dim=-1)).sum(1)
+    length: Tensor = values.square().sum((1, 3)).sqrt()
+    return class_row.sum(1) * length
+
+
+def sample_sorted(score: Tensor, real: Tensor, points: int) -> Tensor:
+    """Picks (B, points) of the scores (B, P) sorted in ascending order; ``real`` (B, P) marks what is not padding.
+
+    Example:
+        >>> score = torch.tensor([[4.0, 1.0, 1.0, 2.0]])
+        >>> sample_sorted(score, torch.ones(1, 4, dtype=torch.bool), points=3)
+        tensor([[2, 3, 0]])
+    """
+    order = score.masked_fill(~real, -1.0).sort(dim=1, stable=True).indices  # padding first
+    sorted_real = real.gather(1, order)
+    cdf = (score * real).gather(1, order).cumsum(1)
+    low = cdf.masked_fill(~sorted_real, torch.inf).amin(1, keepdim=True)
+    span = cdf[:, -1:] - low
+    cdf = (cdf - low) / torch.where(span > 0, span, 1.0)
+    first = cdf.masked_fill(~sorted_real | (cdf <= 0), torch.inf).amin(1, keepdim=True).clamp(max=1.0)
+    step = torch.arange(points, device=score.device, dtype=score.dtype) / max(points - 1, 1)
+    cdf = cdf.masked_fill(~sorted_real, -9.0)  # farther from every height than any real token
+    return order.gather(1, nearest(cdf, first + (1 - first) * step))
+
+
+def sample_study(score: Tensor, real: Tensor, points: int) -> Tensor:
+    """Picks (B, points) of the scores (B, P) in order of position, real tokens first, as in "Which Tokens to Use?"."""
+    score = score * real
+    cdf = (score / (score.sum(1, keepdim=True) + SMOOTHING)).cumsum(1).masked_fill(~real, 9.0)
+    height = (2 * torch.arange(1, points + 1, device=score.device, dtype=score.dtype) - 1) / (2 * points + 2)
+    return nearest(cdf, height.expand(score.shape[0], -1))
+
+
+def nearest(cdf: Tensor, height: Tensor) -> Tensor:
+    """(B, M) index of the entry of ``cdf`` (B, P), ascending, that is nearest each ``height`` (B, M); first on ties."""
+    cdf, height = cdf.contiguous(), height.contiguous()
+    above = torch.searchsorted(cdf, height).clamp(max=cdf.shape[1] - 1)
+    below = (above - 1).clamp_min(0)
+    low, high = cdf.gather(1, below), cdf.gather(1, above)
+    # equal entries: the first of them
+    return torch.where((height - low).abs() <= (high - height).abs(), torch.searchsorted(cdf, low), above)
+
+
+def prune_flagged(state: TokenState, chosen: Tensor, most: int, to_bound: bool = False) -> Hard | None:
+    """Keep the patch tokens flagged in ``chosen`` (B, P), in order; images may keep different numbers of them.
+
+    Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported or
+    with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
+    """
+    order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
+    if to_bound or torch.compiler.is_compiling():
+        keep = order[:, :most]
+        return prune(state, keep, valid=chosen.gather(1, keep))
+    counts = chosen.sum(1).tolist()
+    longest = max(counts, default=most)
+    if min(counts, default=most) == state.num_patches:
+        return None
+    keep = order[:, :longest]
+    ragged = state.mask is not None or min(counts, default=most) < longest
+    return prune(state, keep, valid=chosen.gather(1, keep) if ragged else None)
+
+
+def real_patches(state: TokenState) -> Tensor:
+    """(B, P) bool: which patch tokens are not padding."""
+    if state.mask is None:
+        return torch.ones(state.size.shape[0], state.num_patches, dtype=torch.bool, device=state.size.device)
+    return state.mask[:, state.num_prefix :]
+
+
+def smoothed_probabilities(attention: Attention) -> Tensor:
+    """(B, H, M, N) the published masked softmax, in at least float32: (e + eps/N) / (sum e + eps), e = 0 at padding."""
+    logits, real = attention.logits().to(decision_dtype(attention.q.dtype)), _real_keys(attention)
+    if real is not None:
+        logits = logits.masked_fill(~real, 0.0)  # padding has keys of zero there, which count in the maximum
+    e = (logits - logits.amax(-1, keepdim=True)).exp()
+    if real is not None:
+        e = e * real
+    return (e + SMOOTHING / e.shape[-1]) / (e.sum(-1, keepdim=True) + SMOOTHING)
+
+
+def _real_keys(attention: Attention) -> Tensor | None:
+    """(B, 1, 1, N) bool: which keys are not padding. Read off the bias, because a selection has replaced the mask."""
+    return None if attention.bias is None else attention.bias[:, :1, :1] > -5e3

@@ -1,0 +1,127 @@
+"""DPC-KNN: density peak clustering of the patches (Du et al. 2016; Zeng et al., TCFormer, CVPR 2022)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitrim.assignment import Hard
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.matching import distances, merge_clusters, nearest_centre
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
+from vitrim.tokens import TokenState, decision_dtype
+
+
+@register_method
+class DPCKNN(MethodConfig):
+    """Merge the patches around the K density peaks, as the comparative study and TCFormer do.
+
+    With d_ij = |x_i - x_j| / sqrt(C) between the patches entering the block,
+
+        density  rho_i = exp(-mean of the k smallest d_ij^2), the patch itself included;
+        distance delta_i = min of d_ij over patches j of higher density, for the densest one the largest d of the image;
+
+    the K_s = floor(P r^s) patches with the largest rho delta are the centres, in that order. Every patch joins the
+    nearest centre, and a cluster becomes the mean of its patches with weights exp(score(x_i)), where score is a learned
+    linear function of the patch. Prefix tokens pass unchanged. Acts before the block. Gradients reach score and patches
+    through the mean, not through the choice of clusters.
+
+    The score starts at zero, so that the untrained method takes plain means and works without training (the study
+    starts it at random); ``equal_weight`` leaves it out. rho delta is compared by its logarithm, because densities of
+    wide models underflow. ``density_noise=1e-6`` adds the published uniform noise, also in evaluation: where densities
+    are below it, it decides the clusters. ``epsilon=1e-6`` is the published addition to the sum of weights. With fewer
+    than k patches all of them are neighbours, where the published code fails.
+
+    Example:
+        >>> DPCKNN(keep_rate=0.5).counts(196, 12)[-1]
+        24
+    """
+
+    name = "dpc_knn"
+    paper = "Study on density peaks clustering based on k-nearest neighbors (2016); TCFormer (CVPR 2022)"
+    kind = "merge"
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+
+    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
+    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
+    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
+    k_neighbors: int = Field(5, ge=1, description="neighbours that make up a density, the patch itself included")
+    equal_weight: bool = Field(False, description="plain means, no learned score")
+    density_noise: float = Field(0.0, ge=0.0, description="uniform noise added to the densities; 1e-6 as published")
+    epsilon: float = Field(0.0, ge=0.0, description="added to the sum of a cluster's weights; 1e-6 as published")
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
+        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+
+    def build(self, layer: Layer) -> Reducer | None:
+        return DPCKNNReducer(self, layer) if self.schedule(layer.num_layers)[layer.depth] is not None else None
+
+
+class DPCKNNReducer(Reducer):
+    """Parameters: the linear ``score`` (1, C), unless all weights are equal."""
+
+    site = "before"
+
+    def __init__(self, config: DPCKNN, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.k_neighbors, self.noise, self.epsilon = config.k_neighbors, config.density_noise, config.epsilon
+        self.score = None if config.equal_weight else nn.Linear(layer.dim, 1)
+        if self.score is not None:
+            nn.init.zeros_(self.score.weight)
+            nn.init.zeros_(self.score.bias)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        keep = self.num_keep(state)
+        if keep == state.num_patches:
+            return None
+        patches = x[:, state.num_prefix :]
+        with torch.no_grad():
+            distance = distances(patches) / patches.shape[-1] ** 0.5
+            centres = density_peaks(distance, keep, self.k_neighbors, self.noise)
+            cluster = nearest_centre(distance, centres)
+        return merge_clusters(state, centres, cluster, self.shares(patches, cluster, keep))
+
+    def shares(self, patches: Tensor, cluster: Tensor, num_clusters: int) -> Tensor:
+        """(B, P) weight of each patch in the mean of its cluster, in at least float32."""
+        wide = decision_dtype(patches.dtype)
+        if self.score is None:
+            score = torch.zeros(cluster.shape, dtype=wide, device=patches.device)
+        else:
+            score = self.score(patches).squeeze(-1).to(wide)
+        # the largest score of an image cancels in the quotient, and exp cannot overflow
+        largest = score.detach().amax(dim=1, keepdim=True)
+        weight = (score - largest).exp()
+        total = weight.new_zeros(weight.shape[0], num_clusters).scatter_add(1, cluster, weight)
+        return weight / (total + self.epsilon * (-largest).exp()).gather(1, cluster)
+
+
+def density_peaks(distance: Tensor, count: int, k_neighbors: int, noise: float = 0.0) -> Tensor:
+    """(B, count) indices of the patches with the largest product of density and distance to a denser patch.
+
+    Args:
+        distance: (B, P, P).
+        count: how many, at most P.
+        k_neighbors: neighbours of a density, the patch itself included; more than P count as P.
+        noise: uniform noise added to the densities.
+
+    Example:
+        >>> points = torch.tensor([[[0.0], [0.1], [0.2], [5.0], [5.1], [5.3]]])
+        >>> density_peaks(torch.cdist(points, points), count=2, k_neighbors=3)
+        tensor([[1, 4]])
+    """
+    neighbours = distance.topk(min(k_neighbors, distance.shape[1]), dim=2, largest=False).values
+    log_density = -neighbours.square().mean(dim=2)
+    if noise > 0.0:
+        log_density = (log_density.exp() + noise * torch.rand_like(log_density)).log()
+    denser = log_density[:, None, :] > log_density[:, :, None]
+    largest = distance.amax(dim=(1, 2), keepdim=True)
+    separation = torch.where(denser, distance, largest).amin(dim=2)
+    peak = log_density + separation.log()
+    return peak.argsort(dim=1, descending=True, stable=True)[:, :count]

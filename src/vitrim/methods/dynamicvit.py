@@ -1,0 +1,275 @@
+"""DynamicViT: a small network predicts which patches to drop (Rao et al., NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitrim.assignment import Hard, prune
+from vitrim.attention import Attention
+from vitrim.block import Reducer, Site
+from vitrim.config import Layer, MethodConfig
+from vitrim.reduce import Reduction
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
+from vitrim.tokens import TokenState, decision_dtype
+
+POLICY = "dynamicvit_policy"
+DECISION = "decision"
+EPSILON = 1e-6  # of the masked softmax
+
+
+@register_method
+class DynamicViT(MethodConfig):
+    """Keep the patches to which a learned predictor gives the highest probability of being kept.
+
+    The predictor of stage s sees the patches x_j (P, C) that enter the block. With h = GELU(W LN(x)), split in two
+    halves of C/2 channels, each patch joins its own first half with the mean second half of the patches still kept; a
+    network C -> C/2 -> C/4 -> 2 gives log probabilities (keep, drop).
+
+    Evaluation: the K_s = floor(P r^s) patches with the highest log probability stay, in that order. Acts before the
+    block.
+
+    Training removes nothing. Each patch draws keep or drop by a hard Gumbel softmax of temperature ``tau`` (gradients
+    of the soft one), a dropped patch stays dropped, and attention of that block and all later ones is
+
+        A_ij = (e_ij + 1e-6 / N) / (sum_j e_ij + 1e-6),    e_ij = exp(a_ij - max_j a_ij) m_ij
+
+    where m_ij is 1 for kept tokens j and for j = i, and 0 otherwise. The full attention map is computed there.
+    Decisions are reported as ``reduction.aux("decision")``, (B, P) per stage; `objective` is the loss of the paper,
+    which needs an unreduced teacher. Prefix tokens are always kept.
+
+    Not training-free: untrained predictors choose at random. With a head that averages patches, training averages the
+    dropped ones too, while evaluation does not: the method is meant for heads that read the class token.
+
+    Deviations: ``epsilon_from_start=True`` uses the smoothed softmax also before the first stage, as published, where
+    it differs from the plain one by 1e-6 and costs the full map. The mean over kept patches cannot divide by zero.
+    ``global_epsilon=1e-6`` is added to that mean in the comparative study.
+
+    Example:
+        >>> DynamicViT(keep_rate=0.7).counts(196, 12)[-1]
+        67
+    """
+
+    name = "dynamicvit"
+    paper = "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification (NeurIPS 2021)"
+    kind = "prune"
+    training_free = False
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+
+    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
+    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
+    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count in evaluation")
+    tau: float = Field(1.0, gt=0.0, description="temperature of the Gumbel softmax in training")
+    epsilon_from_start: bool = Field(
+        False, description="training: smoothed softmax also before the first stage, as published (full attention map)"
+    )
+    global_epsilon: float = Field(0.0, ge=0.0, description="added to the mean over kept patches; 1e-6 in the study")
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        """The blocks that have a predictor, in order."""
+        return tuple(sorted(quarter_blocks(num_layers) if self.blocks is None else self.blocks))
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
+
+    def targets(self, num_stages: int) -> list[float]:
+        """The share of all patches that each stage should keep in training: r, r^2, r^3; always r by "floor_initial"."""
+        powers = [1] * num_stages if self.rule == "floor_initial" else range(1, num_stages + 1)
+        return [self.keep_rate**power for power in powers]
+
+    def build(self, layer: Layer) -> Reducer | None:
+        if self.schedule(layer.num_layers)[layer.depth] is not None:
+            return PredictingReducer(self, layer)
+        return MaskingReducer(self, layer)
+
+
+class MaskingReducer(Reducer):
+    """In training, attention that leaves out dropped tokens; nothing otherwise."""
+
+    site = "before"
+
+    def __init__(self, config: DynamicViT, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.from_start = config.epsilon_from_start
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        return None
+
+    def attend(self, attention: Attention, state: TokenState) -> Tensor:
+        policy = state.carry.get(POLICY)
+        if not self.training or (policy is None and not self.from_start) or attention.v is None:
+            return attention.output()
+        if policy is None:
+            policy = torch.ones_like(state.size)
+        probabilities = masked_softmax(attention.logits(), policy).to(attention.v.dtype)
+        if attention.dropout > 0.0:
+            probabilities = F.dropout(probabilities, attention.dropout)
+        return probabilities @ attention.v
+
+
+class PredictingReducer(MaskingReducer):
+    """Parameters: ``predictor``."""
+
+    def __init__(self, config: DynamicViT, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.tau = config.tau
+        self.predictor = Predictor(layer.dim, config.global_epsilon)
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site == "before" and self.training:
+            return x, self.decide(x, state)
+        return super().reduce(site, x, attention, state)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        keep = self.num_keep(state)
+        if keep == state.num_patches:
+            return None
+        with torch.no_grad():
+            patches = x[:, state.num_prefix :]
+            score = self.predictor(patches, torch.ones_like(state.size[:, state.num_prefix :]))[..., 0]
+            return prune(state, score.argsort(dim=1, descending=True, stable=True)[:, :keep])
+
+    def decide(self, x: Tensor, state: TokenState) -> TokenState:
+        """Draw who is kept in training; noted in the state, nothing is removed."""
+        p = state.num_prefix
+        policy = state.carry.get(POLICY)
+        kept = torch.ones_like(state.size[:, p:]) if policy is None else policy[:, p:]
+        log_probabilities = self.predictor(x[:, p:], kept)
+        kept = kept * straight_through(log_probabilities + self.noise(log_probabilities), self.tau)
+        policy = torch.cat([kept.new_ones(kept.shape[0], p), kept], dim=1)
+        state = replace(state, carry={**state.carry, POLICY: policy})
+        return state.report(DECISION, self.layer.depth, kept)
+
+    def noise(self, like: Tensor) -> Tensor:
+        """Standard Gumbel noise in the shape of ``like``."""
+        tiny = torch.finfo(like.dtype).tiny
+        exponential = -torch.rand_like(like).clamp_min(tiny).log()
+        return -exponential.clamp_min(tiny).log()
+
+
+class Predictor(nn.Module):
+    """Log probabilities (B, P, 2) of keeping and dropping the patches (B, P, C), given who is kept so far (B, P)."""
+
+    def __init__(self, dim: int, global_epsilon: float = 0.0) -> None:
+        super().__init__()
+        self.global_epsilon = global_epsilon
+        self.in_conv = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU())
+        self.out_conv = nn.Sequential(
+            nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, dim // 4), nn.GELU(), nn.Linear(dim // 4, 2)
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, patches: Tensor, kept: Tensor) -> Tensor:
+        local, rest = self.in_conv(patches).chunk(2, dim=-1)
+        weight = kept.unsqueeze(-1).to(rest.dtype)
+        # decisions are 0 or 1: the clamp changes nothing unless an image has lost all patches
+        mean = (rest * weight).sum(dim=1, keepdim=True) / weight.sum(dim=1, keepdim=True).clamp_min(1.0)
+        joined = torch.cat([local, (mean + self.global_epsilon).expand_as(local)], dim=-1)
+        return self.out_conv(joined).to(decision_dtype(patches.dtype)).log_softmax(dim=-1)
+
+
+def straight_through(logits: Tensor, tau: float) -> Tensor:
+    """(B, P) 1 where the first of the two ``logits`` (B, P, 2) wins, else 0, with the gradient of their softmax."""
+    soft = (logits / tau).softmax(dim=-1)[..., 0]
+    hard = (logits[..., 0] >= logits[..., 1]).to(soft.dtype)
+    return hard + (soft - soft.detach())  # exactly 0 or 1
+
+
+def masked_softmax(logits: Tensor, policy: Tensor) -> Tensor:
+    """Softmax of (B, H, M, N) over the tokens that ``policy`` (B, N) keeps and each token itself, smoothed by 1e-6.
+
+    Differentiable in the policy. Query row i belongs to token i. In at least float32.
+
+    Example:
+        >>> masked_softmax(torch.zeros(1, 1, 2, 2), torch.tensor([[1.0, 0.0]])).squeeze().round(decimals=3)
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]])
+    """
+    logits = logits.to(decision_dtype(logits.dtype))
+    rows, n = logits.shape[-2:]
+    own = torch.eye(rows, n, dtype=logits.dtype, device=logits.device)
+    mask = policy[:, None, None, :].to(logits.dtype)
+    mask = mask + (1.0 - mask) * own
+    weight = (logits - logits.amax(dim=-1, keepdim=True)).exp() * mask
+    return (weight + EPSILON / n) / (weight.sum(dim=-1, keepdim=True) + EPSILON)
+
+
+def objective(
+    reduction: Reduction,
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    features: Tensor | None = None,
+    teacher_logits: Tensor | None = None,
+    teacher_features: Tensor | None = None,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    weights: tuple[float, float, float, float] = (1.0, 2.0, 0.5, 0.5),
+    token_loss: Literal["mse", "kl"] = "mse",
+) -> dict[str, Tensor]:
+    """The training loss of the paper, after a forward in training mode and before its backward.
+
+    Args:
+        reduction: the handle of the model; its last forward reported the decisions.
+        logits: (B, classes) of the student.
+        targets: what ``criterion`` takes.
+        features: (B, P, C) patch tokens of the student after the final norm, or None to leave the token term out.
+        teacher_logits: (B, classes) of the unreduced, frozen teacher, or None to leave the class term out.
+        teacher_features: (B, P, C) of the teacher, as ``features``.
+        criterion: the classification loss.
+        weights: of the terms base, ratio, class and token; the paper uses 5 for ratio in its base size.
+        token_loss: squared error of the features, or divergence of their softmax over channels (LV-ViT).
+
+    Returns:
+        The unweighted terms "base"; "ratio", mean over stages and images of (share kept - r^s)^2; "class", KL divergence
+        from teacher to student, mean over images; "token", mean over the tokens that the last stage keeps (0 if it
+        keeps none); and "total", their weighted sum.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).train()
+        >>> reduction = vitrim.reduce_(model, vitrim.DynamicViT())
+        >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))
+        >>> sorted(losses)
+        ['base', 'ratio', 'total']
+    """
+    config = reduction.config
+    assert isinstance(config, DynamicViT)
+    decisions = reduction.aux(DECISION)
+    aims = config.targets(len(decisions))
+    ratio = torch.stack([(d.mean(dim=1) - aim).square().mean() for d, aim in zip(decisions, aims, strict=True)]).mean()
+    terms = {"base": criterion(logits, targets), "ratio": ratio}
+    if teacher_logits is not None:
+        terms["class"] = _divergence(logits, teacher_logits)
+    if features is not None and teacher_features is not None:
+        terms["token"] = _token_term(features, teacher_features, decisions[-1].detach(), token_loss)
+    by_name = dict(zip(("base", "ratio", "class", "token"), weights, strict=True))
+    total = torch.stack([by_name[name] * term.to(ratio.dtype) for name, term in terms.items()]).sum()
+    return {"total": total, **terms}
+
+
+def _divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher || student) of (M, K) logits, mean over rows."""
+    return F.kl_div(student.log_softmax(-1), teacher.detach().log_softmax(-1), reduction="batchmean", log_target=True)
+
+
+def _token_term(student: Tensor, teacher: Tensor, kept: Tensor, kind: Literal["mse", "kl"]) -> Tensor:
+    """Distance of kept patch tokens (B, P, C), 0 where none is kept."""
+    count = kept.sum().clamp_min(1.0)
+    if kind == "mse":
+        distance = (student - teacher.detach()).square().mean(dim=-1)
+    else:
+        target = teacher.detach().log_softmax(-1)
+        distance = F.kl_div(student.log_softmax(-1), target, reduction="none", log_target=True).sum(dim=-1)
+    return (distance * kept).sum() / count

@@ -1,0 +1,169 @@
+"""K-Medoids: cluster the patches and keep the medoids (Marin et al. 2023; Haurum et al., ICCVW 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.assignment import Hard
+from vitrim.attention import Attention
+from vitrim.block import Reducer, Site
+from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.matching import distances, merge_clusters, nearest_centre
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
+from vitrim.tokens import TokenState
+
+WEIGHT = "kmedoids_weight"
+
+
+@register_method
+class KMedoids(MethodConfig):
+    """Cluster the patches by K-medoids with attention as weights; the medoid stands for its cluster.
+
+    The weight w_j of a patch is the attention it received in the block before, averaged over heads and queries, class
+    token included. The K_s = floor(P r^s) heaviest patches are the first medoids. Then, ``iterations`` times: every
+    patch joins the nearest medoid (Euclidean, on the tokens entering the block), and each cluster takes as medoid the
+    member i with the least cost
+
+        sum over members j of w_j |x_i - x_j|       (``cost="cluster"``)
+        w_i times the sum over all patches |x_i - x_j|     (``cost="all"``, as published)
+
+    The published cost is not restricted to the cluster and penalises heavy patches, which look like slips. The new
+    tokens are the medoids themselves, unchanged, in the order of the clusters: nothing is averaged, and gradients flow
+    through the medoids only. Sizes and source still tell which patches a medoid stands for. Prefix tokens pass
+    unchanged. Acts before the block; stages start at block 1, since the weights come from the block before, where the
+    full attention map is computed for them.
+
+    A medoid belongs to its own cluster, so clusters are never empty and medoids never repeat; the published code
+    repeats patch 0 for a cluster that duplicates have emptied. ``equal_weight`` sets w = 1, starts from
+    the patch nearest to all others and adds the patch farthest from those chosen; it needs no attention map. The
+    published form of it starts at random and measures "farthest" by the largest distance.
+
+    Example:
+        >>> KMedoids(keep_rate=0.5).counts(196, 12)[-1]
+        24
+    """
+
+    name = "kmedoids"
+    paper = "Token Pooling in Vision Transformers (WACV 2023)"
+    kind = "merge"
+    needs_attention_map = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+
+    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
+    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
+    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
+    iterations: int = Field(3, ge=0, description="rounds of assignment and choice of medoids")
+    cost: Literal["cluster", "all"] = Field(
+        "cluster",
+        description="what a medoid minimises: weighted distances to its members; 'all': as published",
+    )
+    equal_weight: bool = Field(False, description="weights 1, first medoids far apart; no attention map")
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
+        if 0 in blocks and not self.equal_weight:
+            raise VitrimError("kmedoids weighs patches by the attention of the block before: blocks start at 1")
+        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+
+    def build(self, layer: Layer) -> Reducer | None:
+        stages = [amount is not None for amount in (*self.schedule(layer.num_layers), None)]
+        if stages[layer.depth + 1] and not self.equal_weight:
+            return WeighingReducer(self, layer)
+        return KMedoidsReducer(self, layer) if stages[layer.depth] else None
+
+
+class KMedoidsReducer(Reducer):
+    site = "before"
+
+    def __init__(self, config: KMedoids, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.iterations, self.over_all = config.iterations, config.cost == "all"
+        self.equal_weight = config.equal_weight
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site != "before" or self.amount is None:
+            return x, state
+        assignment = self(x, attention, state)
+        state = replace(state, carry={name: value for name, value in state.carry.items() if name != WEIGHT})
+        return (x, state) if assignment is None else assignment.apply(x, state)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        keep = self.num_keep(state)
+        if keep == state.num_patches:
+            return None
+        with torch.no_grad():
+            distance = distances(x[:, state.num_prefix :])
+            if self.equal_weight:
+                weight, medoids = distance.new_ones(distance.shape[:2]), farthest_first(distance, keep)
+            else:
+                weight = state.carry[WEIGHT][:, state.num_prefix :]
+                medoids = weight.argsort(dim=1, descending=True, stable=True)[:, :keep]
+            medoids, cluster = k_medoids(distance, weight, medoids, self.iterations, self.over_all)
+            is_medoid = torch.zeros_like(weight).scatter_(1, medoids, 1.0)
+        return merge_clusters(state, medoids, cluster, is_medoid)
+
+
+class WeighingReducer(KMedoidsReducer):
+    """Also leaves the attention its tokens received, for the stage in the next block."""
+
+    site = "after"
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site == "after" and attention is not None:
+            weight = attention.detach().column_mean().detach()
+            return x, replace(state, carry={**state.carry, WEIGHT: weight})
+        return super().reduce(site, x, attention, state)
+
+
+def k_medoids(
+    distance: Tensor, weight: Tensor, medoids: Tensor, iterations: int, over_all: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Medoids (B, K) after ``iterations`` rounds from the given ones, and the cluster (B, P) of every patch.
+
+    Args:
+        distance: (B, P, P).
+        weight: (B, P), positive.
+        medoids: (B, K) distinct patch indices to start from.
+        iterations: rounds.
+        over_all: the cost of a candidate is its own weight times its distance to all patches (as published).
+
+    Example:
+        >>> points = torch.tensor([[[0.0], [1.0], [2.0], [9.0], [10.0], [11.0]]])
+        >>> k_medoids(torch.cdist(points, points), torch.ones(1, 6), torch.tensor([[0, 5]]), 1)
+        (tensor([[1, 4]]), tensor([[0, 0, 0, 1, 1, 1]]))
+    """
+    index = torch.arange(distance.shape[1], device=distance.device).expand(distance.shape[:2])
+    for _ in range(iterations):
+        cluster = nearest_centre(distance, medoids)
+        if over_all:
+            cost = weight * distance.sum(dim=2)
+        else:
+            together = cluster[:, :, None] == cluster[:, None, :]
+            cost = (distance * together * weight[:, None, :]).sum(dim=2)
+        least = cost.new_full(medoids.shape, torch.inf).scatter_reduce(1, cluster, cost, "amin")
+        candidate = torch.where(cost == least.gather(1, cluster), index, distance.shape[1])
+        medoids = torch.full_like(medoids, distance.shape[1]).scatter_reduce(1, cluster, candidate, "amin")
+    return medoids, nearest_centre(distance, medoids)
+
+
+def farthest_first(distance: Tensor, count: int) -> Tensor:
+    """(B, count) distinct patches: the one nearest to all others, then always the one farthest from those chosen."""
+    chosen = [distance.sum(dim=2).argmin(dim=1, keepdim=True)]
+    gap = torch.full_like(distance[:, 0], torch.inf)
+    for _ in range(count - 1):
+        last = chosen[-1][:, :, None].expand(-1, 1, distance.shape[2])
+        # -1 marks chosen patches: a duplicate of one has gap 0 and may still follow
+        gap = torch.minimum(gap, distance.gather(1, last).squeeze(1)).scatter(1, chosen[-1], -1.0)
+        chosen.append(gap.argmax(dim=1, keepdim=True))
+    return torch.cat(chosen, dim=1)

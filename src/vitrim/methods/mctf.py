@@ -1,0 +1,301 @@
+"""MCTF: fuse tokens by several criteria before attention (Lee et al., Multi-criteria Token Fusion, CVPR 2024)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.assignment import Hard, merge
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.matching import alternate_split, full_precision, most_similar
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, check_blocks
+from vitrim.tokens import TokenState, decision_dtype
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Fuse ``r`` patch tokens, or that fraction of them if below 1, but leave at least ``least``.
+
+    Example:
+        >>> Fuse(0.35, least=9).keep(196, 196), Fuse(16, least=9).keep(196, 20)
+        (128, 9)
+    """
+
+    r: float
+    least: int
+
+    def keep(self, initial: int, current: int) -> int:
+        # round: 0.29 * 100 is 28.999999999999996 in floating point and means 29
+        removed = math.floor(round(current * self.r, 9)) if self.r < 1 else int(self.r)
+        return max(current - removed, min(self.least, current))
+
+
+@register_method
+class MCTF(MethodConfig):
+    """Multi-criteria token fusion with one-step-ahead attention, before attention in every block but the first.
+
+    With x_i the tokens entering the block (not normed), a_i the attention token i receives in this block (mean over
+    heads and queries) and s_i the tokens it stands for already, two tokens are the more attractive to fuse the larger
+
+        W_ij = ((cos(x_i, x_j) + 1) / 2)^tau_sim (1 / (a_i a_j))^tau_info (1 / (s_i s_j))^tau_size:
+
+    alike, unattended and small. The sets are even and odd places. Bidirectional: of the r fusions of a block, floor(r/2)
+    go from even to odd places, then the rest from odd places to the even ones still there, with the same W; a token
+    that received may move on with all it holds. A group becomes its mean weighted by a_i s_i (``pooling``).
+
+    ``attention`` says which attention the fused tokens get. ``"one_step_ahead"``: that of the tokens before fusion,
+    query rows pooled like the tokens and key columns summed, times values projected from the fused tokens.
+    ``"precise"``: computed anew among the fused tokens, with their sizes. ``"after"``: no step ahead, fusion at the end
+    of the block. The two are ablations of the paper.
+
+    Fusing the map equals ordinary attention whose values are those of the fused tokens copied back to their places, and
+    whose output rows are pooled. So ``attention_map="recomputed"`` never holds a B x H x N x N map: a fused kernel runs
+    attention, and the a_i take one extra pass over q k^T, a head at a time. ``"shared"`` is the published procedure: the
+    map once, for both; faster where the map fits in a processor's cache, with the MACs of the published tables. Both
+    give the same numbers.
+
+    Rounding: a fraction ``r`` of the current patches is rounded down; a block fuses at most half of its patches. The
+    order of the result is the published one, which decides who meets whom in the next block: even places in order, then
+    odd ones by descending attraction in the second phase. No gradient flows through W, the a_i or the weights.
+
+    Prefix tokens never move and never receive: with a class token alone this is the published rule; the published
+    code does not support more of them. Their a_i and s_i serve only to normalise.
+
+    Deviations: ``min_patches`` is the published floor of 10 tokens, class token included, counted in patches; it
+    holds for fractions too, where the published code has no floor (``min_patches=1`` does that); fewer tokens on entry
+    are left alone, where it fails. a_i = 0 is clamped instead of giving NaN. The supplement's sentence on the
+    temperatures swaps information and similarity; its table and the code agree with the defaults here. ``tau`` is the
+    exponent itself (the code stores 1 / tau); 0 switches a criterion off. Attention dropout acts on the fused map with
+    ``"shared"`` and on the full one with ``"recomputed"``.
+
+    Example:
+        >>> MCTF(r=16).counts(196, 12)
+        [196, 180, 164, 148, 132, 116, 100, 84, 68, 52, 36, 20]
+    """
+
+    name = "mctf"
+    paper = "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers (CVPR 2024)"
+    kind = "merge"
+    needs_attention_map = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+
+    r: int | float = Field(16, ge=0, description="tokens fused per block, or below 1 the fraction of patches fused")
+    blocks: tuple[int, ...] | None = Field(None, description="where to fuse, 0-based; default all but the first")
+    tau_sim: float = Field(1.0, ge=0.0, le=10.0, description="exponent of similarity; 0: off")
+    tau_info: float = Field(1 / 20, ge=0.0, le=10.0, description="exponent of (low) attention received; 0: off")
+    tau_size: float = Field(1 / 40, ge=0.0, le=10.0, description="exponent of (small) size; 0: off")
+    attention: Literal["one_step_ahead", "precise", "after"] = Field(
+        "one_step_ahead",
+        description="attention of the fused tokens: that before fusion, fused; 'precise': anew; 'after': fuse at the end",
+    )
+    attention_map: Literal["recomputed", "shared"] = Field(
+        "recomputed",
+        description="'recomputed': fused attention kernel and one extra pass for the attention received, little memory; "
+        "'shared': keep the B x H x N x N map for both",
+    )
+    bidirectional: bool = Field(True, description="half of the fusions in each direction; false: even to odd only")
+    pooling: Literal["attention_size", "size", "mean", "max"] = Field(
+        "attention_size",
+        description="mean weighted by attention received times size, by size, or by nothing; or elementwise maximum "
+        "(one_step_ahead then keeps the attention map)",
+    )
+    min_patches: int = Field(9, ge=1, description="no block leaves fewer patches than this")
+    proportional: bool = Field(True, description="add log(size) to the attention logits")
+
+    @model_validator(mode="after")
+    def _check(self) -> MCTF:
+        if self.r > 1 and not float(self.r).is_integer():
+            raise ValueError("r must be a whole number of tokens, or a fraction below 1")
+        if self.tau_sim == self.tau_info == self.tau_size == 0.0:
+            raise ValueError("at least one of tau_sim, tau_info and tau_size must be above 0")
+        return self
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        blocks = range(1, num_layers) if self.blocks is None else self.blocks
+        if self.blocks is not None:
+            check_blocks(self.blocks, num_layers)
+        return [Fuse(self.r, self.min_patches) if depth in blocks else None for depth in range(num_layers)]
+
+    @staticmethod
+    def least_kept(current: int) -> int:
+        return current - current // 2
+
+    def build(self, layer: Layer) -> Reducer | None:
+        if self.schedule(layer.num_layers)[layer.depth] is None:
+            return None
+        return _REDUCERS[self.attention](self, layer)
+
+
+class MCTFReducer(Reducer):
+    """Decides; its subclasses say which attention the fused tokens get."""
+
+    def __init__(self, config: MCTF, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.tau_sim, self.tau_info, self.tau_size = config.tau_sim, config.tau_info, config.tau_size
+        self.bidirectional = config.bidirectional
+        self.pooling = config.pooling
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        r = state.num_patches - self.num_keep(state)
+        if r == 0 or attention is None:
+            return None
+        with torch.no_grad():
+            received = self.received(attention)
+            even, odd = alternate_split(state.num_prefix)
+            attraction = self.attraction(x, received, state, even, odd)
+            index = torch.arange(state.num_patches, device=x.device)
+            keep, moved, into = match(attraction, index[even], index[odd], r, self.bidirectional)
+            weight = self.weight(received, state)
+        return merge(state, keep, moved, into, weight=weight, maximum=self.pooling == "max")
+
+    def received(self, attention: Attention) -> Tensor | None:
+        """(B, N) attention received, if any criterion or the pooling reads it."""
+        if self.tau_info == 0.0 and self.pooling != "attention_size":
+            return None
+        received = attention.detach().column_mean()
+        return received.clamp_min(torch.finfo(received.dtype).tiny)
+
+    def attraction(self, x: Tensor, received: Tensor | None, state: TokenState, even: slice, odd: slice) -> Tensor:
+        """(B, E, O), W of the patches at even and odd places. All factors but similarity separate into i and j."""
+        p = state.num_prefix
+        patches = x[:, p:].to(decision_dtype(x.dtype))
+        single = torch.ones_like(patches[..., 0])
+        if self.tau_info > 0.0 and received is not None:
+            single = single * (received.amin(1, keepdim=True) / received[:, p:]) ** self.tau_info
+        if self.tau_size > 0.0 and not state.uniform:
+            single = single * (state.size.amin(1, keepdim=True) / state.size[:, p:]) ** self.tau_size
+        pair = single[:, even, None] * single[:, None, odd]
+        if self.tau_sim == 0.0:
+            return pair
+        unit = F.normalize(patches, dim=-1)
+        with full_precision(unit):
+            similarity = (unit[:, even] @ unit[:, odd].transpose(-1, -2) + 1.0) / 2.0
+        return pair * (similarity if self.tau_sim == 1.0 else similarity.clamp_min(0.0) ** self.tau_sim)
+
+    def weight(self, received: Tensor | None, state: TokenState) -> Tensor | None:
+        """(B, N) pooling weights, None for the sizes."""
+        if self.pooling == "attention_size" and received is not None:
+            return received * state.size
+        return torch.ones_like(state.size) if self.pooling == "mean" else None
+
+
+class OneStepAhead(MCTFReducer):
+    site = "query"
+    fresh_values = True
+
+    def __init__(self, config: MCTF, layer: Layer) -> None:
+        super().__init__(config, layer)
+        # an elementwise maximum of query rows is not linear, so it cannot be taken of the output instead
+        self.keeps_map = config.attention_map == "shared" or config.pooling == "max"
+
+
+class Precise(MCTFReducer):
+    site = "query"
+    fresh_attention = True
+
+
+class After(MCTFReducer):
+    site = "after"
+
+
+_REDUCERS: dict[str, type[MCTFReducer]] = {"one_step_ahead": OneStepAhead, "precise": Precise, "after": After}
+
+
+def match(
+    attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Who fuses with whom: patches that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
+
+    Args:
+        attraction: (B, E, O) W of the patches at even and odd places.
+        even, odd: (E,), (O,) their patch indices.
+        r: how many fuse, 0 < r <= (E + O) // 2.
+        bidirectional: floor(r / 2) of them from even to odd places, the rest back; else all from even to odd.
+    """
+    forth = r // 2 if bidirectional else r
+    best, partner = attraction.max(dim=2)
+    moved, kept = most_similar(best, forth)
+    batch, count, e = attraction.shape[0], odd.shape[0], kept.shape[1]
+    if forth == r:
+        return torch.cat([even[kept], odd.expand(batch, count)], 1), even[moved], partner.gather(1, moved) + e
+    attracted, back = attraction.gather(1, kept.unsqueeze(2).expand(-1, -1, count)).max(dim=1)
+    order = attracted.sort(dim=1, descending=True, stable=True).indices
+    moved_back, stays = order[:, : r - forth], order[:, r - forth :]
+    # where each odd token ends: behind the even ones, or in one of them; what it received goes with it
+    slot = torch.arange(e, e + stays.shape[1], device=order.device).expand_as(stays)
+    end = back.scatter(1, stays, slot)
+    keep = torch.cat([even[kept], odd[stays]], dim=1)
+    into = torch.cat([end.gather(1, partner.gather(1, moved)), end.gather(1, moved_back)], dim=1)
+    return keep, torch.cat([even[moved], odd[moved_back]], dim=1), into
+
+
+def objective(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    student_features: Tensor,
+    teacher_features: Tensor,
+    targets: Tensor,
+    *,
+    weight: float = 1.0,
+    confidence: float = 0.4,
+    label_smoothing: float = 0.0,
+) -> dict[str, Tensor]:
+    """The consistency training of the paper: one model, run twice on the same images with two amounts of fusion.
+
+    The student fuses the wanted r (16), the teacher fewer, drawn anew for every batch from 0, ..., 7; both learn the
+    labels, and the student's class token learns to resemble the teacher's where the student is confident:
+
+        loss = CE(student) + CE(teacher) + weight * mean_D (z_teacher - z_student)^2,
+
+    the last averaged over the images to whose true class the student gives more than ``confidence``; 0 if there is none.
+    The teacher's class token is a constant there. The paper trains with ``weight`` 1 (DeiT-T, T2T-ViT) or 3 (DeiT-S,
+    LV-ViT), label smoothing 0.1 and no mixing of images.
+
+    Args:
+        student_logits, teacher_logits: (B, K).
+        student_features, teacher_features: (B, C) class tokens after the model's last norm.
+        targets: (B,) int64 true classes.
+        weight: lambda.
+        confidence: beta, a probability.
+        label_smoothing: of both cross entropies.
+
+    Returns:
+        ``loss`` and its parts ``student``, ``teacher``, ``consistency`` (unweighted), all scalars.
+
+    Example:
+        >>> import timm, torch, vitrim
+        >>> from vitrim.methods.mctf import objective
+        >>> model = timm.create_model("test_vit", num_classes=10)
+        >>> reduction = vitrim.reduce_(model, vitrim.MCTF(r=16))
+        >>> images, targets, runs = torch.randn(2, 3, 160, 160), torch.tensor([1, 7]), []
+        >>> for r in (16, int(torch.randint(8, ()))):
+        ...     reduction.set(r=r)
+        ...     tokens = model.forward_features(images)
+        ...     runs.append((model.forward_head(tokens), tokens[:, 0]))
+        >>> (student, z_student), (teacher, z_teacher) = runs
+        >>> objective(student, teacher, z_student, z_teacher, targets)["loss"].backward()
+        >>> reduction.set(r=16)
+    """
+    student = F.cross_entropy(student_logits, targets, label_smoothing=label_smoothing)
+    teacher = F.cross_entropy(teacher_logits, targets, label_smoothing=label_smoothing)
+    wide = decision_dtype(student_logits.dtype)
+    with torch.no_grad():
+        true_class = student_logits.to(wide).softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1)
+        counts = (true_class > confidence).to(wide)
+    distance = (teacher_features.detach().to(wide) - student_features.to(wide)).square().mean(dim=1)
+    consistency = (distance * counts).sum() / counts.sum().clamp_min(1.0)
+    return {
+        "loss": student + teacher + weight * consistency,
+        "student": student,
+        "teacher": teacher,
+        "consistency": consistency,
+    }

@@ -1,0 +1,113 @@
+"""PatchMerger: learned queries mix the patches into a few tokens (Renggli et al., Learning to Merge Tokens, 2022)."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitrim.assignment import Soft
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
+from vitrim.tokens import TokenState, decision_dtype
+
+
+class SoftMixing(MethodConfig):
+    """Options of methods whose learned weights mix all patches into K new tokens at a few stages.
+
+    K_s follows from ``keep_rate`` at the model's own image size and is the shape of learned parameters: it is fixed
+    when the model is reduced, cannot change at run time, and images with another number of patches are refused.
+    """
+
+    kind = "soft"
+    training_free = False
+
+    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="tokens after each stage, as a share of the patches")
+    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
+    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
+        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+
+    def tokens_at(self, layer: Layer) -> tuple[int, int]:
+        """Patch tokens entering and leaving ``layer`` at the model's own image size."""
+        counts = [layer.initial_patches, *(self.counts(layer.initial_patches, layer.num_layers) or [])]
+        return counts[layer.depth], counts[layer.depth + 1]
+
+    def build(self, layer: Layer) -> Reducer | None:
+        before, after = self.tokens_at(layer)
+        return self.mixer(layer, after) if after < before else None
+
+    def mixer(self, layer: Layer, num_tokens: int) -> Reducer:
+        """The reducer that leaves ``num_tokens`` patch tokens."""
+        raise NotImplementedError
+
+
+class SoftReducer(Reducer):
+    """Refuses images of another size than its parameters were made for; subclasses implement `mix`."""
+
+    site = "before"
+
+    def __init__(self, config: MethodConfig, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.method = config.name
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Soft:
+        if state.initial_patches != self.layer.initial_patches:
+            rows, columns = self.layer.grid_size
+            raise VitrimError(
+                f"{self.method} has learned parameters for {rows} x {columns} = {rows * columns} patches, and this "
+                f"image has {state.initial_patches}: resize the images, or create and reduce the model at their size"
+            )
+        return self.mix(x[:, state.num_prefix :])
+
+    def mix(self, patches: Tensor) -> Soft:
+        """The new tokens as mixtures of the patch tokens (B, P, C)."""
+        raise NotImplementedError
+
+
+@register_method
+class PatchMerger(SoftMixing):
+    """K learned queries attend to the layer-normed patches; each becomes one token (section 3 of the paper).
+
+    With queries Q (K, C) and patches X (P, C) entering the block,
+
+        X' = softmax(Q LN(X)^T) LN(X),    softmax over the P patches, no 1/sqrt(C).
+
+    The K_s = floor(P r^s) rows of stage s replace the patches; the class token and other prefix tokens pass unchanged.
+    Acts before the block.
+
+    The queries start as N(0, 1), so with wide models the weights start nearly one-hot: train it. Where the rule keeps
+    every patch nothing is mixed, so ``keep_rate=1`` is the dense model; the comparative study mixes there too. The
+    number of queries belongs to one image size, see `SoftMixing`. A head that averages patches averages the mixed
+    tokens. A mixed token has no place of its own: its position, for plots, is the patch of largest weight.
+
+    Example:
+        >>> PatchMerger(keep_rate=0.5).counts(196, 12)[-1]
+        24
+    """
+
+    name = "patchmerger"
+    paper = "Learning to Merge Tokens in Vision Transformers (arXiv 2022)"
+
+    def mixer(self, layer: Layer, num_tokens: int) -> Reducer:
+        return PatchMergerReducer(self, layer, num_tokens)
+
+
+class PatchMergerReducer(SoftReducer):
+    """Parameters: ``queries`` (K, C) and the layer norm ``norm``."""
+
+    def __init__(self, config: MethodConfig, layer: Layer, num_tokens: int) -> None:
+        super().__init__(config, layer)
+        self.queries = nn.Parameter(torch.randn(num_tokens, layer.dim))
+        self.norm = nn.LayerNorm(layer.dim)
+
+    def mix(self, patches: Tensor) -> Soft:
+        values = self.norm(patches)
+        logits = (self.queries @ values.transpose(-1, -2)).to(decision_dtype(values.dtype))
+        return Soft(logits.softmax(dim=-1), values)

@@ -1,0 +1,61 @@
+"""SiT's token slimming: a small network weighs the patches (Zong et al., Self-slimmed ViT, ECCV 2022)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrim.assignment import Soft
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.methods.patchmerger import SoftMixing, SoftReducer
+from vitrim.registry import register_method
+from vitrim.tokens import decision_dtype
+
+
+@register_method
+class SiT(SoftMixing):
+    """Each patch casts K weights by a two-layer network; each of K tokens is the patches averaged by them.
+
+    With patches X (P, C) entering the block and a learned scale t (1 at the start),
+
+        A = softmax(t W_2 GELU(W_1 LN(X)))^T  over the P patches,  W_1: C -> C/2, W_2: C/2 -> K;    X' = A X.
+
+    The mixed values are the patches themselves, not their layer norm. The K_s = floor(P r^s) rows of stage s replace
+    the patches; prefix tokens pass unchanged. Acts before the block.
+
+    This is the slimming module of the paper as the comparative study uses it; the paper's convolutional stem and its
+    feature recalibration distillation are not part of it. Untrained it averages all patches nearly equally: train it.
+    Where the rule keeps every patch nothing is mixed, so ``keep_rate=1`` is the dense model. The width of W_2 belongs
+    to one image size, see `SoftMixing`. The bias of W_2 cancels in the softmax and has no effect; it is there because
+    the published parameters have it.
+
+    Example:
+        >>> SiT(keep_rate=0.5).counts(196, 12)[-1]
+        24
+    """
+
+    name = "sit"
+    paper = "Self-slimmed Vision Transformer (ECCV 2022)"
+
+    def mixer(self, layer: Layer, num_tokens: int) -> Reducer:
+        return SiTReducer(self, layer, num_tokens)
+
+
+class SiTReducer(SoftReducer):
+    """Parameters: ``norm``, ``hidden`` (C/2, C), ``weights`` (K, C/2), ``scale`` (1, 1, 1)."""
+
+    def __init__(self, config: MethodConfig, layer: Layer, num_tokens: int) -> None:
+        super().__init__(config, layer)
+        self.norm = nn.LayerNorm(layer.dim)
+        self.hidden = nn.Linear(layer.dim, layer.dim // 2)
+        self.weights = nn.Linear(layer.dim // 2, num_tokens)
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+        for linear in (self.hidden, self.weights):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def mix(self, patches: Tensor) -> Soft:
+        logits = self.weights(F.gelu(self.hidden(self.norm(patches)))) * self.scale
+        return Soft(logits.to(decision_dtype(patches.dtype)).softmax(dim=1).transpose(1, 2))

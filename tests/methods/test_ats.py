@@ -1,0 +1,243 @@
+"""ATS: reference vectors of the authors' code and of "Which Tokens to Use?", and what neither offers."""
+
+from __future__ import annotations
+
+import golden_models as golden
+import pytest
+import tiny
+import torch
+
+import vitrim
+from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance
+
+STUDY = {"variant": "study", "rule": "floor_initial_power"}
+P64 = {**STUDY, "keep_rate": 0.5, "blocks": (1, 3, 5)}
+P196 = {**STUDY, "keep_rate": 0.7, "blocks": (3, 6, 9)}
+BLOCKS = (2, 3, 4, 5)
+CASES = [
+    ("haurum/ats_p64_r50", ATS(**P64)),
+    ("haurum/ats_p196_r70", ATS(**P196)),
+    ("haurum/ats_p64_r50", ATS(**P64, padding="bound")),
+    ("pruning/ats_blocks2345_drop", ATS(variant="published", blocks=BLOCKS)),
+    ("pruning/ats_blocks2345_mask", ATS(variant="published", blocks=BLOCKS, padding="bound")),
+]
+every_case = pytest.mark.parametrize(("name", "config"), CASES, ids=[f"{n}-{c.padding}" for n, c in CASES])
+
+
+@every_case
+def test_reference_float64(name: str, config: ATS) -> None:
+    ref = golden.load(name)
+    model = golden.vit(ref)
+    reduction = vitrim.reduce_(model, config, record=True)
+    with torch.no_grad():
+        logits = model(golden.images(ref))
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    if config.padding == "auto" or config.variant == "published":
+        assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
+    key = "kept_abs" if config.variant == "study" else "kept"
+    stages = [int(k.split("/")[1]) for k in ref if k.startswith(f"{key}/")]
+    assert stages == list(config.stages(12))
+    for block in stages:
+        assert kept(reduction.states[block + 1]) == as_sets(golden.tensor(ref, f"{key}/{block}"))
+
+
+@every_case
+def test_reference_float32(name: str, config: ATS) -> None:
+    ref = golden.load(name)
+    model = golden.vit(ref).float()
+    vitrim.reduce_(model, config)
+    with torch.no_grad():
+        logits = model(golden.images(ref).float())
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["pruning/ats_blocks2345_drop", "pruning/ats_blocks2345_mask"])
+def test_published_class_tokens_and_single_images(name: str) -> None:
+    ref = golden.load(name)
+    padding = "auto" if ref["config"]["args"]["drop_tokens"] else "bound"
+    model = golden.vit(ref)
+    vitrim.reduce_(model, ATS(variant="published", blocks=BLOCKS, padding=padding))
+    found = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, out: found.append(out[:, 0]))
+    with torch.no_grad():
+        model(golden.images(ref))
+        expected = golden.tensor(ref, "cls_per_block").double()
+        for token, row in zip(found, expected, strict=True):
+            torch.testing.assert_close(token, row, atol=2e-6 * row.abs().max().item(), rtol=0)
+        alone = torch.cat([model(image[None]) for image in golden.images(ref)])
+    torch.testing.assert_close(alone, golden.tensor(ref, "logits_batch1"), atol=1e-9, rtol=0)
+
+
+def test_published_scores_and_valid_counts() -> None:
+    ref = golden.load("pruning/ats_blocks2345_drop")
+    model = golden.vit(ref)
+    reduction = vitrim.reduce_(model, ATS(variant="published", blocks=BLOCKS), record=True)
+    calls = {}
+    for block in BLOCKS:
+        model.blocks[block].reducer.register_forward_hook(
+            lambda module, args, out, block=block: calls.update({block: module.scores(args[1], args[2])})
+        )
+    with torch.no_grad():
+        model(golden.images(ref))
+    for stage, block in enumerate(BLOCKS):
+        state = reduction.states[block + 1]
+        count = (state.mask if state.mask is not None else torch.ones_like(state.position)).sum(1)
+        assert count.tolist() == (golden.tensor(ref, "tokens_valid")[stage]).tolist()
+        # the same tokens in another order: published ascending, and padding has score 0
+        mask = reduction.states[block].mask
+        score = calls[block] if mask is None else calls[block] * mask[:, 1:]
+        score = (score / score.sum(1, keepdim=True)).sort(1).values
+        expected = golden.tensor(ref, f"scores/{block}").double().sort(1).values
+        torch.testing.assert_close(score, expected, atol=2e-6 * expected.max().item(), rtol=0)
+
+
+def test_study_distribution_and_points() -> None:
+    ref = golden.load("haurum/ats_p64_r50")
+    model = golden.vit(ref)
+    vitrim.reduce_(model, ATS(**P64))
+    calls = {}
+    for block in (1, 3, 5):
+        model.blocks[block].reducer.register_forward_hook(
+            lambda module, args, out, block=block: calls.update({block: module.scores(args[1], args[2])})
+        )
+    with torch.no_grad():
+        model(golden.images(ref))
+    score = calls[1]
+    cdf = (score / (score.sum(1, keepdim=True) + 1e-6)).cumsum(1)
+    torch.testing.assert_close(cdf, golden.tensor(ref, "cdf/1").double(), atol=2e-6, rtol=0)
+    for block, points in ((1, 32), (3, 16), (5, 8)):
+        height = (2 * torch.arange(1, points + 1) - 1) / (2 * points + 2)
+        torch.testing.assert_close(golden.tensor(ref, f"sample_points/{block}"), height, atol=1e-6, rtol=0)
+
+
+def test_gradients() -> None:
+    ref = golden.load("haurum/grads_ats_p64_r50")
+    model = golden.vit(ref)
+    vitrim.reduce_(model, ATS(**P64))
+    model.train()
+    logits = model(golden.images(ref))
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ref["config"]["targets"]))
+    loss.backward()
+    torch.testing.assert_close(loss, golden.tensor(ref, "loss"), atol=1e-9, rtol=0)
+    parameters = dict(model.named_parameters())
+    norms = torch.stack([parameters[name].grad.norm() for name in ref["gradnorm_names"]])
+    torch.testing.assert_close(norms, golden.tensor(ref, "gradnorm"), atol=1e-9, rtol=0)
+    for name in ("cls_token", "blocks.3.attn.qkv.bias"):
+        torch.testing.assert_close(parameters[name].grad, golden.tensor(ref, f"grad/{name}"), atol=1e-9, rtol=0)
+
+
+def test_default_takes_the_published_decisions_of_single_images_whatever_the_batch() -> None:
+    ref = golden.load("pruning/ats_blocks2345_drop")
+    images = golden.images(ref)
+    model = golden.vit(ref)
+    reduction = vitrim.reduce_(model, ATS(blocks=BLOCKS), record=True)
+    with torch.no_grad():
+        together = model(images)
+        sets = [kept(state) for state in reduction.states[3:]]
+        alone, published = [], []
+        for image in images:
+            alone.append(model(image[None]))
+            published.append([kept(state)[0] for state in reduction.states[3:]])
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-12, rtol=0)
+    assert [[stage[i] for stage in sets] for i in range(3)] == published
+    # the smoothed softmax of the published code is all that is left between the two
+    torch.testing.assert_close(together, golden.tensor(ref, "logits_batch1"), atol=1e-5, rtol=0)
+    assert (together - golden.tensor(ref, "logits")).abs().max() > 0.1  # what its batch mates cost
+
+
+@pytest.mark.parametrize("variant", ["ats", "study"])
+def test_padding_to_the_bound_changes_no_prediction(variant: str) -> None:
+    model = tiny.HOSTS["vit"]().double()
+    images = tiny.images(4).double()
+    outputs = []
+    with torch.no_grad():
+        for padding in ("auto", "bound"):
+            reduction = vitrim.reduce_(model, ATS(variant=variant, padding=padding, keep_rate=0.7, blocks=(1, 2)))
+            outputs.append(model(images))
+            width = reduction.state.num_patches
+            vitrim.restore_(model)
+    torch.testing.assert_close(*outputs, atol=1e-12, rtol=0)
+    assert width == 25
+
+
+def test_export_pads_to_the_bound() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, ATS(keep_rate=0.7))
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with torch.no_grad():
+        program = torch.export.export(model, (tiny.images(3),), dynamic_shapes=({0: batch},), strict=False).module()
+        for count in (2, 5):
+            images = tiny.images(count, seed=count)
+            torch.testing.assert_close(program(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+def test_compile_fullgraph() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, ATS(keep_rate=0.7))
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tiny.images()), model(tiny.images()), atol=1e-5, rtol=1e-5)
+
+
+def test_nearest_takes_the_first_of_equal_entries_and_the_lower_at_equal_distance() -> None:
+    cdf = torch.tensor([[0.0, 0.25, 0.25, 0.25, 0.75, 1.0]])
+    height = torch.tensor([[0.25, 0.3, 0.5, 0.7, 0.9, 1.0, 2.0]])
+    expected = (cdf[:, None] - height[..., None]).abs().argmin(-1)
+    assert torch.equal(nearest(cdf, height), expected)
+    cdf, height = torch.rand(5, 40).sort(1).values, torch.rand(5, 30)
+    assert torch.equal(nearest(cdf, height), (cdf[:, None] - height[..., None]).abs().argmin(-1))
+
+
+@pytest.mark.parametrize("sample", [sample_sorted, sample_study])
+def test_padding_is_never_picked_and_changes_no_pick(sample) -> None:
+    score = torch.rand(4, 12, dtype=torch.float64)
+    real = torch.ones_like(score, dtype=torch.bool)
+    real[:, 9:] = False
+    assert torch.equal(sample(score, real, 8), sample(score[:, :9], real[:, :9], 8))
+
+
+@pytest.mark.parametrize("points", [1, 5])
+def test_one_token_or_equal_scores_survive(points: int) -> None:
+    one = torch.ones(2, 1, dtype=torch.bool)
+    assert (sample_sorted(torch.rand(2, 1), one, points) == 0).all()
+    zero = sample_sorted(torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool), points)
+    assert ((zero >= 0) & (zero < 4)).all()
+
+
+def test_significance_over_heads() -> None:
+    row = torch.tensor([[[0.5, 0.5], [0.25, 0.75]]])
+    v = torch.tensor([[[[3.0], [0.0]], [[4.0], [2.0]]]])
+    attention = vitrim.Attention(q=v, k=v, v=v, scale=1.0)
+    torch.testing.assert_close(significance(row, attention, per_head=False), torch.tensor([[0.75 * 5, 1.25 * 2]]))
+    torch.testing.assert_close(significance(row, attention, per_head=True), torch.tensor([[0.5 * 3 + 0.25 * 4, 1.5]]))
+
+
+def test_refused_where_the_head_pools_patches() -> None:
+    for host in ("avg_fc_norm", "no_pool"):
+        with pytest.raises(vitrim.UnsupportedModelError, match="averages patches"):
+            vitrim.reduce_(tiny.HOSTS[host](), ATS())
+    with pytest.raises(vitrim.UnsupportedModelError, match="class token"):
+        vitrim.reduce_(tiny.HOSTS["no_class_token_avg"](), ATS())
+
+
+def test_keep_rate_changes_at_run_time() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, ATS(padding="bound"))
+    with torch.no_grad():
+        for rate, count in ((0.5, 18), (0.25, 9)):
+            reduction.set(keep_rate=rate)
+            model(tiny.images())
+            assert reduction.state.num_patches == count
+
+
+def kept(state: vitrim.TokenState) -> list[set[int]]:
+    """The original patches each image still has."""
+    position = state.position[:, 1:] - 1
+    real = torch.ones_like(position, dtype=torch.bool) if state.mask is None else state.mask[:, 1:]
+    return [set(row[flag].tolist()) for row, flag in zip(position, real, strict=True)]
+
+
+def as_sets(table: torch.Tensor) -> list[set[int]]:
+    return [{entry for entry in row if entry >= 0} for row in table.tolist()]

@@ -1,0 +1,201 @@
+"""DynamicViT against its reference vectors: evaluation, training with recorded noise, losses and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import golden_learned as learned
+import golden_models as golden
+import tiny
+import vitrim
+from vitrim.methods.dynamicvit import masked_softmax, objective
+
+RENAME = {"in_conv": "predictor.in_conv", "out_conv": "predictor.out_conv"}
+PREFIX = "score_predictor.{}."
+STUDY = {"keep_rate": 0.5, "blocks": (1, 3, 5), "global_epsilon": 1e-6}
+CASES = [
+    ("pruning/dynamicvit_eval_rho0.7", vitrim.DynamicViT(blocks=(1, 3, 4))),
+    ("pruning/dynamicvit_eval_rho0.7_img112", vitrim.DynamicViT(blocks=(1, 3, 4))),
+    ("haurum/dyvit_p64_r50", vitrim.DynamicViT(**STUDY)),
+    ("haurum/dyvit_p196_r70", vitrim.DynamicViT(global_epsilon=1e-6)),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), CASES)
+def test_reference(name: str, config: vitrim.MethodConfig) -> None:
+    ref, model, reduction = learned.reduced(name, config, RENAME, PREFIX)
+    scores: dict[int, Tensor] = {}
+    for block in ref["config"]["args"]["blocks"]:
+        model.blocks[block].reducer.predictor.register_forward_hook(
+            lambda m, args, out, block=block: scores.__setitem__(block, out[..., 0])
+        )
+    learned.check_outputs(ref, model, reduction)
+    learned.check_kept(ref, reduction)
+    for block, score in scores.items():
+        expected = golden.tensor(ref, f"log_keep/{block}").double()
+        torch.testing.assert_close(score, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+        if f"kept_abs/{block}" not in ref:
+            order = score.argsort(dim=1, descending=True)[:, : ref[f"kept/{block}"].shape[1]]
+            assert torch.equal(order, golden.tensor(ref, f"kept/{block}").long())
+    learned.check_float32(ref, model)
+
+
+def trained(name: str, **options: Any) -> tuple[dict[str, Any], nn.Module, vitrim.Reduction, dict[str, Tensor]]:
+    """A forward in training mode with the reference's noise, and what `objective` needs of student and teacher."""
+    ref, model, reduction = learned.reduced(name, vitrim.DynamicViT(**options, epsilon_from_start=True), RENAME, PREFIX)
+    for stage, block in enumerate(ref["config"]["args"]["blocks"]):
+        noise = golden.tensor(ref, "gumbel_noise")[stage].double() if "gumbel_noise" in ref else torch.zeros(())
+        model.blocks[block].reducer.noise = lambda like, noise=noise: noise
+    teacher = golden.vit({**ref, "params": [[n.removeprefix("teacher."), s] for n, s in ref["teacher_params"]]})
+    state = golden.weights.state(ref, "teacher_params", "teacher.")
+    teacher.load_state_dict({key: torch.from_numpy(value) for key, value in state.items()})
+    images = golden.images(ref)
+    with torch.no_grad():
+        taught = teacher.forward_features(images)
+        teacher_logits = teacher.forward_head(taught)
+    features = model.train().forward_features(images)
+    logits = model.forward_head(features)
+    parts = {
+        "logits": logits,
+        "features": features[:, 1:],
+        "teacher_logits": teacher_logits,
+        "teacher_features": taught[:, 1:],
+    }
+    return ref, model, reduction, parts
+
+
+NAMES = {
+    "haurum/dyvit_train_p64_r50": ((1, 3, 5), STUDY),
+    "pruning/dynamicvit_train_nogumbel": ((1, 3, 4), {"keep_rate": 0.7, "blocks": (1, 3, 4)}),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_forward(name: str) -> None:
+    ref, _, reduction, parts = trained(name, **NAMES[name][1])
+    torch.testing.assert_close(parts["logits"], golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    torch.testing.assert_close(parts["teacher_logits"], golden.tensor(ref, "teacher_logits"), atol=1e-9, rtol=0)
+    stride = ref["config"]["feature_stride"]
+    for own, key in (("features", "features"), ("teacher_features", "teacher_tokens")):
+        expected = golden.tensor(ref, key).double()
+        atol = 2e-6 * expected.abs().max().item()
+        torch.testing.assert_close(parts[own][:, ::stride], expected, atol=atol, rtol=0)
+    assert torch.equal(torch.stack(reduction.aux("decision")).long(), golden.tensor(ref, "decisions").long())
+    assert reduction.tokens_per_block == [65] * len(reduction.tokens_per_block)  # nothing is removed
+
+
+def asymmetric(logits: Tensor, targets: Tensor) -> Tensor:
+    """The study's loss for several labels: gamma 0 and 4, clip 0.05, summed."""
+    p = logits.sigmoid()
+    q = (1 - p + 0.05).clamp(max=1)
+    likelihood = targets * p.clamp(min=1e-8).log() + (1 - targets) * q.clamp(min=1e-8).log()
+    certainty = p * targets + q * (1 - targets)
+    return -(likelihood * (1 - certainty) ** (4 * (1 - targets))).sum()
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return -(targets * logits.log_softmax(-1)).sum(-1).mean()
+
+
+def test_losses_and_gradients_of_the_study() -> None:
+    ref, model, reduction, parts = trained("haurum/dyvit_train_p64_r50", **STUDY)
+    soft, hard, multi = (golden.tensor(ref, f"target_{kind}") for kind in ("soft", "hard", "multi"))
+    criteria = {
+        "soft": (soft_cross_entropy, soft.double()),
+        "smooth": (nn.CrossEntropyLoss(label_smoothing=0.1), hard.long()),
+        "asl": (asymmetric, multi.double()),
+    }
+    for kind, (criterion, targets) in criteria.items():
+        for token_loss in ("mse", "kl"):
+            losses = objective(reduction, targets=targets, criterion=criterion, token_loss=token_loss, **parts)
+            expected = {"base": "base", "ratio": "ratio", "class": "class_kl", "token": f"token_{token_loss}"}
+            for own, key in expected.items():
+                stored = golden.tensor(ref, f"loss/{kind}/{key}")
+                torch.testing.assert_close(losses[own], stored, atol=1e-9, rtol=1e-9, msg=f"{kind} {own}")
+            if token_loss == "mse":
+                torch.testing.assert_close(losses["total"], golden.tensor(ref, f"loss/{kind}/total"), atol=1e-8, rtol=0)
+    objective(reduction, targets=soft.double(), criterion=soft_cross_entropy, **parts)["total"].backward()
+    learned.check_gradients(ref, model, renamed((1, 3, 5)))
+
+
+def test_losses_and_gradients_of_the_release() -> None:
+    """Its hard argmax has no gradient of its own; the straight-through gradient is that of the soft decision."""
+    options = NAMES["pruning/dynamicvit_train_nogumbel"][1]
+    ref, model, reduction, parts = trained("pruning/dynamicvit_train_nogumbel", **options)
+    targets = torch.tensor(ref["config"]["targets"])
+    for token_loss in ("kl", "mse"):
+        losses = objective(reduction, targets=targets, token_loss=token_loss, **parts)
+        stored = golden.tensor(ref, f"loss/parts_{token_loss}")
+        found = torch.stack([losses["base"], losses["ratio"] * 3, losses["class"], losses["token"]])
+        torch.testing.assert_close(found, stored, atol=1e-8, rtol=0)  # the release reports the sum of the stages
+        torch.testing.assert_close(losses["total"], golden.tensor(ref, f"loss/total_{token_loss}"), atol=1e-8, rtol=0)
+    losses["total"].backward()
+    learned.check_gradients(ref, model, renamed((1, 3, 4)))
+
+
+def renamed(blocks: tuple[int, ...]) -> dict[str, str]:
+    return {f"score_predictor.{stage}.": f"blocks.{block}.reducer.predictor." for stage, block in enumerate(blocks)}
+
+
+def test_masked_softmax_leaves_out_dropped_tokens_but_not_a_token_itself() -> None:
+    logits = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    policy = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.float64)
+    found = masked_softmax(logits, policy)
+    torch.testing.assert_close(found[1], logits[1].softmax(-1), atol=1e-5, rtol=0)
+    allowed = policy[0].bool()[None, :] | torch.eye(5, dtype=torch.bool)
+    expected = logits[0].masked_fill(~allowed, -torch.inf).softmax(-1)
+    torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
+
+
+def test_a_dropped_patch_stays_dropped_and_all_dropped_gives_no_nan() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, vitrim.DynamicViT(keep_rate=0.5))
+    with torch.no_grad():
+        model.blocks[2].reducer.predictor.out_conv[4].bias.copy_(torch.tensor([-50.0, 50.0]))
+    out = model(tiny.images())
+    first, second, third = reduction.aux("decision")
+    assert 0 < first.mean() < 1
+    assert (second == 0).all()
+    assert (third == 0).all()
+    out.square().sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_training_draws_anew_and_evaluation_does_not() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, vitrim.DynamicViT())
+    draws = []
+    for _ in range(2):
+        model(tiny.images())
+        draws.append(reduction.aux("decision")[0].detach())
+    assert not torch.equal(*draws)
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(tiny.images()), model(tiny.images()))
+    with pytest.raises(vitrim.VitrimError, match="no auxiliary output 'decision'"):
+        reduction.aux("decision")
+
+
+def test_targets_follow_the_rule() -> None:
+    assert vitrim.DynamicViT(keep_rate=0.5).targets(3) == [0.5, 0.25, 0.125]
+    assert vitrim.DynamicViT(keep_rate=0.5, rule="floor_initial").targets(3) == [0.5, 0.5, 0.5]
+
+
+def test_one_optimiser_step_lowers_the_ratio_term() -> None:
+    torch.manual_seed(0)
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, vitrim.DynamicViT(keep_rate=0.25))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    ratios = []
+    for _ in range(12):
+        losses = objective(reduction, model(tiny.images()), torch.tensor([1, 2]))
+        optimizer.zero_grad()
+        losses["total"].backward()
+        optimizer.step()
+        ratios.append(losses["ratio"].item())
+    assert sum(ratios[-3:]) < sum(ratios[:3])

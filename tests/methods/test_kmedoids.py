@@ -1,0 +1,104 @@
+"""K-Medoids against its reference vectors, and the cost that a user would expect."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import golden_learned as learned
+import golden_models as golden
+import tiny
+import vitrim
+from vitrim.methods.kmedoids import WEIGHT, farthest_first, k_medoids
+
+HALF = {"keep_rate": 0.5, "blocks": (1, 3, 5), "cost": "all"}
+CASES = [
+    ("haurum/kmedoids_p64_r50", vitrim.KMedoids(**HALF)),
+    ("haurum/kmedoids_p64_r50_iters1", vitrim.KMedoids(**HALF, iterations=1)),
+    ("haurum/kmedoids_p196_r70", vitrim.KMedoids(cost="all")),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), CASES)
+def test_reference(name: str, config: vitrim.MethodConfig) -> None:
+    ref, model, reduction = learned.reduced(name, config, {})
+    heads = ref["config"]["model"]["num_heads"]
+    weights = {}
+    for block in ref["config"]["args"]["blocks"]:
+        model.blocks[block].reducer.register_forward_hook(
+            lambda m, args, out: weights.__setitem__(m.layer.depth, args[2].carry[WEIGHT])
+        )
+    learned.check_outputs(ref, model, reduction)
+    learned.check_kept(ref, reduction)
+    learned.check_assignments(ref, reduction)
+    for block, weight in weights.items():
+        expected = golden.tensor(ref, f"token_weights/{block}").double()  # published as a sum over heads and queries
+        found = weight[:, 1:] * heads * weight.shape[1]
+        torch.testing.assert_close(found, expected, atol=2e-6 * expected.max().item(), rtol=0)
+    learned.check_float32(ref, model)
+
+
+def test_default_cost_finds_the_weighted_medoid_of_each_cluster() -> None:
+    torch.manual_seed(0)
+    points, weight = torch.randn(2, 30, 4).double(), torch.rand(2, 30).double()
+    distance = torch.cdist(points, points)
+    start = weight.topk(6).indices
+    medoids, _ = k_medoids(distance, weight, start, 1)
+    _, cluster = k_medoids(distance, weight, start, 0)
+    for image in range(2):
+        for k in range(6):
+            members = (cluster[image] == k).nonzero().squeeze(1)
+            cost = (distance[image][members][:, members] * weight[image, members]).sum(1)
+            assert medoids[image, k] == members[cost.argmin()]
+
+
+def test_each_round_lowers_the_cost() -> None:
+    torch.manual_seed(0)
+    points = torch.randn(1, 40, 3).double()
+    distance, weight = torch.cdist(points, points), torch.ones(1, 40).double()
+    costs = []
+    for rounds in range(5):
+        medoids, cluster = k_medoids(distance, weight, torch.arange(5)[None], rounds)
+        costs.append(distance.gather(2, medoids.gather(1, cluster)[:, :, None]).sum().item())
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < costs[0]
+
+
+def test_duplicates_never_empty_a_cluster() -> None:
+    points = torch.zeros(1, 8, 2)
+    distance = torch.cdist(points, points)
+    for over_all in (False, True):
+        medoids, _ = k_medoids(distance, torch.ones(1, 8), torch.tensor([[1, 5, 7]]), 3, over_all)
+        assert len(set(medoids[0].tolist())) == 3
+    assert len(set(farthest_first(distance, 8)[0].tolist())) == 8
+
+
+def test_tokens_are_the_medoids_themselves_and_sizes_count_their_clusters() -> None:
+    model = tiny.HOSTS["vit"]().double()
+    reduction = vitrim.reduce_(model, vitrim.KMedoids(keep_rate=0.25, blocks=(2,)), record=True)
+    tokens = []
+    model.blocks[1].register_forward_hook(lambda m, i, out: tokens.append(out))
+    project = model.blocks[2].project
+    model.blocks[2].project = lambda x, *args: tokens.append(x) or project(x, *args)
+    with torch.no_grad():
+        model(tiny.images().double())
+    del model.blocks[2].project
+    state = reduction.states[3]
+    before, after = tokens
+    assert torch.equal(after, before.gather(1, state.position[:, :, None].expand_as(after)))
+    assert (state.size.sum(1) == 37).all()
+    assert state.carry == {}
+
+
+def test_equal_weight_needs_no_attention_map_and_may_start_at_block_0() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, vitrim.KMedoids(keep_rate=0.5, blocks=(0, 2), equal_weight=True), record=True)
+    with torch.no_grad():
+        model(tiny.images())
+    assert reduction.tokens_per_block == [19, 19, 10, 10]
+    assert all(state.carry == {} for state in reduction.states)
+
+
+def test_block_0_is_refused_with_attention_weights() -> None:
+    with pytest.raises(vitrim.VitrimError, match="blocks start at 1"):
+        vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.KMedoids(blocks=(0, 2)))

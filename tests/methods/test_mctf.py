@@ -1,0 +1,305 @@
+"""MCTF against the published code: models, operators, training; its own rules; the counts of its tables."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from typing import Any
+
+import golden_models as golden
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+import tiny
+import vitrim
+from vitrim.attention import Attention
+from vitrim.config import Layer
+from vitrim.methods.mctf import Fuse, match, objective
+from vitrim.profiling.macs import profile
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("mctf_r8", {"r": 8}),
+    ("mctf_r2", {"r": 2}),
+    ("mctf_r8_uni", {"r": 8, "bidirectional": False}),
+    ("mctf_r8_simonly", {"r": 8, "tau_info": 0.0, "tau_size": 0.0}),
+    ("mctf_r8_pool_mean", {"r": 8, "pooling": "mean"}),
+    ("mctf_r8_precise", {"r": 8, "attention": "precise"}),
+    ("mctf_r8_no_osa", {"r": 8, "attention": "after"}),
+    ("mctf_ratio035_fast", {"r": 0.35, "blocks": (1, 3, 5)}),
+]
+MAPS = ("recomputed", "shared")
+
+
+def forward(model: torch.nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Logits, and the class token after every block."""
+    found: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda module, args, out: found.append(out[:, 0])) for block in model.blocks]
+    with torch.no_grad():
+        logits = model(images)
+    for hook in hooks:
+        hook.remove()
+    return logits, found
+
+
+@pytest.mark.parametrize("attention_map", MAPS)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[name for name, _ in CASES])
+def test_matches_reference(name: str, options: dict[str, Any], attention_map: str) -> None:
+    ref = golden.load(f"merging/{name}")
+    model = golden.vit(ref)
+    reduction = vitrim.reduce_(model, vitrim.MCTF(**options, attention_map=attention_map), record=True)
+    logits, class_tokens = forward(model, golden.images(ref))
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    for found, expected in zip(class_tokens, golden.tensor(ref, "cls_per_block").double(), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
+    assert torch.equal(reduction.state.source, golden.tensor(ref, "source").long())
+    assert torch.equal(reduction.state.size, golden.tensor(ref, "size").double())
+    with torch.no_grad():
+        single = model.float()(golden.images(ref).float())
+    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["default", "uni", "mean"])
+def test_operator_matches_reference(case: str) -> None:
+    ref = golden.load("merging/ops_mctf")
+    data = {key: torch.from_numpy(value).double() for key, value in golden.weights.tensors(ref).items()}
+    x, logits = data["x"], data["attention_logits"]
+    size = golden.tensor(ref, "size").double()
+    options = {"default": {"r": 6}, "uni": {"r": 6, "bidirectional": False}, "mean": {"r": 5, "pooling": "mean"}}
+    config = vitrim.MCTF(**options[case], blocks=(0,), min_patches=1)
+    reducer = config.build(Layer(0, 1, 12, 2, 0, 1, True, (4, 5)))
+    state = vitrim.TokenState.start(x, num_prefix=1)
+    state = type(state)(size=size, source=state.source, position=state.position, num_prefix=1, uniform=False)
+    keys = torch.eye(21, dtype=x.dtype).expand(2, 2, 21, 21)  # logits @ identity are the logits
+    attention = Attention(logits, keys, None, 1.0).with_map()
+    hard = reducer(x, attention, state)
+    merged, after = hard.apply(x, state)
+    torch.testing.assert_close(merged, golden.tensor(ref, f"{case}/merged_x"), atol=1e-9, rtol=0)
+    assert torch.equal(after.size, golden.tensor(ref, f"{case}/merged_size").double())
+    assert torch.equal(after.source, golden.tensor(ref, f"{case}/source").long())
+    fused = hard.fuse_map(attention.kept_map, size)
+    torch.testing.assert_close(fused, golden.tensor(ref, f"{case}/merged_attention"), atol=1e-9, rtol=0)
+
+
+# ---- training ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention_map", MAPS)
+def test_training_matches_reference(attention_map: str) -> None:
+    ref = golden.load("merging/mctf_train_teacher_r0")
+    model = golden.vit(ref).train()
+    reduction = vitrim.reduce_(model, vitrim.MCTF(r=8, attention_map=attention_map))
+    runs = []
+    for r, tokens in ((8, "student_tokens"), (0, "teacher_tokens")):
+        reduction.set(r=r)
+        features = model.forward_features(golden.images(ref))
+        assert features.shape[1] == ref[tokens]
+        runs.append((model.forward_head(features), features[:, 0]))
+    (student, z_student), (teacher, z_teacher) = runs
+    torch.testing.assert_close(student, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    torch.testing.assert_close(teacher, golden.tensor(ref, "logits_teacher"), atol=1e-9, rtol=0)
+    targets = torch.tensor(ref["config"]["targets"])
+    args = ref["config"]["args"]
+    losses = objective(
+        student,
+        teacher,
+        z_student,
+        z_teacher,
+        targets,
+        weight=args["consistency_weight"],
+        confidence=args["confidence_threshold"],
+    )
+    torch.testing.assert_close(losses["loss"], golden.tensor(ref, "loss/total"), atol=1e-9, rtol=0)
+    torch.testing.assert_close(losses["consistency"], golden.tensor(ref, "loss/consistency"), atol=1e-9, rtol=0)
+    losses["loss"].backward()
+    parameters = dict(model.named_parameters())
+    names = ref["gradnorm_names"]
+    norms = torch.stack([parameters[name].grad.norm() for name in names])
+    torch.testing.assert_close(norms, golden.tensor(ref, "gradnorm"), atol=1e-9, rtol=0)
+    for key in (key for key in ref if key.startswith("grad/")):
+        torch.testing.assert_close(parameters[key[5:]].grad, golden.tensor(ref, key), atol=1e-9, rtol=0)
+
+
+def test_consistency_counts_confident_images_only_and_spares_the_teacher() -> None:
+    logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]], requires_grad=True)
+    z_student = torch.tensor([[1.0, 1.0], [9.0, 9.0]], requires_grad=True)
+    z_teacher = torch.zeros(2, 2, requires_grad=True)
+    targets = torch.tensor([0, 0])  # the second image is wrong, so not confident
+    losses = objective(logits, logits, z_student, z_teacher, targets)
+    assert losses["consistency"].item() == 1.0
+    losses["consistency"].backward()
+    assert z_teacher.grad is None
+    assert z_student.grad.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    none = objective(logits, logits, z_student, z_teacher, targets, confidence=0.999)
+    assert none["consistency"].item() == 0.0
+
+
+# ---- rules -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", ["attention_size", "size", "mean", "max"])
+@pytest.mark.parametrize("attention", ["one_step_ahead", "precise", "after"])
+def test_both_maps_and_the_class_token_only_agree(pooling: str, attention: str) -> None:
+    outputs = []
+    last = ["full", "class_token"] if attention != "after" else ["full"]
+    for options in [{"attention_map": m, "last_block": b} for m in MAPS for b in last]:
+        model = tiny.HOSTS["vit"]().double()
+        vitrim.reduce_(model, vitrim.MCTF(r=4, pooling=pooling, attention=attention, **options))
+        with torch.no_grad():
+            outputs.append(model(tiny.images().double()))
+    for other in outputs[1:]:
+        torch.testing.assert_close(other, outputs[0], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", ["size", "mean", "max"])
+def test_pooling_by_hand(pooling: str) -> None:
+    """One block on given tokens: every new token is its group pooled, and the fused map follows."""
+    torch.manual_seed(1)
+    x = torch.randn(2, 11, 6, dtype=torch.float64)
+    logits = torch.randn(2, 3, 11, 11, dtype=torch.float64)
+    state = vitrim.TokenState.start(x, num_prefix=1)
+    keys = torch.eye(11, dtype=x.dtype).expand(2, 3, 11, 11)
+    reducer = vitrim.MCTF(r=5, pooling=pooling, blocks=(0,), min_patches=1).build(
+        Layer(0, 1, 6, 3, 0, 1, True, (2, 5))
+    )
+    attention = Attention(logits, keys, None, 1.0).with_map()
+    hard = reducer(x, attention, state)
+    target, merged = hard.target(11), hard.pool(x, state.size)
+    fused = hard.fuse_map(attention.kept_map, state.size)
+    for image in range(2):
+        groups = [target[image] == token for token in range(6)]
+        for token, group in enumerate(groups):
+            members = x[image, group]
+            expected = members.amax(0) if pooling == "max" else members.mean(0)
+            torch.testing.assert_close(merged[image, token], expected, atol=1e-12, rtol=0)
+            rows = attention.kept_map[image][:, group]
+            rows = rows.amax(1) if pooling == "max" else rows.mean(1)
+            expected = torch.stack([rows[:, column].sum(1) for column in groups], 1)
+            torch.testing.assert_close(fused[image, :, token], expected, atol=1e-12, rtol=0)
+
+
+def test_chains_end_in_one_group() -> None:
+    """Even 0 goes to odd 0, which moves on to even 1 with it."""
+    attraction = torch.tensor([[[0.9, 0.1], [0.8, 0.2]]])
+    keep, moved, into = match(attraction, torch.tensor([1, 3]), torch.tensor([0, 2]), 2, bidirectional=True)
+    assert keep.tolist() == [[3, 2]]
+    assert moved.tolist() == [[1, 0]]
+    assert into.tolist() == [[0, 0]]
+
+
+def test_counts() -> None:
+    assert vitrim.MCTF().counts(196, 12) == [196, *range(180, 19, -16)]
+    assert vitrim.MCTF(r=0.35, blocks=(3, 6, 9)).counts(196, 12) == [196] * 3 + [128] * 3 + [84] * 3 + [55] * 3
+    assert vitrim.MCTF(r=20).counts(196, 12)[-4:] == [36, 18, 9, 9]  # never fewer than 10 tokens, class token included
+    assert vitrim.MCTF(r=20, min_patches=1).counts(196, 12)[-4:] == [36, 18, 9, 5]
+    assert vitrim.MCTF(r=4).counts(5, 3) == [5, 5, 5]  # fewer than the floor: left alone
+    assert Fuse(0.29, least=1).keep(100, 100) == 71
+    assert vitrim.MCTF(r=1).describe() == "mctf:r=1"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"r": -1}, "greater than or equal to 0"),
+        ({"r": 2.5}, "whole number of tokens, or a fraction below 1"),
+        ({"tau_sim": 0, "tau_info": 0, "tau_size": 0}, "at least one of tau_sim, tau_info and tau_size"),
+        ({"tau_info": -1}, "greater than or equal to 0"),
+        ({"min_patches": 0}, "greater than or equal to 1"),
+        ({"attention": "early"}, "one_step_ahead"),
+        ({"pooling": "sum"}, "attention_size"),
+    ],
+)
+def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    from vitrim.registry import make_method
+
+    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+        make_method("mctf", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_blocks_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(vitrim.VitrimError, match="blocks \\[7\\] do not exist"):
+        vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.MCTF(blocks=(1, 7)))
+
+
+def test_no_nan_where_a_token_receives_no_attention() -> None:
+    x = torch.randn(1, 9, 4)
+    logits = torch.zeros(1, 1, 9, 9)
+    logits[..., 3] = -300.0  # exp underflows to 0
+    keys = torch.eye(9).expand(1, 1, 9, 9)
+    reducer = vitrim.MCTF(r=3, blocks=(0,), min_patches=1).build(Layer(0, 1, 4, 1, 0, 1, True, (2, 4)))
+    hard = reducer(x, Attention(logits, keys, None, 1.0), vitrim.TokenState.start(x, 1))
+    assert hard.pool(x, torch.ones(1, 9)).isfinite().all()
+
+
+# ---- published FLOPs ---------------------------------------------------------------------------------------------------
+
+
+GEOMETRY = {"DeiT-T": (192, 3), "DeiT-S": (384, 6)}
+IMAGE = torch.zeros(1, 3, 224, 224)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, VisionTransformer]:
+    return {name: VisionTransformer(embed_dim=dim, num_heads=heads).eval() for name, (dim, heads) in GEOMETRY.items()}
+
+
+def published(r: int, dim: int, **options: Any) -> int:
+    """MACs of DeiT under MCTF by the paper's count: products, and 5 per element of a LayerNorm."""
+    stem, head = 196 * 768 * dim, 1000 * dim
+    n, total = 197, stem + head
+    for patches in vitrim.MCTF(r=r, **options).counts(196, 12):
+        m = patches + 1
+        if m < n:
+            before = 5 * n * dim + 2 * n * dim**2 + n * n * dim + ((n + 1) // 2) * (n // 2) * dim
+            total += before + 5 * m * dim + m * dim**2 + m * m * dim + m * dim**2
+        else:
+            total += 5 * n * dim + 4 * n * dim**2 + 2 * n * n * dim
+        total += 5 * m * dim + 8 * m * dim**2
+        n = m
+    return total + 5 * n * dim
+
+
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_tables_c_and_d(name: str, models: dict[str, VisionTransformer]) -> None:
+    """Every row to its printed two digits; what the profiler counts is that number (all rows: benchmarks/mctf_tables.py).
+
+    One matching differs in the last digits: two prefix-free halves are compared, the published code also compares the
+    class token. An active block that cannot fuse norms its tokens once more.
+    """
+    dim, _ = GEOMETRY[name]
+    path = golden.GOLDEN / "tables" / "mctf_table_c_d.csv"
+    rows = [row for row in csv.DictReader(path.open()) if row["model"] == name]
+    assert len(rows) == 42  # Table D repeats the FLOPs of Table C
+    for row in rows:
+        r = 0 if row["r"] == "base" else int(row["r"])
+        assert f"{published(r, dim) / 1e9:.2f}" == row["gflops"], row
+    printed = {row["r"]: row["gflops"] for row in rows}
+    for r in (1, 16, 20):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", vitrim.ReductionWarning)  # r = 20 asks for more than there is at the end
+            found = profile(models[name], vitrim.MCTF(r=r, attention_map="shared"), IMAGE).macs.total
+        assert f"{found / 1e9:.2f}" == printed[str(r)]
+        assert abs(found / published(r, dim) - 1.0) < 2e-4
+    assert profile(models[name], None, IMAGE).macs.total == published(0, dim)
+
+
+def test_mctf_fast_rows(models: dict[str, VisionTransformer]) -> None:
+    for name, gflops in (("DeiT-T", "0.75"), ("DeiT-S", "2.76")):
+        config = vitrim.MCTF(r=0.35, blocks=(3, 6, 9), attention_map="shared")
+        assert f"{profile(models[name], config, IMAGE).macs.total / 1e9:.2f}" == gflops
+
+
+def test_what_recomputing_the_map_costs(models: dict[str, VisionTransformer]) -> None:
+    """The fused kernel runs all N queries and keys, and the attention received is one more pass over q k^T: 3 N^2 D per
+    block in place of the published N^2 D + M^2 D. All the rest is the same."""
+    config = vitrim.MCTF(r=16)
+    model = models["DeiT-S"]
+    shared = profile(model, config.model_copy(update={"attention_map": "shared"}), IMAGE).macs
+    recomputed = profile(model, config, IMAGE).macs
+    counts = [196, *config.counts(196, 12)]
+    extra = sum(2 * (n + 1) ** 2 - (m + 1) ** 2 for n, m in zip(counts, counts[1:], strict=False) if m < n) * 384
+    assert recomputed.total - shared.total == extra
+    assert (recomputed.linear, recomputed.norm) == (shared.linear, shared.norm)
