@@ -2,10 +2,9 @@
 
     python benchmarks/cpu_speed.py --out cpu_speed.json
 
-DeiT-S with random weights: what ToMe computes does not depend on the images. What ATM computes does, so its thresholds
-are given as options and its row must be read next to the MACs that it came to ("promised"):
-
-    python benchmarks/cpu_speed.py --method tome:r=13,last_block=class_token --method atm:alpha=0.97,beta=0.05
+DeiT-S with random weights: what ToMe computes does not depend on the images. What ATM computes does, so by default each
+ToMe row is followed by ATM with the one threshold that comes to the same MACs on two of the images; "promised" says what
+it came to on all. Other methods are given by ``--method``.
 
 The second table is method ``none``, timed in turn with the plain timm model and with nothing else: its speed-up is what
 passing through vitrim's data flow leaves of the host's speed. Run it on a machine that does nothing else.
@@ -22,6 +21,7 @@ from torch import nn
 from vitrim.cli import common
 from vitrim.cli.bench import setting_text
 from vitrim.config import MethodConfig
+from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.profiling.bench import DTYPES, Row, measure, one_line_errors, random_images
 from vitrim.profiling.latency import Budget, reduced_copy
 
@@ -44,6 +44,12 @@ def run(
         images = random_images(model, batch_size).to(DTYPES[dtype])
         rows = measure(model.to(DTYPES[dtype]), methods, images, budget=budget)
     return [{**setting, **row} for row in rows]
+
+
+def with_matched_atm(model: nn.Module, methods: Iterable[MethodConfig], seed: int) -> list[MethodConfig]:
+    """Each of ``methods`` followed by ATM at its MACs."""
+    images = random_images(model, 2, seed)
+    return [config for method in methods for config in (method, atm_at_the_macs_of(method, model, images))]
 
 
 def markdown(rows: Iterable[Row]) -> str:
@@ -81,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="CPU speed of dense and reduced models against what MACs promise.")
     parser.add_argument("--model", default="deit_small_patch16_224", help="a timm model name; weights are random")
-    parser.add_argument("--method", action="append", help=f"may repeat; default: {' '.join(METHODS)}")
+    parser.add_argument("--method", action="append", help="may repeat; default: ToMe at r = 8, 13, 16 and ATM at its MACs")
     parser.add_argument("--dtype", action="append", choices=list(DTYPES), help="may repeat; default: fp32 bf16")
     parser.add_argument("--batch-size", action="append", type=int, help="may repeat; default: 1 8 32")
     parser.add_argument("--threads", type=int, default=2)
@@ -99,10 +105,13 @@ def main() -> None:
     common.set_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     dtypes = arguments.dtype or ["fp32", "bf16"]
-    methods = {config.describe(): config for config in common.parse_methods(arguments.method or METHODS)}
     unchanged = {config.describe(): config for config in common.parse_methods(["none"])}
     budget = Budget(arguments.repeats, arguments.min_seconds, max_rounds=max(arguments.repeats, Budget.max_rounds))
     model = common.create_model(arguments.model)
+    configs = common.parse_methods(arguments.method or METHODS)
+    if arguments.method is None:
+        configs = with_matched_atm(model, configs, arguments.seed)
+    methods = {config.describe(): config for config in configs}
     for config in methods.values():
         reduced_copy(model, config)  # what does not fit must say so before the first minute of timing
     rows: list[Row] = []

@@ -62,15 +62,13 @@ class Hard:
         share = weight.gather(1, self.moved)
         if joins is not None:
             share = share * joins
-        wide = decision_dtype(x.dtype)
-        update = take(x, self.moved).to(wide)
+        wide, flat, rows = decision_dtype(x.dtype), pooled.flatten(0, 1), flat_index(into, self.anchor.shape[1])
+        update = take(x, self.moved).flatten(0, 1).to(wide)
         if self.normalise:
             total = weight.gather(1, self.anchor).scatter_add(1, into, share)
             share = share / total.gather(1, into)
-            update = update - take(x, self.anchor.gather(1, into)).to(wide)
-        update = (update * share.unsqueeze(-1)).to(x.dtype)
-        rows = flat_index(into, self.anchor.shape[1])
-        pooled.flatten(0, 1).index_add_(0, rows, update.flatten(0, 1))  # in place: pooled is new, and this is a view
+            update = update - flat.index_select(0, rows).to(wide)
+        flat.index_add_(0, rows, (update * share.view(-1, 1)).to(x.dtype))  # in place: a view of pooled, which is new
         return pooled
 
     def _maximum(self, x: Tensor, pooled: Tensor) -> Tensor:
@@ -100,6 +98,8 @@ class Hard:
         rows = each.pool(probabilities.flatten(0, 1), size.repeat_interleave(heads, dim=0))
         m = anchor.shape[1]
         fused = rows.gather(2, anchor.unsqueeze(1).expand(-1, m, -1))
+        if valid is not None:  # nobody attends to padding
+            fused = fused * valid.unsqueeze(1)
         if moved is not None:
             target, joins = each._targets()
             columns = rows.gather(2, moved.unsqueeze(1).expand(-1, m, -1))

@@ -109,8 +109,9 @@ class Attention:
 
     def with_values(self, values: Tensor) -> Attention:
         """The same attention over other values, given as (B, N, H*d)."""
-        batch, n, _ = values.shape
-        return replace(self, v=values.view(batch, n, self.k.shape[1], -1).transpose(1, 2))
+        batch, n, width = values.shape
+        heads = self.k.shape[1]
+        return replace(self, v=values.view(batch, n, heads, width // heads).transpose(1, 2))
 
     def detach(self) -> Attention:
         """The same attention outside the autograd graph: decisions carry no gradient."""

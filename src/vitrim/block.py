@@ -6,7 +6,6 @@ A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that
 from __future__ import annotations
 
 from dataclasses import replace
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn

@@ -41,18 +41,21 @@ def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = N
         sources, destinations: vectors of length 1 (see `unit`), so that their product is the cosine.
         real: (B, D), which destinations are not padding; None for all.
     """
-    with torch.no_grad(), full_precision(sources):
-        similarity = sources @ destinations.transpose(-1, -2)
-        if real is not None:
-            similarity = similarity.masked_fill(~real[:, None, :], -torch.inf)
-        best, index = similarity.max(dim=-1)
+    with full_precision(sources):
+        similarity = sources.detach() @ destinations.detach().transpose(-1, -2)
+    if real is not None:
+        similarity = similarity.masked_fill(~real[:, None, :], -torch.inf)
+    best, index = similarity.max(dim=-1)
     return best, index
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Autocast off for the device of ``x``: it would run products that decide in half precision."""
+    """Autocast off for the device of ``x``: it would run products that decide in half precision.
+
+    Entering it costs as much as several small operations, so that happens only where autocast is on.
+    """
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:

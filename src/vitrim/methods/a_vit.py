@@ -35,13 +35,13 @@ class AViT(MethodConfig):
     The class token halts like any other. Once the whole prefix of an image has halted its prediction stands, and its
     patches are removed too. In training nothing is removed: halted tokens are masked and zeroed, as published. In
     evaluation they are really removed, which the published code never does, with the same predictions; images are
-    padded to the longest of the batch and masked. Compiled, halted tokens are only masked: that runs, but saves nothing.
+    padded to the longest of the batch and masked. Compiled, halted tokens are only masked, which saves nothing.
 
     Auxiliary outputs in training: ``halting`` (B, N) h_l after every block, 0 where the token had halted; in the last
     block ``ponder`` (B, N) blocks used plus remainder, and ``steps`` (B, N) blocks used.
 
     Deviations: halted tokens count as 0 in ``halting``, where the published code computes a probability from its
-    biases (1e-13 at the published gate) and leaves the first image of the batch out of the mean, meaning the class
+    biases (tiny at the published gate) and leaves the first image of the batch out of the mean, meaning the class
     token; halted keys get -1e4 instead of -1000, both exactly no weight.
 
     Example:
@@ -125,7 +125,7 @@ class AViTReducer(Reducer):
         return alive if state.mask is None else alive & state.mask
 
     def mask_prefix(self, state: TokenState) -> TokenState:
-        """Halted prefix tokens stay in place and are masked; a single one needs no mask, since no token is left to see it."""
+        """Halted prefix tokens stay and are masked; a single one needs no mask: no token is left to see it."""
         p = state.num_prefix
         if p < 2:
             return state

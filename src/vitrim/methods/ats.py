@@ -136,9 +136,8 @@ def significance(class_row: Tensor, attention: Attention, per_head: bool) -> Ten
     assert attention.v is not None
     values = attention.v.to(class_row.dtype)
     if per_head:
-        return (class_row * values.norm(dim=-1)).sum(1)
-    length: Tensor = values.square().sum((1, 3)).sqrt()
-    return class_row.sum(1) * length
+        return (class_row * values.square().sum(-1).sqrt()).sum(1)
+    return class_row.sum(1) * values.square().sum((1, 3)).sqrt()
 
 
 def sample_sorted(score: Tensor, real: Tensor, points: int) -> Tensor:

@@ -15,6 +15,7 @@ from vitrim.assignment import Hard, prune
 from vitrim.attention import Attention
 from vitrim.block import Reducer, Site
 from vitrim.config import Layer, MethodConfig
+from vitrim.matching import full_precision
 from vitrim.reduce import Reduction
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
@@ -80,7 +81,7 @@ class DynamicViT(MethodConfig):
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
 
     def targets(self, num_stages: int) -> list[float]:
-        """The share of all patches that each stage should keep in training: r, r^2, r^3; always r by "floor_initial"."""
+        """The share of all patches each stage should keep in training: r, r^2, r^3; always r by "floor_initial"."""
         powers = [1] * num_stages if self.rule == "floor_initial" else range(1, num_stages + 1)
         return [self.keep_rate**power for power in powers]
 
@@ -172,12 +173,15 @@ class Predictor(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, patches: Tensor, kept: Tensor) -> Tensor:
-        local, rest = self.in_conv(patches).chunk(2, dim=-1)
-        weight = kept.unsqueeze(-1).to(rest.dtype)
-        # decisions are 0 or 1: the clamp changes nothing unless an image has lost all patches
-        mean = (rest * weight).sum(dim=1, keepdim=True) / weight.sum(dim=1, keepdim=True).clamp_min(1.0)
-        joined = torch.cat([local, (mean + self.global_epsilon).expand_as(local)], dim=-1)
-        return self.out_conv(joined).to(decision_dtype(patches.dtype)).log_softmax(dim=-1)
+        patches = patches.to(next(self.parameters()).dtype)
+        with full_precision(patches):
+            local, rest = self.in_conv(patches).chunk(2, dim=-1)
+            weight = kept.unsqueeze(-1).to(rest.dtype)
+            # decisions are 0 or 1: the clamp changes nothing unless an image has lost all patches
+            mean = (rest * weight).sum(dim=1, keepdim=True) / weight.sum(dim=1, keepdim=True).clamp_min(1.0)
+            joined = torch.cat([local, (mean + self.global_epsilon).expand_as(local)], dim=-1)
+            logits: Tensor = self.out_conv(joined)
+        return logits.to(decision_dtype(patches.dtype)).log_softmax(dim=-1)
 
 
 def straight_through(logits: Tensor, tau: float) -> Tensor:
@@ -232,8 +236,8 @@ def objective(
         token_loss: squared error of the features, or divergence of their softmax over channels (LV-ViT).
 
     Returns:
-        The unweighted terms "base"; "ratio", mean over stages and images of (share kept - r^s)^2; "class", KL divergence
-        from teacher to student, mean over images; "token", mean over the tokens that the last stage keeps (0 if it
+        The unweighted terms "base"; "ratio", mean over stages and images of (share kept - r^s)^2; "class",
+        KL(teacher || student), mean over images; "token", mean over the tokens that the last stage keeps (0 if it
         keeps none); and "total", their weighted sum.
 
     Example:

@@ -80,7 +80,7 @@ class KMedoids(MethodConfig):
 
 
 class KMedoidsReducer(Reducer):
-    site = "before"
+    site: ClassVar[Site] = "before"
 
     def __init__(self, config: KMedoids, layer: Layer) -> None:
         super().__init__(config, layer)

@@ -1,0 +1,268 @@
+"""Cropr: routers taught by auxiliary heads prune after every block (Bergner et al., Token Cropr, CVPR 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitrim.assignment import Hard, prune
+from vitrim.attention import Attention
+from vitrim.block import Idle, Reducer, Site
+from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.matching import full_precision
+from vitrim.reduce import Reduction
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, Remove
+from vitrim.tokens import TokenState, decision_dtype
+
+AUXILIARY = "auxiliary_logits"
+
+
+class Restore:
+    """The amount of a layer that brings all tokens back."""
+
+    def keep(self, initial: int, current: int) -> int:
+        return initial
+
+
+@register_method
+class Cropr(MethodConfig):
+    """Prune the same number of patches after every block, by routers that auxiliary heads teach.
+
+    A router holds learned queries q_n (N, C). On the tokens X that leave a block it scores
+
+        s_m = sum_n q_n . x_m        (no softmax, no scale, no norm)
+
+    and the R lowest patches go; the first router removes R + 1, which makes up for the class token: after i routers
+    P - i R tokens are left, it included. At inference the queries are summed to one vector first, so a score costs one
+    product per token. Acts before the next block, which is where its tokens enter. Prefix tokens are never scored.
+
+    Training: cross-attention of the queries over all tokens, Z = softmax(Q X^T / sqrt(C)) X, then Z + MLP(LN(Z)) and a
+    linear head give auxiliary logits per router, ``reduction.aux("auxiliary_logits")``. They learn the task by
+    `objective`. Gradients are isolated both ways: the heads see X detached, so that backbone and routers do not
+    disturb each other, and the choice of tokens carries none. In evaluation none of this runs.
+
+    ``fusion="last_layer"``: pruned tokens wait and rejoin, as they were when pruned, before the last block, which runs
+    on all tokens; the block before it is not followed by a router. ``"concat"``: they rejoin after the last block (the
+    paper's baseline Token Concat), with the same routers. ``"none"``: they are gone.
+
+    ``r`` may follow a `curriculum` through ``reduction.set(r=...)``. The projections, norm, heads and MLP of the router
+    are the ablations of the paper, off or on as there. On models without a class head (``num_classes=0``) the auxiliary
+    output is Z itself, (B, C), or (B, N, C) for N > 1 queries, for a head of your own. Dense tasks use one query per
+    patch of the training size; evaluation then works at any size.
+
+    Deviations: where fewer patches are left than R, one stays (the published code has no guard). Without a class token
+    all patches are scored, where it would protect the first; set ``first_extra=0`` there.
+
+    Example:
+        >>> Cropr(r=8).counts(196, 12)
+        [196, 187, 179, 171, 163, 155, 147, 139, 131, 123, 115, 196]
+    """
+
+    name = "cropr"
+    paper = "Token Cropr: Faster ViTs for Quite a Few Tasks (CVPR 2025)"
+    kind = "prune"
+    training_free = False
+    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+
+    r: int = Field(8, ge=0, description="patches that each router removes")
+    first_extra: int = Field(1, ge=0, description="patches that the first router removes besides; 1 for a class token")
+    fusion: Literal["last_layer", "concat", "none"] = Field(
+        "last_layer", description="pruned tokens rejoin before the last block, after it, or never"
+    )
+    num_queries: int = Field(1, ge=1, description="learned queries per router; 1 for classification")
+    num_heads: int = Field(1, ge=1, description="heads of the cross-attention")
+    pre_attn_norm: bool = Field(False, description="layer norm before the router")
+    q_proj: bool = Field(False, description="project the queries")
+    k_proj: bool = Field(False, description="project the keys")
+    v_proj: bool = Field(False, description="project the values")
+    mlp: bool = Field(True, description="MLP in the cross-attention")
+    mlp_ratio: float = Field(4.0, gt=0.0, description="width of the MLP in channels of the model")
+
+    def routers(self, num_layers: int) -> range:
+        """The blocks before which a router acts."""
+        return range(1, num_layers if self.fusion == "none" else num_layers - 1)
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        routers = self.routers(num_layers)
+        if not routers:
+            raise VitrimError(f"cropr with fusion={self.fusion} needs more than {num_layers} blocks")
+        schedule: list[Amount | None] = [None] * num_layers
+        for depth in routers:
+            schedule[depth] = Remove(self.r + (self.first_extra if depth == 1 else 0))
+        if self.fusion != "none":
+            schedule[-1] = Restore()
+        return schedule
+
+    def counts(self, initial: int, num_layers: int) -> list[int] | None:
+        counts = super().counts(initial, num_layers)
+        return counts if counts is None or self.fusion == "none" else [*counts[:-1], initial]
+
+    def build(self, layer: Layer) -> Reducer:
+        if layer.depth in self.routers(layer.num_layers):
+            return RoutingReducer(self, layer)
+        if layer.depth == layer.num_layers - 1 and self.fusion != "none":
+            return FusingReducer(self, layer) if self.fusion == "last_layer" else ConcatReducer(self, layer)
+        return Idle(self, layer)
+
+
+class RoutingReducer(Reducer):
+    """Parameters: ``cross_attn``, of which only the queries and projections matter at inference, and ``head``."""
+
+    site = "before"
+
+    def __init__(self, config: Cropr, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.banks = config.fusion != "none"
+        self.cross_attn = CrossAttention(config, layer.dim)
+        self.head = nn.Sequential()
+        if layer.num_classes:
+            self.head.add_module("norm", nn.LayerNorm(layer.dim))
+            self.head.add_module("head", nn.Linear(layer.dim, layer.num_classes))
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site == "before" and self.training:
+            aggregated = self.cross_attn(x.detach())
+            if aggregated.shape[1] == 1:
+                aggregated = aggregated[:, 0]
+            state = state.report(AUXILIARY, self.layer.depth, self.head(aggregated))
+        return super().reduce(site, x, attention, state)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        keep = self.num_keep(state)
+        if keep == state.num_patches:
+            return None
+        with torch.no_grad():
+            score = self.cross_attn.scores(x[:, state.num_prefix :])
+        order = score.argsort(dim=1, descending=True, stable=True)
+        return prune(state, order[:, :keep], dropped=order[:, keep:] if self.banks else None)
+
+
+class FusingReducer(Reducer):
+    """Last layer fusion: all pruned tokens rejoin before the block."""
+
+    site: ClassVar[Site] = "before"
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        return state.refill(x) if site == self.site else (x, state)
+
+
+class ConcatReducer(FusingReducer):
+    """Token Concat: all pruned tokens rejoin after the block."""
+
+    site = "after"
+
+
+class CrossAttention(nn.Module):
+    """Scores tokens by learned queries, and in training aggregates them by the same queries.
+
+    Args:
+        config: num_queries N, num_heads, the projections, norm and MLP.
+        dim: channels C.
+    """
+
+    def __init__(self, config: Cropr, dim: int) -> None:
+        super().__init__()
+        if dim % config.num_heads:
+            raise VitrimError(f"cropr: num_heads={config.num_heads} does not divide the {dim} channels of this model")
+        self.num_heads = config.num_heads
+        self.queries = nn.Parameter(torch.empty(1, config.num_queries, dim))
+        nn.init.trunc_normal_(self.queries)  # cut at two standard deviations, then scaled
+        self.queries.data.mul_(dim**-0.5)
+        self.attn_norm = nn.LayerNorm(dim, eps=1e-6) if config.pre_attn_norm else nn.Identity()
+        self.q = nn.Linear(dim, dim, bias=False) if config.q_proj else None
+        self.k = nn.Linear(dim, dim, bias=False) if config.k_proj else None
+        self.v = nn.Linear(dim, dim, bias=False) if config.v_proj else None
+        self.proj = nn.Linear(dim, dim) if config.num_heads > 1 else nn.Identity()
+        self.mlp = _mlp(dim, int(dim * config.mlp_ratio)) if config.mlp else None
+
+    def vector(self) -> Tensor:
+        """(C,) the router folded to one vector: the sum of the queries, seen through the projections."""
+        queries: Tensor = self.queries if self.q is None else self.q(self.queries)
+        total = queries.sum(dim=(0, 1))
+        return total if self.k is None else total @ self.k.weight
+
+    def scores(self, x: Tensor) -> Tensor:
+        """(B, M) score of each token of ``x`` (B, M, C): unscaled logits, summed over queries and heads."""
+        wide = decision_dtype(x.dtype)
+        with full_precision(x):
+            normed: Tensor = self.attn_norm(x.to(self.queries.dtype))
+            return normed.to(wide) @ self.vector().to(wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) what the queries gather from the tokens ``x`` (B, M, C)."""
+        x = self.attn_norm(x)
+        q = (self.queries if self.q is None else self.q(self.queries)).expand(x.shape[0], -1, -1)
+        k = x if self.k is None else self.k(x)
+        v = x if self.v is None else self.v(x)
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        z: Tensor = self.proj(F.scaled_dot_product_attention(q.to(v.dtype), k, v).transpose(1, 2).flatten(2))
+        return z if self.mlp is None else z + self.mlp(z)
+
+
+def _mlp(dim: int, hidden: int) -> nn.Sequential:
+    """Norm and two-layer network."""
+    network = nn.Sequential()
+    network.add_module("norm", nn.LayerNorm(dim, eps=1e-6))
+    network.add_module("fc1", nn.Linear(dim, hidden))
+    network.add_module("act", nn.GELU())
+    network.add_module("fc2", nn.Linear(hidden, dim))
+    return network
+
+
+def objective(
+    reduction: Reduction,
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> dict[str, Tensor]:
+    """The training loss of the paper, after a forward in training mode and before its backward.
+
+    Args:
+        reduction: the handle of the model; its last forward reported the auxiliary logits.
+        logits: (B, classes) of the model.
+        targets: what ``criterion`` takes, the same for the model and all routers.
+        criterion: the loss of the task.
+
+    Returns:
+        "main"; "auxiliary", (routers,) one loss each; and "total", the plain sum of all. As the gradients of routers
+        and backbone do not mix, their weights do not matter under Adam.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).train()
+        >>> reduction = vitrim.reduce_(model, vitrim.Cropr(r=8))
+        >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))
+        >>> losses["auxiliary"].shape
+        torch.Size([10])
+    """
+    main = criterion(logits, targets)
+    auxiliary = torch.stack([criterion(out, targets) for out in reduction.aux(AUXILIARY)])
+    return {"total": main + auxiliary.sum(), "main": main, "auxiliary": auxiliary}
+
+
+def curriculum(r: int, epochs: int) -> list[int]:
+    """The amount ``r`` of every epoch, for ``reduction.set(r=...)``: linear from 0 over the first half, then constant.
+
+    Example:
+        >>> curriculum(8, 8)
+        [0, 2, 5, 8, 8, 8, 8, 8]
+    """
+    half = epochs // 2
+    return [r * epoch // (half - 1) if half > 1 else 0 for epoch in range(half)] + [r] * (epochs - half)

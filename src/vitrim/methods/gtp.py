@@ -1,0 +1,238 @@
+"""GTP: graph-based token propagation (Xu et al., GTP-ViT, WACV 2024)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.assignment import Hard, prune
+from vitrim.attention import Attention
+from vitrim.block import Reducer, Site
+from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, constant, per_layer
+from vitrim.tokens import TokenState, decision_dtype, take
+
+Graph = Literal["mixed", "spatial", "semantic"]
+
+
+@register_method
+class GTP(MethodConfig):
+    """Remove the tokens that regenerate least and are broadcast least, and give their content to their neighbours.
+
+    In every block, between attention and MLP, ``num_prop`` patches go: those with the lowest (default ``selection``)
+
+        max_h A_jj * max_h sum_i A_ij,
+
+    A this block's attention over all tokens. A graph of the patches is made once, from the tokens that enter the first
+    block: ``spatial`` joins the 8 neighbours on the grid, ``semantic`` each patch with the ``num_neighbours`` of most
+    similar cosine (not symmetric; ties all count), ``mixed`` both; W = D^-1/2 G D^-1/2 with the row sums D of G. Then
+
+        x_kept += alpha W[kept, removed] x_removed,      W <- W[kept, kept],
+
+    W is not normalised again. With ``token_scale`` each token has a scale t, 1 at first, that gains alpha W t in the
+    same way, and attention adds log(t) to the logits of its key. t does not sum to the number of patches; it is kept
+    apart from `TokenState.size`. The prefix never moves and has t = 1. Kept patches come in descending order of score.
+
+    ``sparsity`` < 1 keeps, per image and head, that share of the attention map and sets smaller probabilities to 0, not
+    normalised again, for attention as well as for the selection: slow, and at strong sparsity scores tie at 0.
+
+    The selection computes the attention map in every block that removes something. Counts are fixed.
+
+    Deviations: ``num_prop=0`` in a block removes nothing, where the published code keeps only the class token;
+    ``propagation="none"`` ignores ``token_scale``, where the published code fails; its "Mean" mode, which adds a token
+    in every block, is left out.
+
+    Example:
+        >>> GTP(num_prop=8).counts(196, 12)[-1]
+        100
+    """
+
+    name = "gtp"
+    paper = "GTP-ViT: Efficient Vision Transformers via Graph-based Token Propagation (WACV 2024)"
+    kind = "prune"
+    needs_attention_map = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"num_prop"})
+
+    num_prop: int | tuple[int, ...] = Field(8, description="patches removed per block, or a list with one per block")
+    propagation: Literal["graph", "none"] = Field("graph", description="'none': forget what is removed")
+    graph: Graph = Field("mixed", description="which patches are neighbours: on the grid, by content, or either")
+    num_neighbours: int = Field(8, ge=1, description="semantic neighbours of a patch")
+    alpha: float = Field(0.1, ge=0.0, description="how much of a removed token its neighbours gain")
+    token_scale: bool = Field(True, description="let tokens that gained content attract more attention")
+    sparsity: float = Field(1.0, gt=0.0, le=1.0, description="share of the attention map that is kept; 1: all")
+    selection: Literal["mixed", "diagonal", "received", "class_token"] = Field(
+        "mixed", description="score: the product above, one of its factors, or attention from the class token"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> GTP:
+        if min((self.num_prop,) if isinstance(self.num_prop, int) else self.num_prop, default=0) < 0:
+            raise ValueError("num_prop must not be negative")
+        if self.sparsity < 1.0 and self.last_block != "full":
+            raise ValueError("sparsity is defined by the whole attention map, so it needs last_block=full")
+        return self
+
+    def requires_class_token(self) -> bool:
+        return self.selection == "class_token"
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        if isinstance(self.num_prop, int):
+            return constant(self.num_prop, num_layers)
+        return per_layer(self.num_prop, num_layers)
+
+    def build(self, layer: Layer) -> Reducer:
+        return GTPReducer(self, layer)
+
+
+class GTPReducer(Reducer):
+    site = "between"
+
+    def __init__(self, config: GTP, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.makes_graph = layer.depth == 0 and config.propagation == "graph"
+        self.kind, self.num_neighbours = config.graph, config.num_neighbours
+        self.alpha, self.scales = config.alpha, config.token_scale
+        self.sparsity, self.selection = config.sparsity, config.selection
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site == "before" and self.makes_graph:
+            return x, self.start(x, state)
+        if site != self.site:
+            return x, state
+        assignment = self(x, attention, state)
+        if not isinstance(assignment, Hard):
+            return x, state
+        reduced, after = assignment.apply(x, state)
+        if "graph" not in state.carry:
+            return reduced, after
+        return self.propagate(x, state, reduced, after, assignment)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        keep = self.num_keep(state)
+        if keep == state.num_patches or attention is None:
+            return None
+        with torch.no_grad():
+            score = self.score(attention, state)[:, state.num_prefix :]
+        return prune(state, score.argsort(dim=1, descending=True, stable=True)[:, :keep])
+
+    def attend(self, attention: Attention, state: TokenState) -> Tensor:
+        if self.sparsity == 1.0:
+            return self.scaled(attention, state).output()
+        assert attention.v is not None
+        probabilities = F.dropout(self.probabilities(attention, state), attention.dropout)
+        return probabilities.to(attention.v.dtype) @ attention.v
+
+    def start(self, x: Tensor, state: TokenState) -> TokenState:
+        """The graph (B, N, N) of the tokens (B, N, C), with zeros for the prefix, and scales of 1."""
+        p = state.num_prefix
+        grid = grid_of(state.num_patches, self.layer.grid_size)
+        with torch.no_grad():
+            graph = patch_graph(x[:, p:].to(decision_dtype(x.dtype)), grid, self.kind, self.num_neighbours)
+            carry = {"graph": F.pad(graph, (p, 0, p, 0))}
+        if self.scales:
+            carry["scale"] = torch.ones_like(state.size)
+        return replace(state, carry=carry)
+
+    def propagate(
+        self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard
+    ) -> tuple[Tensor, TokenState]:
+        """Give the removed ones of the tokens ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C)."""
+        n, m = state.num_tokens, after.num_tokens
+        kept = assignment.target(n) >= 0
+        removed = kept.to(torch.int8).sort(dim=1, stable=True).indices[:, : n - m]
+        rows = after.carry["graph"]  # (B, M, N): the rows have moved along, the columns are still the old ones
+        weight = self.alpha * rows.gather(2, removed.unsqueeze(1).expand(-1, m, -1))
+        carry = {"graph": rows.gather(2, assignment.anchor.unsqueeze(1).expand(-1, m, -1))}
+        if self.scales:
+            gained = weight @ state.carry["scale"].gather(1, removed).unsqueeze(-1)
+            carry["scale"] = after.carry["scale"] + gained.squeeze(-1)
+        update = weight.to(x.dtype) @ take(x, removed)
+        return reduced + update.to(x.dtype), replace(after, carry=carry)
+
+    def score(self, attention: Attention, state: TokenState) -> Tensor:
+        """(B, N) of all tokens, in at least float32; the lowest patches go."""
+        if self.selection == "class_token":
+            return self.scaled(attention, state).class_row().mean(1)
+        probabilities = self.probabilities(attention, state)
+        itself = probabilities.diagonal(dim1=2, dim2=3).amax(1)
+        if self.selection == "diagonal":
+            return itself
+        received = probabilities.sum(2).amax(1)
+        return received if self.selection == "received" else itself * received
+
+    def scaled(self, attention: Attention, state: TokenState) -> Attention:
+        """The attention with log(t) added to the logits of its keys, from the first propagation on."""
+        if "scale" not in state.carry or not state.reduced:
+            return attention
+        bias = state.carry["scale"].log().to(attention.q.dtype)[:, None, None, :]
+        return replace(attention, bias=bias if attention.bias is None else attention.bias + bias)
+
+    def probabilities(self, attention: Attention, state: TokenState) -> Tensor:
+        """(B, H, N, N) attention map in at least float32, sparsified where asked."""
+        probabilities = self.scaled(attention, state).probabilities()
+        n = probabilities.shape[-1]
+        zeroed = int(n * n * (1 - self.sparsity))
+        if zeroed == 0:
+            return probabilities
+        threshold = probabilities.detach().flatten(2).kthvalue(zeroed, dim=2).values[..., None, None]
+        return probabilities * (probabilities >= threshold)
+
+
+def grid_of(num_patches: int, own: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of ``num_patches`` patches: the model's ``own``, or a square at another image size."""
+    if own[0] * own[1] == num_patches:
+        return own
+    side = math.isqrt(num_patches)
+    if side * side != num_patches:
+        raise VitrimError(
+            f"the neighbours of {num_patches} patches are unknown: give images of the model's own size "
+            f"({own[0]} x {own[1]} patches) or square ones"
+        )
+    return side, side
+
+
+def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> Tensor:
+    """(B, P, P) normalised graph D^-1/2 G D^-1/2 of the ``patches`` (B, P, C) on a ``grid`` of rows and columns.
+
+    Example:
+        >>> patch_graph(torch.randn(1, 4, 8), (2, 2), "spatial", 8)[0, 0]
+        tensor([0.0000, 0.3333, 0.3333, 0.3333])
+    """
+    joined = torch.zeros(patches.shape[0], patches.shape[1], patches.shape[1], dtype=torch.bool, device=patches.device)
+    if kind != "semantic":
+        joined = joined | spatial_neighbours(grid, patches.device)
+    if kind != "spatial":
+        joined = joined | semantic_neighbours(patches, num_neighbours)
+    degree = joined.sum(2, dtype=patches.dtype)
+    inverse = torch.where(degree > 0, degree, 1.0).rsqrt()
+    return joined * inverse[:, :, None] * inverse[:, None, :]
+
+
+def spatial_neighbours(grid: tuple[int, int], device: torch.device) -> Tensor:
+    """(P, P) bool: the up to 8 patches around each patch."""
+    index = torch.arange(grid[0] * grid[1], device=device)
+    row, column = index // grid[1], index % grid[1]
+    near = (row[:, None] - row).abs().maximum((column[:, None] - column).abs())
+    return near == 1
+
+
+def semantic_neighbours(patches: Tensor, num_neighbours: int) -> Tensor:
+    """(B, P, P) bool: for each patch, the others of most similar cosine; with ties more than ``num_neighbours``."""
+    unit = F.normalize(patches, dim=-1)
+    similarity = unit @ unit.transpose(-1, -2)
+    itself = torch.eye(patches.shape[1], dtype=torch.bool, device=patches.device)
+    similarity = similarity.masked_fill(itself, -torch.inf)
+    count = min(num_neighbours, patches.shape[1] - 1)
+    if count == 0:
+        return torch.zeros_like(similarity, dtype=torch.bool)
+    return similarity >= similarity.topk(count, dim=2).values[..., -1:]

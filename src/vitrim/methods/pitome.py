@@ -1,0 +1,104 @@
+"""PiToMe: merge what has many look-alikes, protect what has none (Tran et al., NeurIPS 2024)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.assignment import Hard, merge
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.matching import best_partners, full_precision, unit
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule, keep_rate
+from vitrim.tokens import TokenState, take
+
+
+@register_method
+class PiToMe(MethodConfig):
+    """Bipartite merging led by an energy: tokens in large groups of look-alikes merge, the others are protected.
+
+    Between attention and MLP of block i of L, with k_j the key of patch j averaged over heads,
+
+        energy_j = mean_m ELU(cos(k_j, k_m) - margin (1 - i / L)),
+
+    the mean over all patches, j itself included. Patches are ranked by energy, highest first. Of P patches
+    ceil(keep_rate P) stay, r = P - that merge. A block that protects takes the 2r patches of highest energy only: those
+    of even rank all merge, each into the most similar one of odd rank. A block that does not protect ranks all patches
+    and merges the r most similar pairs of even and odd rank. ``protect`` says which blocks protect: the ``"late"`` half
+    (published for ViT and DeiT: blocks from ceil(L/2) on), the ``"early"`` half (published for MAE), or ``"always"``.
+
+    Merged tokens are size-weighted means. Attention does not use the sizes by default (``proportional``), as
+    published. Prefix tokens have no energy, never move and never receive. A block merges at most half of its patches.
+
+    The order of the result is the published one: protected patches (or unmerged sources, most similar first), then
+    destinations, each by rank; it does not matter to later blocks, which rank anew. Published margins: 0.75 for DeiT
+    and MAE, 0.9 for AugReg.
+
+    Example:
+        >>> PiToMe(keep_rate=0.9).counts(64, 6)
+        [58, 53, 48, 44, 40, 36]
+    """
+
+    name = "pitome"
+    paper = "Accelerating Transformers with Spectrum-Preserving Token Merging (NeurIPS 2024)"
+    kind = "merge"
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+
+    keep_rate: float = Field(0.9, gt=0.0, le=1.0, description="share of the current patches kept by each block")
+    blocks: tuple[int, ...] | None = Field(None, description="where to merge, 0-based; default all")
+    rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")
+    margin: float = Field(
+        0.75, ge=-1.0, le=1.0, description="cosine above which two tokens are alike, in block 0; falls to 0 with depth"
+    )
+    protect: Literal["late", "early", "always"] = Field(
+        "late", description="which half of the blocks protects tokens of low energy (early: published for MAE)"
+    )
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        blocks = range(num_layers) if self.blocks is None else self.blocks
+        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+
+    @staticmethod
+    def least_kept(current: int) -> int:
+        return current - current // 2
+
+    def build(self, layer: Layer) -> Reducer | None:
+        return PiToMeReducer(self, layer)
+
+
+class PiToMeReducer(Reducer):
+    site = "between"
+
+    def __init__(self, config: PiToMe, layer: Layer) -> None:
+        super().__init__(config, layer)
+        late = 2 * layer.depth >= layer.num_layers
+        self.protects = config.protect == "always" or (config.protect == "late") == late
+        self.margin = config.margin * (1.0 - layer.depth / layer.num_layers)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        r = state.num_patches - self.num_keep(state)
+        if r == 0 or attention is None:
+            return None
+        keys = unit(attention.mean_keys()[:, state.num_prefix :])
+        rank = self.energy(keys).argsort(dim=1, descending=True, stable=True)
+        candidates = rank[:, : 2 * r] if self.protects else rank
+        sources, destinations = candidates[:, ::2], candidates[:, 1::2]
+        best, partner = best_partners(take(keys, sources), take(keys, destinations))
+        if self.protects:
+            stays, moved, into = rank[:, 2 * r :], sources, partner
+        else:
+            order = best.argsort(dim=1, descending=True, stable=True)
+            stays, moved = sources.gather(1, order[:, r:]), sources.gather(1, order[:, :r])
+            into = partner.gather(1, order[:, :r])
+        return merge(state, torch.cat([stays, destinations], dim=1), moved, into + stays.shape[1])
+
+    def energy(self, keys: Tensor) -> Tensor:
+        """(B, P) energy of the patches with keys (B, P, d) of length 1."""
+        with torch.no_grad(), full_precision(keys):
+            return F.elu(keys @ keys.transpose(-1, -2) - self.margin).mean(dim=-1)

@@ -1,0 +1,116 @@
+"""ToFu: prune in early blocks, merge in late ones (Kim et al., Token Fusion: Bridging the Gap, WACV 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.assignment import Hard, merge, prune
+from vitrim.attention import Attention
+from vitrim.block import Reducer, Site
+from vitrim.config import Layer, MethodConfig
+from vitrim.matching import alternate_split, best_partners, most_similar, unit
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule, keep_rate
+from vitrim.tokens import TokenState, decision_dtype, take
+
+
+@register_method
+class ToFu(MethodConfig):
+    """ToMe's pairs, between attention and MLP; early blocks drop the sources, late ones merge and keep the norm.
+
+    The tokens at even places look for the most similar key (cosine, averaged over heads) among those at odd places; of
+    the P patches ceil(keep_rate P) stay. Blocks 0..``prune_until`` simply drop the most similar sources. Later blocks
+    merge with MLERP: with x the plain mean of a destination and its sources,
+
+        x' = x / ||x|| * (largest norm in the group),
+
+    so that a mean of different directions does not come out short. Sizes play no part in it, and by default none in
+    attention. Prefix tokens never move and never receive.
+
+    The reference is not the authors' code but the re-implementation in PiToMe's repository, which differs in three
+    ways: it divides by the norm of the old destination, not of the mean (``norm_of="destination"``); it counts the class
+    token among the tokens the rate applies to, so that some blocks remove one token more; and a rate below 0.5 may take
+    more than half of the tokens, where here half is the most. Its variant for MAE merges by the plain mean.
+
+    Refused on heads that pool patches: dropped tokens are missing in the mean, merged ones would count once.
+
+    Example:
+        >>> ToFu(keep_rate=0.9).counts(64, 6)
+        [58, 53, 48, 44, 40, 36]
+    """
+
+    name = "tofu"
+    paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
+    kind = "mixed"
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+
+    keep_rate: float = Field(0.9, gt=0.0, le=1.0, description="share of the current patches kept by each block")
+    blocks: tuple[int, ...] | None = Field(None, description="where to reduce, 0-based; default all")
+    rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")
+    prune_until: int | None = Field(
+        None, ge=-1, description="last block that prunes, 0-based; default half the depth; -1: all merge"
+    )
+    norm_of: Literal["average", "destination"] = Field(
+        "average", description="norm the merged token is divided by; 'destination': PiToMe's re-implementation"
+    )
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        blocks = range(num_layers) if self.blocks is None else self.blocks
+        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+
+    @staticmethod
+    def least_kept(current: int) -> int:
+        return current - current // 2
+
+    def build(self, layer: Layer) -> Reducer | None:
+        return ToFuReducer(self, layer)
+
+
+class ToFuReducer(Reducer):
+    site = "between"
+
+    def __init__(self, config: ToFu, layer: Layer) -> None:
+        super().__init__(config, layer)
+        last = layer.num_layers // 2 if config.prune_until is None else config.prune_until
+        self.prunes = layer.depth <= last
+        self.norm_of = config.norm_of
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        r = state.num_patches - self.num_keep(state)
+        if r == 0 or attention is None:
+            return None
+        keys = unit(attention.mean_keys()[:, state.num_prefix :])
+        even, odd = alternate_split(state.num_prefix)
+        best, partner = best_partners(keys[:, even], keys[:, odd])
+        moved, kept = most_similar(best, r)
+        index = torch.arange(state.num_patches, device=x.device)
+        keep = torch.cat([index[even][kept], index[odd].expand(x.shape[0], -1)], dim=1)
+        if self.prunes:
+            return prune(state, keep)
+        into = partner.gather(1, moved) + kept.shape[1]
+        return merge(state, keep, index[even][moved], into, weight=torch.ones_like(state.size))
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site != self.site:
+            return x, state
+        hard = self(x, attention, state)
+        if not isinstance(hard, Hard):
+            return x, state
+        merged, after = hard.apply(x, state)
+        return (merged if hard.is_selection else self.rescale(merged, x, hard, state)), after
+
+    def rescale(self, merged: Tensor, x: Tensor, hard: Hard, state: TokenState) -> Tensor:
+        """``merged`` (B, M, C) with the largest norm among the tokens ``x`` (B, N, C) of each group."""
+        wide = decision_dtype(x.dtype)
+        norm = x.to(wide).norm(dim=-1, keepdim=True)
+        largest = replace(hard, maximum=True).pool(norm, state.size)
+        reference = merged.to(wide).norm(dim=-1, keepdim=True) if self.norm_of == "average" else take(norm, hard.anchor)
+        factor = largest / reference.clamp_min(torch.finfo(wide).tiny)
+        return merged * factor.to(merged.dtype)

@@ -1,0 +1,159 @@
+"""GTP: reference vectors, the graph, propagation."""
+
+from __future__ import annotations
+
+import golden_models as golden
+import pytest
+import tiny
+import torch
+
+import vitrim
+from vitrim.methods.gtp import GTP, grid_of, patch_graph, semantic_neighbours, spatial_neighbours
+
+NAMES = ["gtp_list_numprop", "gtp_mixed_p5_noscale", "gtp_mixed_p5_scale", "gtp_prune_only_p5", "gtp_semantic_p5_n4"]
+every_file = pytest.mark.parametrize("name", NAMES)
+
+
+def config(ref) -> GTP:
+    args = ref["config"]["args"]
+    return GTP(
+        num_prop=args["num_prop"],
+        propagation="graph" if args["propagation"] == "GraphProp" else "none",
+        graph=args.get("graph_type", "Mixed").lower(),
+        num_neighbours=args.get("num_neighbours", 8),
+        alpha=args.get("alpha", 0.1),
+        token_scale=args.get("token_scale", False),
+        sparsity=args.get("sparsity", 1.0),
+    )
+
+
+@every_file
+def test_reference_float64(name: str) -> None:
+    ref = golden.load(f"pruning/{name}")
+    model = golden.vit(ref)
+    reduction = vitrim.reduce_(model, config(ref), record=True)
+    tokens = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, out: tokens.append(out[:, 0]))
+    with torch.no_grad():
+        logits = model(golden.images(ref))
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
+    for found, expected in zip(tokens, golden.tensor(ref, "cls_per_block").double(), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+    for block in range(6):
+        before, after = (state.position[:, 1:] for state in reduction.states[block : block + 2])
+        kept = before.gather(1, golden.tensor(ref, f"kept/{block}").long())
+        assert torch.equal(after.sort(1).values, kept.sort(1).values)
+        removed = before.gather(1, golden.tensor(ref, f"dropped/{block}").long())
+        assert not (removed[:, :, None] == after[:, None]).any()
+
+
+@every_file
+def test_graph_and_scales_after_propagation(name: str) -> None:
+    """Compared over original patches, because only sets of kept tokens are reliable."""
+    ref = golden.load(f"pruning/{name}")
+    model = golden.vit(ref)
+    reduction = vitrim.reduce_(model, config(ref), record=True)
+    with torch.no_grad():
+        model(golden.images(ref))
+    position = torch.arange(64).expand(3, -1)
+    for block in range(6):
+        position = position.gather(1, golden.tensor(ref, f"kept/{block}").long())
+        state = reduction.states[block + 1]
+        own, reference = state.position[:, 1:].argsort(1), position.argsort(1)
+        if f"token_scale_after/{block}" in ref:
+            expected = golden.tensor(ref, f"token_scale_after/{block}").double()[:, 1:].gather(1, reference)
+            found = state.carry["scale"]
+            assert (found[:, 0] == 1).all()
+            torch.testing.assert_close(found[:, 1:].gather(1, own), expected, atol=1e-5, rtol=0)
+        if f"graph_after/{block}" in ref:
+            expected = square(golden.tensor(ref, f"graph_after/{block}").double(), reference)
+            torch.testing.assert_close(square(state.carry["graph"][:, 1:, 1:], own), expected, atol=2e-6, rtol=0)
+
+
+def square(graph: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Rows and columns of ``graph`` (B, P, P) in ``order`` (B, P)."""
+    index = torch.arange(graph.shape[0])[:, None, None]
+    return graph[index, order[:, :, None], order[:, None, :]]
+
+
+@every_file
+def test_reference_float32(name: str) -> None:
+    ref = golden.load(f"pruning/{name}")
+    model = golden.vit(ref).float()
+    vitrim.reduce_(model, config(ref))
+    with torch.no_grad():
+        logits = model(golden.images(ref).float())
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+
+
+def test_spatial_neighbours_of_corner_edge_and_middle() -> None:
+    near = spatial_neighbours((3, 4), torch.device("cpu"))
+    assert near[0].nonzero().flatten().tolist() == [1, 4, 5]
+    assert near[5].nonzero().flatten().tolist() == [0, 1, 2, 4, 6, 8, 9, 10]
+    assert near[3].nonzero().flatten().tolist() == [2, 6, 7]
+    assert torch.equal(near, near.T)
+
+
+def test_semantic_neighbours_are_the_most_similar_others() -> None:
+    patches = torch.randn(2, 9, 5, dtype=torch.float64)
+    found = semantic_neighbours(patches, 3)
+    assert (found.sum(2) == 3).all()
+    assert not found.diagonal(dim1=1, dim2=2).any()
+    similarity = torch.nn.functional.cosine_similarity(patches[:, :, None], patches[:, None], dim=-1)
+    worst = similarity.masked_fill(~found, 2).amin(2)
+    others = similarity.masked_fill(found | torch.eye(9, dtype=torch.bool), -2).amax(2)
+    assert (worst > others).all()
+    assert (semantic_neighbours(patches[:, :1], 3) == 0).all()
+
+
+def test_graph_is_normalised_by_row_degrees() -> None:
+    patches = torch.randn(1, 12, 5, dtype=torch.float64)
+    joined = (patch_graph(patches, (3, 4), "mixed", 2) > 0).double()
+    degree = joined.sum(2)
+    expected = torch.diag_embed(degree.rsqrt()) @ joined @ torch.diag_embed(degree.rsqrt())
+    torch.testing.assert_close(patch_graph(patches, (3, 4), "mixed", 2), expected)
+
+
+def test_other_grids() -> None:
+    assert grid_of(48, (6, 8)) == (6, 8)
+    assert grid_of(49, (6, 8)) == (7, 7)
+    with pytest.raises(vitrim.VitrimError, match="neighbours of 50 patches are unknown"):
+        grid_of(50, (6, 8))
+    model = tiny._vit(img_size=(24, 32))()
+    vitrim.reduce_(model, GTP(num_prop=4))
+    assert model(torch.zeros(1, 3, 24, 32)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("selection", ["diagonal", "received", "class_token"])
+def test_other_selections_keep_the_highest(selection: str) -> None:
+    model = tiny.HOSTS["vit"]().double()
+    reduction = vitrim.reduce_(model, GTP(num_prop=(6,), selection=selection), record=True)
+    maps = []
+    model.blocks[0].reducer.register_forward_hook(lambda module, args, out: maps.append(args[1].probabilities()))
+    with torch.no_grad():
+        model(tiny.images().double())
+    score = {
+        "diagonal": maps[0].diagonal(dim1=2, dim2=3).amax(1),
+        "received": maps[0].sum(2).amax(1),
+        "class_token": maps[0][:, :, 0].mean(1),
+    }[selection]
+    assert torch.equal(reduction.states[1].position[:, 1:], score[:, 1:].topk(30, dim=1).indices + 1)
+
+
+def test_options_that_do_not_go_together() -> None:
+    with pytest.raises(vitrim.VitrimError, match="needs last_block=full"):
+        vitrim.registry.make_method("gtp", sparsity=0.5, last_block="auto")
+    with pytest.raises(vitrim.VitrimError, match="must not be negative"):
+        vitrim.registry.make_method("gtp", num_prop=[1, -1])
+    with pytest.raises(vitrim.UnsupportedModelError, match="class token"):
+        vitrim.reduce_(tiny.HOSTS["map"](), GTP(num_prop=4, selection="class_token"))
+
+
+def test_sparse_attention_exports() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, GTP(num_prop=4, sparsity=0.8))
+    with torch.no_grad():
+        program = torch.export.export(model, (tiny.images(3),), strict=False).module()
+        torch.testing.assert_close(program(tiny.images(3)), model(tiny.images(3)), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+import golden_models as golden
+import pytest
+import torch
+
+import vitrim
+from vitrim.attention import Attention
+from vitrim.config import Layer
+
+CASES: list[tuple[str, vitrim.MethodConfig]] = [
+    ("pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),
+    # the ToMe baseline of PiToMe's repository is ToMe with a rate in every block
+    (
+        "pitome_tome_ratio09",
+        vitrim.ToMe(keep_rate=0.9, blocks=tuple(range(6)), rule="ceil_current", proportional=False),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), CASES, ids=[name for name, _ in CASES])
+def test_matches_reference(name: str, config: vitrim.MethodConfig) -> None:
+    ref = golden.load(f"merging/{name}")
+    model = golden.vit(ref)
+    reduction = vitrim.reduce_(model, config, record=True)
+    found: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, out: found.append(out[:, 0]))
+    with torch.no_grad():
+        logits = model(golden.images(ref))
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
+    assert torch.equal(reduction.state.source, golden.tensor(ref, "source").long())
+    assert torch.equal(reduction.state.size, golden.tensor(ref, "size").double())
+    for token, expected in zip(found, golden.tensor(ref, "cls_per_block").double(), strict=True):
+        torch.testing.assert_close(token, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+    with torch.no_grad():
+        single = model.float()(golden.images(ref).float())
+    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+
+
+def reducer(depth: int, num_layers: int = 5, **options: Any) -> vitrim.Reducer:
+    return vitrim.PiToMe(**options).build(Layer(depth, num_layers, 4, 1, 0, 1, True, (1, 8)))
+
+
+def test_which_blocks_protect_and_how_the_margin_falls() -> None:
+    assert [reducer(depth).protects for depth in range(5)] == [False] * 3 + [True] * 2
+    assert [reducer(depth, protect="early").protects for depth in range(5)] == [True] * 3 + [False] * 2
+    assert all(reducer(depth, protect="always").protects for depth in range(5))
+    assert [round(reducer(depth).margin, 3) for depth in range(5)] == [0.75, 0.6, 0.45, 0.3, 0.15]
+
+
+def test_tokens_without_look_alikes_are_protected() -> None:
+    """Three look-alike pairs of one direction and two singles: the singles stay, whatever else happens."""
+    base = torch.eye(8, dtype=torch.float64)[:3]
+    noise = 0.05 * torch.randn(1, 6, 8, dtype=torch.float64)
+    crowd = base[0] + noise[0]
+    keys = torch.stack([crowd[0], base[1], crowd[1], crowd[2], base[2], crowd[3], crowd[4], crowd[5]])[None]
+    tokens = torch.cat([torch.ones(1, 1, 8, dtype=torch.float64), keys], dim=1)
+    state = vitrim.TokenState.start(tokens, 1)
+    attention = Attention(tokens[:, None], tokens[:, None], tokens[:, None], 1.0)
+    _, after = reducer(4, protect="always", keep_rate=0.6).reduce("between", tokens, attention, state)
+    assert after.num_patches == 5
+    kept = {int(position): float(size) for position, size in zip(after.position[0], after.size[0], strict=True)}
+    assert kept[2] == kept[5] == kept[0] == 1.0  # both singles and the class token
+    assert sum(kept.values()) == 9.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep_rate": 1.5}, "less than or equal to 1"),
+        ({"margin": 2.0}, "less than or equal to 1"),
+        ({"protect": "never"}, "'late', 'early' or 'always'"),
+    ],
+)
+def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    from vitrim.registry import make_method
+
+    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+        make_method("pitome", **options)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import golden_models as golden
+import pytest
+import torch
+
+import tiny
+import vitrim
+from vitrim.attention import Attention
+from vitrim.config import Layer
+
+
+def test_matches_reference() -> None:
+    ref = golden.load("merging/tofu_ratio09")
+    model = golden.vit(ref)
+    reduction = vitrim.reduce_(model, vitrim.ToFu(keep_rate=0.9, norm_of="destination"), record=True)
+    found: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, out: found.append(out[:, 0]))
+    with torch.no_grad():
+        logits = model(golden.images(ref))
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
+    for token, expected in zip(found, golden.tensor(ref, "cls_per_block").double(), strict=True):
+        torch.testing.assert_close(token, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+    with torch.no_grad():
+        single = model.float()(golden.images(ref).float())
+    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+
+
+def one_block(config: vitrim.ToFu, x: torch.Tensor, num_layers: int = 1) -> tuple[torch.Tensor, vitrim.TokenState]:
+    """Tokens ``x`` (B, N, C) after the reduction of the last of ``num_layers`` blocks; the tokens are the keys."""
+    state = vitrim.TokenState.start(x, 1)
+    layer = Layer(num_layers - 1, num_layers, x.shape[2], 1, 0, 1, True, (1, x.shape[1] - 1))
+    keys = x[:, None]
+    return config.build(layer).reduce("between", x, Attention(keys, keys, keys, 1.0), state)
+
+
+@pytest.mark.parametrize("norm_of", ["average", "destination"])
+def test_merged_tokens_keep_the_largest_norm(norm_of: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 13, 6, dtype=torch.float64)
+    out, state = one_block(vitrim.ToFu(keep_rate=0.6, prune_until=-1, norm_of=norm_of), x)
+    assert out.shape[1] == 9
+    for image in range(2):
+        for token in range(9):
+            members = x[image, state.source[image] == token]
+            anchor = x[image, state.position[image, token]]
+            if len(members) == 1:
+                assert torch.equal(out[image, token], anchor)
+                continue
+            mean, largest = members.mean(0), members.norm(dim=1).max()
+            reference = mean.norm() if norm_of == "average" else anchor.norm()
+            torch.testing.assert_close(out[image, token], mean / reference * largest)
+            if norm_of == "average":
+                torch.testing.assert_close(out[image, token].norm(), largest)
+
+
+def test_pruning_blocks_change_no_token() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 13, 6)
+    out, state = one_block(vitrim.ToFu(keep_rate=0.6, prune_until=0), x)
+    assert torch.equal(out, torch.stack([x[i, state.position[i]] for i in range(2)]))
+    assert state.lost
+    assert (state.size == 1).all()
+
+
+def test_which_blocks_prune() -> None:
+    layers = [Layer(depth, 6, 8, 1, 0, 1, True, (4, 4)) for depth in range(6)]
+    assert [vitrim.ToFu().build(layer).prunes for layer in layers] == [True] * 4 + [False] * 2
+    assert not vitrim.ToFu(prune_until=-1).build(layers[0]).prunes
+
+
+def test_zero_tokens_give_no_nan() -> None:
+    out, _ = one_block(vitrim.ToFu(keep_rate=0.6, prune_until=-1), torch.zeros(1, 9, 4))
+    assert out.isfinite().all()
+
+
+def test_heads_that_pool_patches_are_refused() -> None:
+    with pytest.raises(vitrim.UnsupportedModelError, match="weigh wrongly"):
+        vitrim.reduce_(tiny.HOSTS["avg_fc_norm"](), vitrim.ToFu())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep_rate": 0.0}, "greater than 0"),
+        ({"prune_until": -2}, "greater than or equal to -1"),
+        ({"norm_of": "both"}, "'average' or 'destination'"),
+    ],
+)
+def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    from vitrim.registry import make_method
+
+    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+        make_method("tofu", **options)
+    assert "\n" not in str(caught.value)
