@@ -3,8 +3,8 @@
     python benchmarks/cpu_speed.py --out cpu_speed.json
 
 DeiT-S with random weights: what ToMe computes does not depend on the images. What ATM computes does, so by default each
-ToMe row is followed by ATM with the one threshold that comes to the same MACs on two of the images; "promised" says what
-it came to on all. Other methods are given by ``--method``.
+ToMe row is followed by ATM with the one threshold that comes to the same MACs on two of the images; "promised" says
+what it came to on all. Other methods are given by ``--method``.
 
 The second table is method ``none``, timed in turn with the plain timm model and with nothing else: its speed-up is what
 passing through vitrim's data flow leaves of the host's speed. Run it on a machine that does nothing else.
@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="CPU speed of dense and reduced models against what MACs promise.")
     parser.add_argument("--model", default="deit_small_patch16_224", help="a timm model name; weights are random")
-    parser.add_argument("--method", action="append", help="may repeat; default: ToMe at r = 8, 13, 16 and ATM at its MACs")
+    parser.add_argument("--method", action="append", help="may repeat; default: ToMe at r = 8, 13, 16, ATM at its MACs")
     parser.add_argument("--dtype", action="append", choices=list(DTYPES), help="may repeat; default: fp32 bf16")
     parser.add_argument("--batch-size", action="append", type=int, help="may repeat; default: 1 8 32")
     parser.add_argument("--threads", type=int, default=2)

@@ -45,7 +45,9 @@ def main() -> int:
         same = f"{counted:.2f}" == row["gflops"]
         wrong += not same
         executed = gmacs(model, recomputed)
-        print(f"{row['model']:7} {r:5} {row['gflops']:7}  {counted:7.4f}  {executed:10.4f}{'' if same else '  DIFFERS'}")
+        print(
+            f"{row['model']:7} {r:5} {row['gflops']:7}  {counted:7.4f}  {executed:10.4f}{'' if same else '  DIFFERS'}"
+        )
     print("all rows agree" if wrong == 0 else f"{wrong} rows differ")
     return int(wrong > 0)
 

@@ -258,42 +258,6 @@ def test_carried_tensors_move_with_their_anchors() -> None:
         assert torch.equal(carry["deep"][image], deep[image, kept])
 
 
-@FAST
-@given(case=cases)
-def test_the_maximum_of_a_group_is_per_channel(case: Case) -> None:
-    x = case.tokens()
-    state = case.start(x)
-    for hard in (case.merge(state), ragged_merge(case, state)):
-        pooled = replace(hard, maximum=True).pool(x, state.size)
-        for image in range(case.batch):
-            for slot, group in enumerate(members(hard, image)):
-                assert not group or torch.equal(pooled[image, slot], x[image, group].amax(0))
-
-
-@FAST
-@given(case=cases, heads=st.integers(1, 3), ragged=st.booleans())
-def test_a_fused_map_pools_rows_and_sums_columns(case: Case, heads: int, ragged: bool) -> None:
-    case = replace(case, n=min(case.n, 40))  # the map is quadratic
-    x = case.tokens()
-    state = case.start(x)
-    hard = ragged_merge(case, state) if ragged else case.merge(state)
-    size = torch.randint(1, 9, (case.batch, case.n), generator=case.random).double()
-    logits = torch.randn(case.batch, heads, case.n, case.n, generator=case.random, dtype=torch.float64)
-    probabilities = logits.softmax(-1)
-    fused = hard.fuse_map(probabilities, size)
-    m = hard.anchor.shape[1]
-    assert fused.shape == (case.batch, heads, m, m)
-    for image in range(case.batch):
-        groups = members(hard, image)
-        real = [slot for slot, group in enumerate(groups) if group]
-        for j in real:
-            weight = size[image, groups[j]] / size[image, groups[j]].sum()
-            row = (weight[:, None] * probabilities[image][:, groups[j]]).sum(1)  # (H, N)
-            expected = torch.stack([row[:, group].sum(1) for group in groups], dim=1)  # 0 at padding
-            torch.testing.assert_close(fused[image, :, j], expected, atol=1e-12, rtol=1e-12)
-        torch.testing.assert_close(fused[image, :, real].sum(-1), torch.ones(heads, len(real), dtype=torch.float64))
-
-
 # ---- ragged: another number of tokens in every image ---------------------------------------------------------------
 
 
@@ -369,6 +333,42 @@ def test_a_ragged_selection_forgets_what_is_not_valid() -> None:
     assert later.mask is not None
     assert later.mask.tolist() == [[True, True], [True, False]]
     assert later.source.tolist() == [[0, 1, -1, -1, -1], [0, -1, -1, -1, -1]]
+
+
+@FAST
+@given(case=cases)
+def test_the_maximum_of_a_group_is_per_channel(case: Case) -> None:
+    x = case.tokens()
+    state = case.start(x)
+    for hard in (case.merge(state), ragged_merge(case, state)):
+        pooled = replace(hard, maximum=True).pool(x, state.size)
+        for image in range(case.batch):
+            for slot, group in enumerate(members(hard, image)):
+                assert not group or torch.equal(pooled[image, slot], x[image, group].amax(0))
+
+
+@FAST
+@given(case=cases, heads=st.integers(1, 3), ragged=st.booleans())
+def test_a_fused_map_pools_rows_and_sums_columns(case: Case, heads: int, ragged: bool) -> None:
+    case = replace(case, n=min(case.n, 40))  # the map is quadratic
+    x = case.tokens()
+    state = case.start(x)
+    hard = ragged_merge(case, state) if ragged else case.merge(state)
+    size = torch.randint(1, 9, (case.batch, case.n), generator=case.random).double()
+    logits = torch.randn(case.batch, heads, case.n, case.n, generator=case.random, dtype=torch.float64)
+    probabilities = logits.softmax(-1)
+    fused = hard.fuse_map(probabilities, size)
+    m = hard.anchor.shape[1]
+    assert fused.shape == (case.batch, heads, m, m)
+    for image in range(case.batch):
+        groups = members(hard, image)
+        real = [slot for slot, group in enumerate(groups) if group]
+        for j in real:
+            weight = size[image, groups[j]] / size[image, groups[j]].sum()
+            row = (weight[:, None] * probabilities[image][:, groups[j]]).sum(1)  # (H, N)
+            expected = torch.stack([row[:, group].sum(1) for group in groups], dim=1)  # 0 at padding
+            torch.testing.assert_close(fused[image, :, j], expected, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(fused[image, :, real].sum(-1), torch.ones(heads, len(real), dtype=torch.float64))
 
 
 # ---- prune and the bank --------------------------------------------------------------------------------------------

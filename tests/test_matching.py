@@ -62,6 +62,22 @@ def test_no_gradient_flows_through_the_choice_of_partners() -> None:
     assert not best.requires_grad
 
 
+def test_partners_are_compared_in_full_precision_under_autocast() -> None:
+    a, b = unit(draw(0, 2, 30, 16)).float(), unit(draw(1, 2, 40, 16)).float()
+    expected = best_partners(a, b)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        best, partner = best_partners(a, b)
+    assert best.dtype == torch.float32
+    assert torch.equal(best, expected[0])
+    assert torch.equal(partner, expected[1])
+
+
+def test_equally_similar_sources_merge_in_order() -> None:
+    moved, kept = most_similar(torch.tensor([[0.5, 0.9, 0.5, 0.5, 0.1]]), 3)
+    assert moved.tolist() == [[1, 0, 2]]
+    assert kept.tolist() == [[3, 4]]
+
+
 @FAST
 @given(batch=st.integers(1, 3), count=st.integers(1, 60), data=st.data())
 def test_most_similar_splits_the_sources(batch: int, count: int, data: st.DataObject) -> None:

@@ -68,9 +68,15 @@ HOSTS: dict[str, Callable[[], nn.Module]] = {
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "a_vit": [{"gate_scale": 1.0, "gate_center": 1.0}],
+    "diffrate": [{"r": 4}, {"prune_kept": [33, 30, 27, 24], "merge_kept": [31, 28, 27, 20], "discount_sizes": True}],
     "tofu": [{"keep_rate": 0.8}, {"keep_rate": 0.8, "prune_until": -1, "norm_of": "destination"}],
     "pitome": [{"keep_rate": 0.8}, {"keep_rate": 0.8, "protect": "always"}],
-    "mctf": [{"r": 4}, {"r": 0.2, "attention_map": "shared"}, {"r": 4, "attention": "precise"}, {"r": 4, "attention": "after"}],
+    "mctf": [
+        {"r": 4},
+        {"r": 0.2, "attention_map": "shared"},
+        {"r": 4, "attention": "precise"},
+        {"r": 4, "attention": "after"},
+    ],
     "tome": [{"r": 4}, {"keep_rate": 0.6}],
     "atm": [
         {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1},

@@ -1,7 +1,7 @@
 """The attention of one block as a method sees it, and the choice of kernel.
 
-Nothing here is computed before it is asked for: the output is one fused call, and a class-token row, column means or the
-full map exist only for the methods that are defined by them.
+Nothing here is computed before it is asked for: the output is one fused call, and a class-token row, column means or
+the full map exist only for the methods that are defined by them.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class MethodConfig(BaseModel):
     proportional: bool = Field(False, description="add log(size) to the attention logits once tokens have merged")
     last_block: Literal["full", "class_token", "auto"] = Field(
         "full",
-        description="'class_token': the last block computes only the rows the head reads (exact; its output is shorter); "
+        description="'class_token': the last block computes only the rows the head reads (exact, a shorter output); "
         "'auto': that, where the head reads prefix tokens only",
     )
     strict: bool = Field(False, description="refuse, instead of warn, when a layer cannot remove as much as asked")

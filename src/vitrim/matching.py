@@ -1,4 +1,4 @@
-"""Bipartite matching, shared by the merging methods: split the patch tokens in two, give each source its best partner."""
+"""Bipartite matching, shared by the merging methods: split the patches in two, give each source its best partner."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def merge_most_similar(
 def merge_sources(
     state: TokenState, sources: Tensor, destinations: Tensor, partner: Tensor, moved: Tensor, kept: Tensor
 ) -> Hard:
-    """Merge the sources ``moved`` (B, r) into their partners and keep the sources ``kept`` (B, S - r), in that order."""
+    """Merge the sources ``moved`` (B, r) into their partners, keep the sources ``kept`` (B, S - r), in that order."""
     batch = partner.shape[0]
     keep = torch.cat([_lookup(sources, kept), destinations.expand(batch, destinations.shape[-1])], dim=1)
     into = partner.gather(1, moved) + kept.shape[1]

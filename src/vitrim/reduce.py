@@ -231,7 +231,7 @@ class Reduction:
         return [block for block in backbone_of(self.model).blocks(self.model) if isinstance(block, ReducedBlock)]
 
 
-# ---- checks: nothing below edits the model -----------------------------------------------------------------------------
+# ---- checks: nothing below edits the model -------------------------------------------------------------------------
 
 
 def _host(model: nn.Module) -> type[Host]:
@@ -273,8 +273,8 @@ def _head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
     """Rows the last block computes, None for all."""
     if config.last_block == "class_token" and facts.head_rows is None:
         raise UnsupportedModelError(
-            f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's head "
-            "reads its patch tokens; use last_block=full or auto"
+            f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's "
+            "head reads its patch tokens; use last_block=full or auto"
         )
     return None if config.last_block == "full" else facts.head_rows
 
@@ -322,7 +322,7 @@ def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int) -> N
     warnings.warn(message, ReductionWarning, stacklevel=3)
 
 
-# ---- files -------------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------------------------
 
 
 def _given(config: MethodConfig) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The two tables: methods by name, host families by the class of their model.
 
-Every file in ``methods/`` and ``backbones/`` is imported on first use, so a new method or host is one new file. An import
-error in one of them surfaces: a method that silently does not exist is worse than a traceback.
+Every file in ``methods/`` and ``backbones/`` is imported on first use, so a new method or host is one new file. An
+import error in one of them surfaces: a method that silently does not exist is worse than a traceback.
 """
 
 from __future__ import annotations

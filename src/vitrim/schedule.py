@@ -1,7 +1,7 @@
 """How many patch tokens each layer keeps: functions of Python ints, so one reduced model serves every image size.
 
-An amount answers ``keep(initial, current) -> int``: how many patch tokens it wants left, given how many entered the first
-block and how many there are now. A schedule is a list with one amount (or None) per layer.
+An amount answers ``keep(initial, current) -> int``: how many patch tokens it wants left, given how many entered the
+first block and how many there are now. A schedule is a list with one amount (or None) per layer.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import golden_models as golden
 import pytest
-import tiny
 import torch
 
+import golden_models as golden
+import tiny
 import vitrim
 from vitrim.methods.a_vit import AViT, distribution_loss, halting_prior, objective
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 import math
 
 import pytest
-import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import tiny
 import vitrim
 from vitrim.matching import alternate_split
 
@@ -113,11 +113,21 @@ def test_alpha_1_merges_nothing_in_the_first_layer(granularity: str) -> None:
         assert reduction.states[1].num_tokens == 37
 
 
+def acts_after_the_last_block(config: vitrim.MethodConfig) -> bool:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, config.model_copy(update={"last_block": "full"}))
+    return model.blocks[-1].reducer.site == "after"
+
+
 @pytest.mark.parametrize("host", ["vit", "distilled", "registers", "layerscale", "qk_norm"])
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_last_block_on_the_class_token_equals_the_full_computation(host: str, config: vitrim.MethodConfig) -> None:
     if config.name == "random":
         config = vitrim.L2()
+    if acts_after_the_last_block(config):
+        with pytest.raises(vitrim.UnsupportedModelError, match="acts after the last block"):
+            vitrim.reduce_(tiny.HOSTS[host](), config.model_copy(update={"last_block": "class_token"}))
+        return
     outputs = []
     for last_block in ("full", "class_token"):
         # a merge in the last block changes nothing for the class token either: attention came before it

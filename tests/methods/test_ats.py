@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import golden_models as golden
 import pytest
-import tiny
 import torch
 
+import golden_models as golden
+import tiny
 import vitrim
 from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance
 

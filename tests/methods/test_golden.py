@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import golden_models as golden
 import pytest
 import torch
 
+import golden_models as golden
 import vitrim
 
 CASES: list[tuple[str, vitrim.MethodConfig, dict[str, Any], str]] = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import golden_models as golden
 import pytest
-import tiny
 import torch
 
+import golden_models as golden
+import tiny
 import vitrim
 from vitrim.methods.gtp import GTP, grid_of, patch_graph, semantic_neighbours, spatial_neighbours
 

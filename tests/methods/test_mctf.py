@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import warnings
+from itertools import pairwise
 from typing import Any
 
-import golden_models as golden
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+import golden_models as golden
 import tiny
 import vitrim
 from vitrim.attention import Attention
@@ -83,7 +84,7 @@ def test_operator_matches_reference(case: str) -> None:
     torch.testing.assert_close(fused, golden.tensor(ref, f"{case}/merged_attention"), atol=1e-9, rtol=0)
 
 
-# ---- training ----------------------------------------------------------------------------------------------------------
+# ---- training --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention_map", MAPS)
@@ -136,7 +137,7 @@ def test_consistency_counts_confident_images_only_and_spares_the_teacher() -> No
     assert none["consistency"].item() == 0.0
 
 
-# ---- rules -------------------------------------------------------------------------------------------------------------
+# ---- rules -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pooling", ["attention_size", "size", "mean", "max"])
@@ -161,9 +162,7 @@ def test_pooling_by_hand(pooling: str) -> None:
     logits = torch.randn(2, 3, 11, 11, dtype=torch.float64)
     state = vitrim.TokenState.start(x, num_prefix=1)
     keys = torch.eye(11, dtype=x.dtype).expand(2, 3, 11, 11)
-    reducer = vitrim.MCTF(r=5, pooling=pooling, blocks=(0,), min_patches=1).build(
-        Layer(0, 1, 6, 3, 0, 1, True, (2, 5))
-    )
+    reducer = vitrim.MCTF(r=5, pooling=pooling, blocks=(0,), min_patches=1).build(Layer(0, 1, 6, 3, 0, 1, True, (2, 5)))
     attention = Attention(logits, keys, None, 1.0).with_map()
     hard = reducer(x, attention, state)
     target, merged = hard.target(11), hard.pool(x, state.size)
@@ -234,7 +233,7 @@ def test_no_nan_where_a_token_receives_no_attention() -> None:
     assert hard.pool(x, torch.ones(1, 9)).isfinite().all()
 
 
-# ---- published FLOPs ---------------------------------------------------------------------------------------------------
+# ---- published FLOPs -------------------------------------------------------------------------------------------------
 
 
 GEOMETRY = {"DeiT-T": (192, 3), "DeiT-S": (384, 6)}
@@ -264,10 +263,10 @@ def published(r: int, dim: int, **options: Any) -> int:
 
 @pytest.mark.parametrize("name", GEOMETRY)
 def test_tables_c_and_d(name: str, models: dict[str, VisionTransformer]) -> None:
-    """Every row to its printed two digits; what the profiler counts is that number (all rows: benchmarks/mctf_tables.py).
+    """The formula gives every row to its printed digits, and the profiler what the formula gives, up to two trifles:
 
-    One matching differs in the last digits: two prefix-free halves are compared, the published code also compares the
-    class token. An active block that cannot fuse norms its tokens once more.
+    the published matching has a row for the class token, and here an active block that cannot fuse norms once more.
+    `benchmarks/mctf_tables.py` runs the profiler on every row.
     """
     dim, _ = GEOMETRY[name]
     path = golden.GOLDEN / "tables" / "mctf_table_c_d.csv"
@@ -300,6 +299,6 @@ def test_what_recomputing_the_map_costs(models: dict[str, VisionTransformer]) ->
     shared = profile(model, config.model_copy(update={"attention_map": "shared"}), IMAGE).macs
     recomputed = profile(model, config, IMAGE).macs
     counts = [196, *config.counts(196, 12)]
-    extra = sum(2 * (n + 1) ** 2 - (m + 1) ** 2 for n, m in zip(counts, counts[1:], strict=False) if m < n) * 384
+    extra = sum(2 * (n + 1) ** 2 - (m + 1) ** 2 for n, m in pairwise(counts) if m < n) * 384
     assert recomputed.total - shared.total == extra
     assert (recomputed.linear, recomputed.norm) == (shared.linear, shared.norm)

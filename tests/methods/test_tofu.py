@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import golden_models as golden
 import pytest
 import torch
 
+import golden_models as golden
 import tiny
 import vitrim
 from vitrim.attention import Attention

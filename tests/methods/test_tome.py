@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-import golden_models as golden
+from itertools import pairwise
+
 import pytest
-import tiny
 import torch
 from torch import Tensor
 
+import golden_models as golden
+import tiny
 import vitrim
 from vitrim.assignment import Hard
 from vitrim.attention import Attention
@@ -84,7 +86,7 @@ def test_pooling_heads_weigh_merged_tokens_by_size(host: str) -> None:
 def test_schedules() -> None:
     def removed(config: vitrim.ToMe) -> list[int]:
         counts = [196, *config.counts(196, 12)]
-        return [a - b for a, b in zip(counts, counts[1:], strict=False)]
+        return [a - b for a, b in pairwise(counts)]
 
     assert removed(vitrim.ToMe(r=8)) == [8] * 12
     assert removed(vitrim.ToMe(r=(16, 8))) == [16, 8] + [0] * 10

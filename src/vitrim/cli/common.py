@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vitrim.config import MethodConfig
 
-# ---- options that several commands have; the text is their help ----------------------------------------------------------
+# ---- options that several commands have; the text is their help ----------------------------------------------------
 
 Model = Annotated[str, typer.Argument(help="a timm model name, e.g. deit_small_patch16_224")]
 Methods = Annotated[
@@ -149,7 +149,7 @@ def set_threads(threads: int | None) -> int:
     return torch.get_num_threads()
 
 
-# ---- output --------------------------------------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------------------------
 
 
 def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:

@@ -42,16 +42,16 @@ class DiffRate(MethodConfig):
 
     Between attention and MLP of block i, with a_j the attention of the class token to patch j, mean over heads: the
     patches are sorted by a_j, highest first, and cut to ``prune_kept[i]`` tokens; of these, those beyond
-    ``merge_kept[i]`` each join the most similar (cosine of the tokens themselves) of the first ``merge_kept[i]``, as a plain
-    mean. Attention adds log(size) to its logits. Both lists count the class token, as published; on models with more
-    prefix tokens these come on top. Prefix tokens never move and never receive.
+    ``merge_kept[i]`` each join the most similar (cosine of the tokens themselves) of the first ``merge_kept[i]``, as a
+    plain mean. Attention adds log(size) to its logits. Both lists count the class token, as published; on models with
+    more prefix tokens these come on top. Prefix tokens never move and never receive.
 
-    The amounts are what the paper learns, for a model and a MAC target. This method applies given ones, for instance the
-    published ones; it does not learn them. Without lists every block merges ``r`` patches and drops none.
+    The amounts are what the paper learns, for a model and a MAC target. This method applies given ones, for instance
+    the published ones; it does not learn them. Without lists every block merges ``r`` patches and drops none.
 
     Deviations: sizes of a group add up. The published code multiplies the size of a joining token by its similarity
-    first, ``discount_sizes=True``; sizes that come out negative are then clamped, where it gives NaN. Where neither list
-    removes anything the patches keep their order. ``score="column_mean"`` serves models without a class token.
+    first, ``discount_sizes=True``; sizes that come out negative are then clamped, where it gives NaN. Where neither
+    list removes anything the patches keep their order. ``score="column_mean"`` serves models without a class token.
 
     Refused on heads that pool patches: dropped tokens are missing in the mean.
 
@@ -67,10 +67,10 @@ class DiffRate(MethodConfig):
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "prune_kept", "merge_kept"})
 
     prune_kept: tuple[int, ...] | None = Field(
-        None, description="tokens left by pruning in each block, class token counted; default those of merge_kept"
+        None, description="tokens left by pruning in each block, class token counted; default: prune none"
     )
     merge_kept: tuple[int, ...] | None = Field(
-        None, description="tokens left by merging in each block, class token counted; default those of prune_kept"
+        None, description="tokens left by merging in each block, class token counted; default: merge none"
     )
     r: int = Field(8, ge=0, description="without lists: patches merged in every block")
     score: Score = Field(
@@ -84,29 +84,24 @@ class DiffRate(MethodConfig):
     @model_validator(mode="after")
     def _check(self) -> DiffRate:
         pruned, merged = self.prune_kept, self.merge_kept
-        if (pruned or merged) and "r" in self.model_fields_set:
+        if (pruned is not None or merged is not None) and "r" in self.model_fields_set:
             raise ValueError("give either prune_kept and merge_kept, or r, not both")
         if min((*(pruned or ()), *(merged or ())), default=2) < 2:
             raise ValueError("prune_kept and merge_kept count the class token, so their smallest value is 2")
-        if pruned and merged:
+        if pruned is not None and merged is not None:
             if len(pruned) != len(merged):
                 raise ValueError(f"prune_kept has {len(pruned)} values but merge_kept has {len(merged)}")
             if any(after > before for before, after in zip(pruned, merged, strict=True)):
                 raise ValueError("merge_kept must not be larger than prune_kept in any block")
         return self
 
-    def kept(self, num_layers: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Tokens left by pruning and by merging in each block; None without lists."""
-        pruned, merged = self.prune_kept or self.merge_kept, self.merge_kept or self.prune_kept
-        if pruned is None or merged is None:
-            return None
-        if len(merged) != num_layers:
-            raise VitrimError(f"the lists have {len(merged)} amounts but the model has {num_layers} blocks")
-        return pruned, merged
-
     def schedule(self, num_layers: int) -> list[Amount | None]:
-        kept = self.kept(num_layers)
-        return [Remove(self.r)] * num_layers if kept is None else [Tokens(count) for count in kept[1]]
+        kept = self.prune_kept if self.merge_kept is None else self.merge_kept
+        if kept is None:
+            return [Remove(self.r)] * num_layers
+        if len(kept) != num_layers:
+            raise VitrimError(f"the lists have {len(kept)} amounts but the model has {num_layers} blocks")
+        return [Tokens(count) for count in kept]
 
     def requires_class_token(self) -> bool:
         return self.score == "class_token"
@@ -126,10 +121,8 @@ class DiffRateReducer(Reducer):
     def configure(self, config: MethodConfig) -> None:
         assert isinstance(config, DiffRate)
         super().configure(config)
-        kept = config.kept(self.layer.num_layers)
-        # which patches survive pruning; what merging leaves is the amount of the schedule. Merging alone prunes none.
-        given = kept is not None and config.prune_kept is not None
-        self.survivors = kept[0][self.layer.depth] - 1 if kept is not None and given else None
+        # what merging leaves is the amount of the schedule
+        self.survivors = None if config.prune_kept is None else config.prune_kept[self.layer.depth] - 1
 
     def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)

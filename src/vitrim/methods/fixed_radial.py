@@ -32,7 +32,7 @@ class FixedRadial(MethodConfig):
     Deviations from the published code: tokens are removed, where it only masks them (the class token's result is the
     same, and it gets faster); distances are exact integers, where float32 rounding splits rings that are equal
     (``float32_rings=True`` gives the published sets). ``contiguous`` is its other mode: every block between the first
-    and the last of ``blocks`` reduces, to radii on a line from the corner to ``min_radius``, and ``keep_rate`` is not used.
+    and the last of ``blocks`` reduces, to radii on a line from the corner to ``min_radius``, without ``keep_rate``.
 
     The grid must be square. Acts before the block.
     """

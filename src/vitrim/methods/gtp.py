@@ -16,6 +16,7 @@ from vitrim.attention import Attention
 from vitrim.block import Reducer, Site
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import VitrimError
+from vitrim.matching import full_precision
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, constant, per_layer
 from vitrim.tokens import TokenState, decision_dtype, take
@@ -229,7 +230,8 @@ def spatial_neighbours(grid: tuple[int, int], device: torch.device) -> Tensor:
 def semantic_neighbours(patches: Tensor, num_neighbours: int) -> Tensor:
     """(B, P, P) bool: for each patch, the others of most similar cosine; with ties more than ``num_neighbours``."""
     unit = F.normalize(patches, dim=-1)
-    similarity = unit @ unit.transpose(-1, -2)
+    with full_precision(patches):
+        similarity = unit @ unit.transpose(-1, -2)
     itself = torch.eye(patches.shape[1], dtype=torch.bool, device=patches.device)
     similarity = similarity.masked_fill(itself, -torch.inf)
     count = min(num_neighbours, patches.shape[1] - 1)

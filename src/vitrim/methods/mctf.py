@@ -48,9 +48,9 @@ class MCTF(MethodConfig):
 
         W_ij = ((cos(x_i, x_j) + 1) / 2)^tau_sim (1 / (a_i a_j))^tau_info (1 / (s_i s_j))^tau_size:
 
-    alike, unattended and small. The sets are even and odd places. Bidirectional: of the r fusions of a block, floor(r/2)
-    go from even to odd places, then the rest from odd places to the even ones still there, with the same W; a token
-    that received may move on with all it holds. A group becomes its mean weighted by a_i s_i (``pooling``).
+    alike, unattended and small. The sets are even and odd places. Bidirectional: of the r fusions of a block,
+    floor(r/2) go from even to odd places, then the rest from odd places to the even ones still there, with the same W;
+    a token that received may move on with all it holds. A group becomes its mean weighted by a_i s_i (``pooling``).
 
     ``attention`` says which attention the fused tokens get. ``"one_step_ahead"``: that of the tokens before fusion,
     query rows pooled like the tokens and key columns summed, times values projected from the fused tokens.
@@ -59,9 +59,8 @@ class MCTF(MethodConfig):
 
     Fusing the map equals ordinary attention whose values are those of the fused tokens copied back to their places, and
     whose output rows are pooled. So ``attention_map="recomputed"`` never holds a B x H x N x N map: a fused kernel runs
-    attention, and the a_i take one extra pass over q k^T, a head at a time. ``"shared"`` is the published procedure: the
-    map once, for both; faster where the map fits in a processor's cache, with the MACs of the published tables. Both
-    give the same numbers.
+    attention, and the a_i take one extra pass over q k^T, a head at a time. ``"shared"`` is the published procedure:
+    the map once, for both, with the MACs of the published tables. Both give the same numbers.
 
     Rounding: a fraction ``r`` of the current patches is rounded down; a block fuses at most half of its patches. The
     order of the result is the published one, which decides who meets whom in the next block: even places in order, then
@@ -95,11 +94,11 @@ class MCTF(MethodConfig):
     tau_size: float = Field(1 / 40, ge=0.0, le=10.0, description="exponent of (small) size; 0: off")
     attention: Literal["one_step_ahead", "precise", "after"] = Field(
         "one_step_ahead",
-        description="attention of the fused tokens: that before fusion, fused; 'precise': anew; 'after': fuse at the end",
+        description="attention of the fused tokens: the old one, fused; 'precise': anew; 'after': fuse at the end",
     )
     attention_map: Literal["recomputed", "shared"] = Field(
         "recomputed",
-        description="'recomputed': fused attention kernel and one extra pass for the attention received, little memory; "
+        description="'recomputed': fused kernel and one extra pass for the attention received, little memory; "
         "'shared': keep the B x H x N x N map for both",
     )
     bidirectional: bool = Field(True, description="half of the fusions in each direction; false: even to odd only")
@@ -210,9 +209,7 @@ class After(MCTFReducer):
 _REDUCERS: dict[str, type[MCTFReducer]] = {"one_step_ahead": OneStepAhead, "precise": Precise, "after": After}
 
 
-def match(
-    attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Who fuses with whom: patches that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
 
     Args:
@@ -256,7 +253,7 @@ def objective(
 
         loss = CE(student) + CE(teacher) + weight * mean_D (z_teacher - z_student)^2,
 
-    the last averaged over the images to whose true class the student gives more than ``confidence``; 0 if there is none.
+    the last averaged over the images to whose true class the student gives more than ``confidence``; 0 if none.
     The teacher's class token is a constant there. The paper trains with ``weight`` 1 (DeiT-T, T2T-ViT) or 3 (DeiT-S,
     LV-ViT), label smoothing 0.1 and no mixing of images.
 

@@ -33,9 +33,9 @@ class ToFu(MethodConfig):
     attention. Prefix tokens never move and never receive.
 
     The reference is not the authors' code but the re-implementation in PiToMe's repository, which differs in three
-    ways: it divides by the norm of the old destination, not of the mean (``norm_of="destination"``); it counts the class
-    token among the tokens the rate applies to, so that some blocks remove one token more; and a rate below 0.5 may take
-    more than half of the tokens, where here half is the most. Its variant for MAE merges by the plain mean.
+    ways: it divides by the norm of the old destination, not of the mean (``norm_of="destination"``); it counts the
+    class token among the tokens the rate applies to, so that some blocks remove one token more; and a rate below 0.5
+    may take more than half of the tokens, where here half is the most. Its variant for MAE merges by the plain mean.
 
     Refused on heads that pool patches: dropped tokens are missing in the mean, merged ones would count once.
 

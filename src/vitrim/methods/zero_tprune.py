@@ -1,0 +1,202 @@
+"""Zero-TPrune: training-free pruning by PageRank on the attention graph (Wang et al., CVPR 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.assignment import Hard, prune
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.matching import best_partners, full_precision, most_similar, unit
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, Keep, check_blocks, quarter_blocks
+from vitrim.tokens import TokenState, take
+
+
+@dataclass(frozen=True)
+class TwoStages:
+    """Remove ``num_similar`` patches (at most half), then keep the share ``rate`` of the rest, rounded down.
+
+    Example:
+        >>> TwoStages(num_similar=10, rate=0.8).keep(196, 196)
+        148
+    """
+
+    num_similar: int
+    rate: float
+
+    def similar(self, current: int) -> int:
+        """Patches removed for being similar to another."""
+        return min(self.num_similar, current // 2)
+
+    def keep(self, initial: int, current: int) -> int:
+        left = current - self.similar(current)
+        return Keep(self.rate, rule="floor_current").keep(initial, left)
+
+
+@register_method
+class ZeroTPrune(MethodConfig):
+    """Rank tokens by weighted PageRank on this block's attention map; drop similar ones first, then unimportant ones.
+
+    After each of ``blocks``, with its attention A (H heads, N tokens, rows sum to 1) and keys:
+
+    1. importance by one iteration, for ranking only;
+    2. S-stage: the less important half of the patches look for the most similar key (cosine, averaged over heads) in
+       the other half; the ``num_similar`` with the best match are dropped, not merged;
+    3. I-stage: importance of the rest on A restricted to them; the share ``keep_rate`` stays, highest first.
+
+    Importance of token j: s_h <- A_h^T s_h, ``iterations`` times, from equal scores, the class token's sqrt(N) times
+    higher with ``boost_class_token``; heads whose scores (of mean 1) have a variance outside ``variance_range`` are
+    ignored, all count if none is inside; over the others, s_j = root mean square of s_hj. The prefix always stays.
+
+    No code of the authors is available: this is one reading of the paper. Where it is silent or contradicts itself:
+    scores are scaled to mean 1 (scaled to sum 1, as printed, no variance could reach 0.01); the map restricted to the
+    survivors is normalised again by rows; the amounts, which the paper finds by random search, are plain options;
+    ``iterations`` defaults to 30 in the first quarter of the depth (30 to 50), 1 in the last and 5 between (5 to 10).
+
+    Computes the attention map in the blocks after which it acts. Counts are fixed.
+
+    Example:
+        >>> ZeroTPrune(num_similar=10, keep_rate=0.8).counts(196, 12)[-1]
+        80
+    """
+
+    name = "zero_tprune"
+    paper = "Zero-TPrune: Zero-Shot Token Pruning through Leveraging of the Attention Graph (CVPR 2024)"
+    kind = "prune"
+    needs_attention_map = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"num_similar", "keep_rate"})
+
+    num_similar: int | tuple[int, ...] = Field(10, description="patches dropped as similar, for all or for each block")
+    keep_rate: float | tuple[float, ...] = Field(0.8, description="share of the others kept, for all or for each block")
+    blocks: tuple[int, ...] | None = Field(None, description="acts after these, 0-based; default a quarter apart")
+    iterations: int | None = Field(None, ge=1, description="of PageRank; default 30, 5 or 1 by depth")
+    boost_class_token: bool = Field(True, description="start the class token, where there is one, sqrt(N) times higher")
+    variance_range: tuple[float, float] = Field(
+        (0.01, 0.7), description="heads with score variance outside are ignored"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ZeroTPrune:
+        if min(_each(self.num_similar, 1), default=0) < 0:
+            raise ValueError("num_similar must not be negative")
+        if not all(0.0 < rate <= 1.0 for rate in _each(self.keep_rate, 1)):
+            raise ValueError("keep_rate must be above 0 and at most 1")
+        if not 0.0 <= self.variance_range[0] < self.variance_range[1]:
+            raise ValueError("variance_range must be two ascending numbers, not negative")
+        return self
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        blocks = quarter_blocks(num_layers) if self.blocks is None else tuple(sorted(self.blocks))
+        check_blocks(blocks, num_layers)
+        similar, rates = _each(self.num_similar, len(blocks)), _each(self.keep_rate, len(blocks))
+        if not len(similar) == len(rates) == len(blocks):
+            raise VitrimError(f"zero_tprune acts after {len(blocks)} blocks: give one amount for all, or {len(blocks)}")
+        schedule: list[Amount | None] = [None] * num_layers
+        for block, count, rate in zip(blocks, similar, rates, strict=True):
+            schedule[block] = TwoStages(int(count), rate)
+        return schedule
+
+    def iterations_at(self, depth: int, num_layers: int) -> int:
+        """PageRank iterations of the I-stage after block ``depth``."""
+        if self.iterations is not None:
+            return self.iterations
+        quarter = num_layers / 4
+        return 30 if depth < quarter else 1 if depth >= num_layers - quarter else 5
+
+    def build(self, layer: Layer) -> Reducer | None:
+        return None if self.schedule(layer.num_layers)[layer.depth] is None else ZeroTPruneReducer(self, layer)
+
+
+class ZeroTPruneReducer(Reducer):
+    site = "after"
+
+    def __init__(self, config: ZeroTPrune, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.iterations = config.iterations_at(layer.depth, layer.num_layers)
+        self.boost = config.boost_class_token and layer.has_class_token
+        self.variance_range = config.variance_range
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        keep = self.num_keep(state)
+        if keep == state.num_patches or attention is None or not isinstance(self.amount, TwoStages):
+            return None
+        similar = self.amount.similar(state.num_patches)
+        with torch.no_grad():
+            graph = attention.probabilities()
+            left = torch.ones_like(state.size, dtype=torch.bool)
+            if similar:
+                rank = self.importance(graph, left, 1)[:, state.num_prefix :]
+                dropped = similar_patches(rank, attention.mean_keys()[:, state.num_prefix :], similar)
+                left = left.scatter(1, dropped + state.num_prefix, False)
+            score = self.importance(graph, left, self.iterations).masked_fill(~left, -torch.inf)
+            return prune(state, score[:, state.num_prefix :].topk(keep, dim=1).indices)
+
+    def importance(self, graph: Tensor, left: Tensor, iterations: int) -> Tensor:
+        """(B, N) importance among the tokens ``left`` (B, N) of the attention map (B, H, N, N)."""
+        graph = graph * left[:, None, None, :]
+        graph = graph / graph.sum(-1, keepdim=True).clamp_min(torch.finfo(graph.dtype).tiny)
+        start = left.to(graph.dtype)
+        if self.boost:
+            boosted = start[:, :1] * start.sum(1, keepdim=True).sqrt()
+            start = torch.cat([boosted, start[:, 1:]], dim=1)
+        return combine_heads(page_rank(graph, start, iterations), left, self.variance_range)
+
+
+def page_rank(graph: Tensor, start: Tensor, iterations: int) -> Tensor:
+    """(B, H, N) scores after s <- A^T s, ``iterations`` times; tokens with a positive start have mean 1.
+
+    Args:
+        graph: (B, H, N, N) attention map, rows sum to 1.
+        start: (B, N) where the scores begin, up to a factor; 0 for tokens that are gone (their columns must be 0).
+        iterations: how often, at least 1.
+
+    Example:
+        >>> page_rank(torch.full((1, 1, 2, 2), 0.5), torch.tensor([[3.0, 1.0]]), 1)
+        tensor([[[1., 1.]]])
+    """
+    score = start * ((start > 0).sum(1, keepdim=True) / start.sum(1, keepdim=True))
+    score = score[:, None, None, :].expand(-1, graph.shape[1], -1, -1)
+    with full_precision(graph):
+        for _ in range(iterations):
+            score = score @ graph
+    return score.squeeze(2)
+
+
+def combine_heads(scores: Tensor, left: Tensor, variance_range: Sequence[float]) -> Tensor:
+    """(B, N) root mean square over the heads whose ``scores`` (B, H, N) vary enough but not too much over ``left``."""
+    count = left.sum(1)[:, None]
+    centred = (scores - (scores * left[:, None]).sum(2, keepdim=True) / count[..., None]) * left[:, None]
+    variance = centred.square().sum(2) / count
+    good = (variance >= variance_range[0]) & (variance <= variance_range[1])
+    good = (good | ~good.any(1, keepdim=True)).to(scores.dtype)
+    return ((scores.square() * good[..., None]).sum(1) / good.sum(1, keepdim=True)).sqrt()
+
+
+def similar_patches(importance: Tensor, keys: Tensor, count: int) -> Tensor:
+    """(B, count) patches of the less important half that have the best match in the other half.
+
+    Args:
+        importance: (B, P) of the patches.
+        keys: (B, P, d) what is compared, by cosine.
+        count: how many, at most P // 2.
+    """
+    order = importance.argsort(dim=1, stable=True)
+    half = importance.shape[1] // 2
+    low, high = order[:, :half], order[:, half:]
+    keys = unit(keys)
+    best, _ = best_partners(take(keys, low), take(keys, high))
+    return low.gather(1, most_similar(best, count)[0])
+
+
+def _each(value: float | tuple[float, ...], count: int) -> tuple[float, ...] | tuple[int, ...]:
+    """One value for each of ``count`` blocks, or the given ones."""
+    return value if isinstance(value, tuple) else (value,) * count

@@ -1,0 +1,104 @@
+"""Zero-TPrune: the stored reading of the paper (not official), and the method around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import golden_models as golden
+import tiny
+import vitrim
+from vitrim.methods.zero_tprune import TwoStages, ZeroTPrune, combine_heads, page_rank, similar_patches
+from vitrim.registry import make_method
+
+REF = golden.load("interpretation/zero_tprune_units")
+ALL = torch.ones(2, 17, dtype=torch.bool)
+
+
+def stored(key: str) -> torch.Tensor:
+    return golden.tensor(REF, key).double()
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+
+
+def start(boost: int) -> torch.Tensor:
+    weights = torch.ones(2, 17, dtype=torch.float64)
+    weights[:, 0] = 17**0.5 if boost else 1
+    return weights
+
+
+@pytest.mark.parametrize("boost", [0, 1])
+@pytest.mark.parametrize("iterations", [1, 5, 30])
+def test_page_rank(iterations: int, boost: int) -> None:
+    close(page_rank(stored("attn"), start(boost), iterations), stored(f"wpr_it{iterations}_cls{boost}"))
+
+
+def test_heads_are_filtered_by_variance_and_combined() -> None:
+    scores = stored("wpr_it30_cls1")
+    close(scores.var(2, unbiased=False), stored("head_var"))
+    assert torch.equal((stored("head_var") >= 0.01) & (stored("head_var") <= 0.7), stored("head_kept").bool())
+    close(combine_heads(scores, ALL, (0.01, 0.7)), stored("importance"))
+    # no head passes: all count
+    close(combine_heads(scores, ALL, (100.0, 101.0)), scores.square().mean(1).sqrt())
+
+
+def test_similar_patches() -> None:
+    importance, keys = stored("importance")[:, 1:], stored("keys")[:, 1:]
+    order = importance.argsort(1) + 1
+    assert torch.equal(order[:, :8], golden.tensor(REF, "groupA").long())
+    assert torch.equal(order[:, 8:], golden.tensor(REF, "groupB").long())
+    dropped = similar_patches(importance, keys, int(REF["r"])) + 1
+    assert torch.equal(dropped.sort(1).values, golden.tensor(REF, "s_stage_drop").long().sort(1).values)
+
+
+def test_restriction_equals_a_smaller_graph() -> None:
+    config = ZeroTPrune(blocks=(1,), iterations=4)
+    model = tiny.HOSTS["vit"]().double()
+    vitrim.reduce_(model, config)
+    reducer = model.blocks[1].reducer
+    graph = torch.rand(2, 3, 9, 9, dtype=torch.float64).softmax(-1)
+    left = torch.ones(2, 9, dtype=torch.bool)
+    left[:, [2, 5]] = False
+    index = left[0].nonzero().flatten()
+    small = graph[:, :, index][..., index]
+    small = small / small.sum(-1, keepdim=True)
+    expected = reducer.importance(small, torch.ones(2, 7, dtype=torch.bool), 4)
+    torch.testing.assert_close(reducer.importance(graph, left, 4)[:, index], expected)
+
+
+def test_method_drops_similar_then_unimportant() -> None:
+    model = tiny.HOSTS["vit"]().double()
+    reduction = vitrim.reduce_(model, ZeroTPrune(blocks=(1,), num_similar=6, keep_rate=0.5, iterations=3), record=True)
+    seen = []
+    model.blocks[1].reducer.register_forward_hook(lambda module, args, out: seen.append(args[1]))
+    with torch.no_grad():
+        model(tiny.images().double())
+    reducer, attention = model.blocks[1].reducer, seen[0]
+    graph = attention.probabilities()
+    left = torch.ones(2, 37, dtype=torch.bool)
+    rank = reducer.importance(graph, left, 1)
+    dropped = similar_patches(rank[:, 1:], attention.mean_keys()[:, 1:], 6) + 1
+    left.scatter_(1, dropped, False)
+    score = reducer.importance(graph, left, 3).masked_fill(~left, 0)[:, 1:]
+    expected = score.topk(15, dim=1).indices + 1
+    assert torch.equal(reduction.states[2].position[:, 1:], expected)
+
+
+def test_amounts_per_block_and_counts() -> None:
+    config = ZeroTPrune(blocks=(1, 3), num_similar=(0, 10), keep_rate=(0.9, 1.0))
+    assert config.counts(196, 12)[1:5] == [176, 176, 166, 166]
+    assert TwoStages(100, 1.0).keep(30, 30) == 15  # at most half are similar
+    assert [ZeroTPrune().iterations_at(depth, 12) for depth in (0, 2, 3, 8, 9, 11)] == [30, 30, 5, 5, 1, 1]
+    with pytest.raises(vitrim.VitrimError, match="acts after 2 blocks"):
+        vitrim.reduce_(tiny.HOSTS["vit"](), ZeroTPrune(blocks=(1, 2), keep_rate=(0.5, 0.6, 0.7)))
+    with pytest.raises(vitrim.VitrimError, match="keep_rate must be above 0"):
+        make_method("zero_tprune", keep_rate=[0.5, 0.0])
+
+
+def test_boost_needs_a_class_token() -> None:
+    model = tiny.HOSTS["no_class_token_avg"]()
+    vitrim.reduce_(model, ZeroTPrune(num_similar=2))
+    assert not model.blocks[1].reducer.boost
+    assert model(tiny.images()).shape == (2, 5)
