@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from vitrim.errors import VitrimError
+from vitrim.errors import MissingPackageError, VitrimError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -205,7 +205,7 @@ def load_images(
     Raises:
         DataError: there is no such source, split or column, or several and none was asked for; no images; labels that
             are not integers >= 0.
-        ModuleNotFoundError: the source needs the package `datasets`, which is not installed.
+        MissingPackageError: the source needs the package `datasets`, which is not installed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -343,7 +343,7 @@ def _import_datasets() -> Any:
         if error.name != "datasets":  # installed, but something it needs is not
             raise
         message = "reading parquet files and Hub datasets needs the package 'datasets': pip install 'vitrim[data]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
+        raise MissingPackageError(message) from error
 
 
 def _load(read: Callable[[], Any], source: str) -> Any:

@@ -14,6 +14,10 @@ class UnsupportedModelError(VitrimError):
     """The model is of a family vitrim does not know, or of a form it cannot reduce faithfully."""
 
 
+class MissingPackageError(VitrimError, ModuleNotFoundError):
+    """An optional package is needed and not installed; the message says how to install it."""
+
+
 class ReductionWarning(UserWarning):
     """The reduction does less than was asked; the message says what it does."""
 

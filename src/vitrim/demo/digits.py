@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from timm.models import VisionTransformer
 from torch import Tensor
 
+from vitrim.errors import MissingPackageError
+
 IMAGE_SIZE = 8
 PATCH_SIZE = 1
 IN_CHANS = 1
@@ -77,12 +79,12 @@ def load_split() -> Split:
         The split, the same on every machine and in every run.
 
     Raises:
-        ImportError: scikit-learn is not installed.
+        MissingPackageError: scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise ImportError("the demo needs scikit-learn: pip install 'vitrim[demo]'") from error
+        raise MissingPackageError("the demo needs scikit-learn: pip install 'vitrim[demo]'") from error
     pixels, targets = load_digits(return_X_y=True)
     labels = np.asarray(targets, dtype=np.int64)
     held_out = np.zeros(len(labels), dtype=np.bool_)
