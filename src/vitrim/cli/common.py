@@ -83,7 +83,7 @@ def create_model(
     try:
         with torch.device(device):
             model: nn.Module = timm.create_model(name, pretrained=pretrained, **(options or {}))
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, OSError) as error:
         raise VitrimError(f"cannot create {name}: {_first_line(error)}") from error
     if checkpoint is not None:
         load_checkpoint(model, checkpoint)
