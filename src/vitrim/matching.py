@@ -55,7 +55,9 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     Entering it costs as much as several small operations, so that happens only where autocast is on.
     """
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):  # meta has no autocast to ask
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:

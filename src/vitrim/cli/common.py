@@ -204,7 +204,10 @@ def console(json_target: str | None = None) -> Console:
     """Where tables go: standard output, or standard error when the record itself goes to standard output."""
     from rich.console import Console
 
-    return Console(stderr=json_target == "-")
+    out = Console(stderr=json_target == "-")
+    if not out.is_terminal:  # a pipe or a file has no width; the 80 columns rich assumes fold the numbers
+        out.width = max(out.width, 120)
+    return out
 
 
 def print_table(out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
