@@ -423,7 +423,6 @@ def test_tokens_neither_kept_nor_banked_stay_lost_after_the_refill() -> None:
     assert torch.equal(unmerge(y, after)[0, [0, 1, 2, 5]], x[0, [0, 1, 2, 5]])
 
 
-@pytest.mark.xfail(reason="the bank forgets the size of a merged token and who is in it", strict=True)
 def test_refill_brings_merged_tokens_back_with_all_their_members() -> None:
     x = torch.randn(1, 6, CHANNELS)
     state = TokenState.start(x, num_prefix=1)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrim.tokens import TokenState, decision_dtype, flat_index, take
+from vitrim.tokens import Banked, TokenState, decision_dtype, flat_index, take
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Hard:
             source = source.masked_fill(state.source < 0, -1)
         bank = state.bank
         if self.dropped is not None:
-            bank = (*bank, (take(x, self.dropped), state.position.gather(1, self.dropped)))
+            bank = (*bank, self._banked(x, state, self.dropped))
         merges = self.moved is not None and self.moved.shape[1] > 0
         return replace(
             state,
@@ -153,6 +153,13 @@ class Hard:
             bank=bank,
             carry={name: _take_any(value, self.anchor) for name, value in state.carry.items()},
         )
+
+    @staticmethod
+    def _banked(x: Tensor, state: TokenState, dropped: Tensor) -> Banked:
+        place = torch.arange(dropped.shape[1], device=x.device).expand_as(dropped)
+        place = torch.full_like(state.position, -1).scatter(1, dropped, place)
+        member = place.gather(1, state.source.clamp_min(0)).masked_fill(state.source < 0, -1)
+        return Banked(take(x, dropped), state.position.gather(1, dropped), state.size.gather(1, dropped), member)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
         """Where moved tokens go, in [0, M), and which moves happen (None: all of them)."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,16 @@ def flat_index(index: Tensor, n: int) -> Tensor:
     return (index + offset).reshape(-1)
 
 
+class Banked(NamedTuple):
+    """Tokens that one reduction set aside: values (B, K, C), input index of the anchor and size (B, K), and which of
+    the K holds each input token, (B, N0), -1 for none."""
+
+    tokens: Tensor
+    position: Tensor
+    size: Tensor
+    member: Tensor
+
+
 @dataclass(frozen=True)
 class TokenState:
     """Bookkeeping of the current tokens. Every (B, N) field counts the prefix tokens too; position 0 is token 0 of x.
@@ -56,7 +66,7 @@ class TokenState:
         full_grid: the blocks hand out all N0 tokens, un-merged (dense outputs).
         mixed: some tokens are soft mixtures: laid out on the full grid they cannot be taken back from it.
         held: the (B, N, C) tokens behind a full grid where some are ``mixed``, for the next block; else None.
-        bank: pruned tokens that a later block brings back, as pairs of tokens (B, K, C) and input index (B, K).
+        bank: pruned tokens that a later block brings back (see `Banked`).
         carry: per-token tensors (B, N, ...) of a method, moved along with the tokens.
         aux: auxiliary outputs of this forward as (name, depth, tensor).
 
@@ -77,7 +87,7 @@ class TokenState:
     full_grid: bool = False
     mixed: bool = False
     held: Tensor | None = None
-    bank: tuple[tuple[Tensor, Tensor], ...] = ()
+    bank: tuple[Banked, ...] = ()
     carry: Mapping[str, Tensor] = field(default_factory=dict)
     aux: tuple[tuple[str, int, Tensor], ...] = ()
 
@@ -133,18 +143,19 @@ class TokenState:
             return x, self
         if self.carry or self.mask is not None:
             raise NotImplementedError("banked tokens cannot be brought back next to a mask or per-token carry")
-        tokens = torch.cat([entry for entry, _ in self.bank], dim=1)
-        position = torch.cat([entry for _, entry in self.bank], dim=1)
-        index = torch.arange(x.shape[1], x.shape[1] + tokens.shape[1], device=x.device).expand_as(position)
+        source, end = self.source, x.shape[1]
+        for entry in self.bank:
+            source = torch.where(entry.member >= 0, entry.member + end, source)
+            end += entry.position.shape[1]
         state = replace(
             self,
-            size=torch.cat([self.size, self.size.new_ones(position.shape)], dim=1),
-            source=self.source.scatter(1, position, index),
-            position=torch.cat([self.position, position], dim=1),
+            size=torch.cat([self.size, *(entry.size for entry in self.bank)], dim=1),
+            source=source,
+            position=torch.cat([self.position, *(entry.position for entry in self.bank)], dim=1),
             reduced=True,
             bank=(),
         )
-        return torch.cat([x, tokens.to(x.dtype)], dim=1), state
+        return torch.cat([x, *(entry.tokens.to(x.dtype) for entry in self.bank)], dim=1), state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A user may save a tensor that carries this state as an attribute; torch pickles attributes along, and
