@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vitrim.schedule import Amount, effective_keep
+from vitrim.schedule import Amount, KeepRule, effective_keep, keep_rate, quarter_blocks
 
 if TYPE_CHECKING:
     from vitrim.block import Reducer
@@ -117,6 +117,33 @@ class MethodConfig(BaseModel):
         given = {field: getattr(self, field) for field in own_first if field in self.model_fields_set}
         options = ",".join(f"{field}={_text(value)}" for field, value in given.items())
         return f"{self.name}:{options}" if options else self.name
+
+
+class StagedConfig(MethodConfig):
+    """Options of methods that keep a share of the patch tokens at some blocks. A subclass may give other defaults.
+
+    Example:
+        >>> from vitrim.methods.random import Random
+        >>> Random(keep_rate=0.5).stages(12)
+        (3, 6, 9)
+    """
+
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+
+    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
+    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
+    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
+
+    def default_stages(self, num_layers: int) -> tuple[int, ...]:
+        """The stages where ``blocks`` is not given."""
+        return quarter_blocks(num_layers)
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        """The blocks that reduce, 0-based, in order."""
+        return tuple(sorted(self.default_stages(num_layers) if self.blocks is None else self.blocks))
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
 
 
 def _text(value: Any) -> str:

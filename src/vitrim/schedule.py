@@ -98,6 +98,16 @@ def effective_keep(amount: Amount, least: int, initial: int, current: int) -> in
     return max(min(amount.keep(initial, current), current), min(least, current))
 
 
+def half(current: int) -> int:
+    """The fewest patch tokens a bipartite matching can leave: every pair may merge, no more.
+
+    Example:
+        >>> half(197)
+        99
+    """
+    return current - current // 2
+
+
 def constant(r: int, num_layers: int) -> list[Amount | None]:
     """Remove ``r`` patch tokens in every layer."""
     return [Remove(r)] * num_layers

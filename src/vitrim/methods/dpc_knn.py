@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -11,15 +9,14 @@ from torch import Tensor, nn
 from vitrim.assignment import Hard
 from vitrim.attention import Attention
 from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, StagedConfig
 from vitrim.matching import distances, merge_clusters, nearest_centre
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
 from vitrim.tokens import TokenState, decision_dtype
 
 
 @register_method
-class DPCKNN(MethodConfig):
+class DPCKNN(StagedConfig):
     """Merge the patches around the K density peaks, as the comparative study and TCFormer do.
 
     With d_ij = |x_i - x_j| / sqrt(C) between the patches entering the block,
@@ -46,19 +43,11 @@ class DPCKNN(MethodConfig):
     name = "dpc_knn"
     paper = "Study on density peaks clustering based on k-nearest neighbors (2016); TCFormer (CVPR 2022)"
     kind = "merge"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
 
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
-    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
-    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
     k_neighbors: int = Field(5, ge=1, description="neighbours that make up a density, the patch itself included")
     equal_weight: bool = Field(False, description="plain means, no learned score")
     density_noise: float = Field(0.0, ge=0.0, description="uniform noise added to the densities; 1e-6 as published")
     epsilon: float = Field(0.0, ge=0.0, description="added to the sum of a cluster's weights; 1e-6 as published")
-
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
-        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
 
     def build(self, layer: Layer) -> Reducer | None:
         return DPCKNNReducer(self, layer) if self.schedule(layer.num_layers)[layer.depth] is not None else None

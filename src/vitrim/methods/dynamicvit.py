@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from vitrim.assignment import Hard, prune
 from vitrim.attention import Attention
 from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, StagedConfig
 from vitrim.matching import full_precision
 from vitrim.reduce import Reduction
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
 from vitrim.tokens import TokenState, decision_dtype
 
 POLICY = "dynamicvit_policy"
@@ -27,7 +26,7 @@ EPSILON = 1e-6  # of the masked softmax
 
 
 @register_method
-class DynamicViT(MethodConfig):
+class DynamicViT(StagedConfig):
     """Keep the patches to which a learned predictor gives the highest probability of being kept.
 
     The predictor of stage s sees the patches x_j (P, C) that enter the block. With h = GELU(W LN(x)), split in two
@@ -62,23 +61,12 @@ class DynamicViT(MethodConfig):
     paper = "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification (NeurIPS 2021)"
     kind = "prune"
     training_free = False
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
 
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
-    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
-    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count in evaluation")
     tau: float = Field(1.0, gt=0.0, description="temperature of the Gumbel softmax in training")
     epsilon_from_start: bool = Field(
         False, description="training: smoothed softmax also before the first stage, as published (full attention map)"
     )
     global_epsilon: float = Field(0.0, ge=0.0, description="added to the mean over kept patches; 1e-6 in the study")
-
-    def stages(self, num_layers: int) -> tuple[int, ...]:
-        """The blocks that have a predictor, in order."""
-        return tuple(sorted(quarter_blocks(num_layers) if self.blocks is None else self.blocks))
-
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
 
     def targets(self, num_stages: int) -> list[float]:
         """The share of all patches each stage should keep in training: r, r^2, r^3; always r by "floor_initial"."""

@@ -13,16 +13,16 @@ from torch import Tensor
 from vitrim.assignment import Hard, prune
 from vitrim.attention import Attention
 from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, MethodConfig, StagedConfig
 from vitrim.errors import VitrimError
 from vitrim.registry import register_method
-from vitrim.schedule import KEEP_RULES, Amount, KeepRule, check_blocks, quarter_blocks
+from vitrim.schedule import KEEP_RULES, Amount, KeepRule, check_blocks
 from vitrim.tokens import TokenState
 
 Norm = Literal["l1", "l2", "linf"]
 
 
-class FixedRadial(MethodConfig):
+class FixedRadial(StagedConfig):
     """Keep the patches within a radius of the image centre, the same for every image (section 3 of the paper).
 
     The radius of a stage is the one, among the distances that occur on the grid, whose count of patches is nearest to
@@ -39,18 +39,14 @@ class FixedRadial(MethodConfig):
 
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
     kind = "prune"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
     norm: ClassVar[Norm]
 
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
-    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
-    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a target count")
     float32_rings: bool = Field(False, description="rings as float32 rounding splits them, as published")
     contiguous: bool = Field(False, description="reduce in every block from the first to the last stage")
     min_radius: float = Field(1.0, gt=0.0, description="with contiguous: the radius after the last stage")
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
-        blocks = sorted(quarter_blocks(num_layers) if self.blocks is None else self.blocks)
+        blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
         schedule: list[Amount | None] = [None] * num_layers
         if self.contiguous:

@@ -12,18 +12,18 @@ from torch import Tensor
 from vitrim.assignment import Hard
 from vitrim.attention import Attention
 from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, StagedConfig
 from vitrim.errors import VitrimError
 from vitrim.matching import distances, merge_clusters, nearest_centre
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
+from vitrim.schedule import Amount
 from vitrim.tokens import TokenState
 
 WEIGHT = "kmedoids_weight"
 
 
 @register_method
-class KMedoids(MethodConfig):
+class KMedoids(StagedConfig):
     """Cluster the patches by K-medoids with attention as weights; the medoid stands for its cluster.
 
     The weight w_j of a patch is the attention it received in the block before, averaged over heads and queries, class
@@ -54,11 +54,7 @@ class KMedoids(MethodConfig):
     paper = "Token Pooling in Vision Transformers (WACV 2023)"
     kind = "merge"
     needs_attention_map = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
 
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
-    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
-    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
     iterations: int = Field(3, ge=0, description="rounds of assignment and choice of medoids")
     cost: Literal["cluster", "all"] = Field(
         "cluster",
@@ -67,10 +63,9 @@ class KMedoids(MethodConfig):
     equal_weight: bool = Field(False, description="weights 1, first medoids far apart; no attention map")
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
-        blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
-        if 0 in blocks and not self.equal_weight:
+        if 0 in self.stages(num_layers) and not self.equal_weight:
             raise VitrimError("kmedoids weighs patches by the attention of the block before: blocks start at 1")
-        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+        return super().schedule(num_layers)
 
     def build(self, layer: Layer) -> Reducer | None:
         stages = [amount is not None for amount in (*self.schedule(layer.num_layers), None)]

@@ -17,7 +17,7 @@ from vitrim.block import Reducer
 from vitrim.config import Layer, MethodConfig
 from vitrim.matching import alternate_split, full_precision, most_similar
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, check_blocks
+from vitrim.schedule import Amount, check_blocks, half
 from vitrim.tokens import TokenState, decision_dtype
 
 
@@ -126,7 +126,7 @@ class MCTF(MethodConfig):
 
     @staticmethod
     def least_kept(current: int) -> int:
-        return current - current // 2
+        return half(current)
 
     def build(self, layer: Layer) -> Reducer | None:
         if self.schedule(layer.num_layers)[layer.depth] is None:

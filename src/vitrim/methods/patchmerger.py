@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.assignment import Soft
 from vitrim.attention import Attention
 from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, MethodConfig, StagedConfig
 from vitrim.errors import VitrimError
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
 from vitrim.tokens import TokenState, decision_dtype
 
 
-class SoftMixing(MethodConfig):
+class SoftMixing(StagedConfig):
     """Options of methods whose learned weights mix all patches into K new tokens at a few stages.
 
     K_s follows from ``keep_rate`` at the model's own image size and is the shape of learned parameters: it is fixed
@@ -25,14 +25,7 @@ class SoftMixing(MethodConfig):
 
     kind = "soft"
     training_free = False
-
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="tokens after each stage, as a share of the patches")
-    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
-    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
-
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
-        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+    runtime: ClassVar[frozenset[str]] = frozenset()
 
     def tokens_at(self, layer: Layer) -> tuple[int, int]:
         """Patch tokens entering and leaving ``layer`` at the model's own image size."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +12,15 @@ from torch import Tensor
 from vitrim.assignment import Hard, merge
 from vitrim.attention import Attention
 from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, StagedConfig
 from vitrim.matching import best_partners, full_precision, unit
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate
+from vitrim.schedule import KeepRule, half
 from vitrim.tokens import TokenState, take
 
 
 @register_method
-class PiToMe(MethodConfig):
+class PiToMe(StagedConfig):
     """Bipartite merging led by an energy: tokens in large groups of look-alikes merge, the others are protected.
 
     Between attention and MLP of block i of L, with k_j the key of patch j averaged over heads,
@@ -48,7 +48,6 @@ class PiToMe(MethodConfig):
     name = "pitome"
     paper = "Accelerating Transformers with Spectrum-Preserving Token Merging (NeurIPS 2024)"
     kind = "merge"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
 
     keep_rate: float = Field(0.9, gt=0.0, le=1.0, description="share of the current patches kept by each block")
     blocks: tuple[int, ...] | None = Field(None, description="where to merge, 0-based; default all")
@@ -60,13 +59,12 @@ class PiToMe(MethodConfig):
         "late", description="which half of the blocks protects tokens of low energy (early: published for MAE)"
     )
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        blocks = range(num_layers) if self.blocks is None else self.blocks
-        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+    def default_stages(self, num_layers: int) -> tuple[int, ...]:
+        return tuple(range(num_layers))
 
     @staticmethod
     def least_kept(current: int) -> int:
-        return current - current // 2
+        return half(current)
 
     def build(self, layer: Layer) -> Reducer | None:
         return PiToMeReducer(self, layer)

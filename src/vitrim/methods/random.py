@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from vitrim.assignment import Hard, prune
 from vitrim.attention import Attention
 from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, StagedConfig
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
 from vitrim.tokens import TokenState
 
 
 @register_method
-class Random(MethodConfig):
+class Random(StagedConfig):
     """Keep a random share of the patch tokens, another one for every image and every forward.
 
     Draws from torch's global generator of the tokens' device: seed it for repeatable results. Acts before the block.
@@ -30,15 +26,6 @@ class Random(MethodConfig):
 
     name = "random"
     kind = "prune"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
-
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
-    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
-    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
-
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
-        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
 
     def build(self, layer: Layer) -> Reducer | None:
         return RandomReducer(self, layer)

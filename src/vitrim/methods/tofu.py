@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -12,15 +12,15 @@ from torch import Tensor
 from vitrim.assignment import Hard, merge, prune
 from vitrim.attention import Attention
 from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, StagedConfig
 from vitrim.matching import alternate_split, best_partners, most_similar, unit
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate
+from vitrim.schedule import KeepRule, half
 from vitrim.tokens import TokenState, decision_dtype, take
 
 
 @register_method
-class ToFu(MethodConfig):
+class ToFu(StagedConfig):
     """ToMe's pairs, between attention and MLP; early blocks drop the sources, late ones merge and keep the norm.
 
     The tokens at even places look for the most similar key (cosine, averaged over heads) among those at odd places; of
@@ -47,7 +47,6 @@ class ToFu(MethodConfig):
     name = "tofu"
     paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
     kind = "mixed"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
 
     keep_rate: float = Field(0.9, gt=0.0, le=1.0, description="share of the current patches kept by each block")
     blocks: tuple[int, ...] | None = Field(None, description="where to reduce, 0-based; default all")
@@ -59,13 +58,12 @@ class ToFu(MethodConfig):
         "average", description="norm the merged token is divided by; 'destination': PiToMe's re-implementation"
     )
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        blocks = range(num_layers) if self.blocks is None else self.blocks
-        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+    def default_stages(self, num_layers: int) -> tuple[int, ...]:
+        return tuple(range(num_layers))
 
     @staticmethod
     def least_kept(current: int) -> int:
-        return current - current // 2
+        return half(current)
 
     def build(self, layer: Layer) -> Reducer | None:
         return ToFuReducer(self, layer)

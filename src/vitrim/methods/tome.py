@@ -14,7 +14,7 @@ from vitrim.block import Reducer
 from vitrim.config import Layer, MethodConfig
 from vitrim.matching import alternate_split, best_partners, merge_sources, most_similar, unit
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.schedule import Amount, KeepRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.tokens import TokenState
 
 
@@ -78,7 +78,7 @@ class ToMe(MethodConfig):
 
     @staticmethod
     def least_kept(current: int) -> int:
-        return current - current // 2
+        return half(current)
 
     def build(self, layer: Layer) -> Reducer:
         return ToMeReducer(self, layer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -10,33 +10,24 @@ from torch import Tensor
 from vitrim.assignment import Hard, prune
 from vitrim.attention import Attention
 from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.config import Layer, StagedConfig
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate, quarter_blocks
 from vitrim.tokens import TokenState
 
 Score = Literal["class_token", "column_mean"]
 
 
-class ScoredPruning(MethodConfig):
+class ScoredPruning(StagedConfig):
     """Options of methods that keep the patches with the highest attention score at a few stages."""
 
     kind = "prune"
     needs_class_token = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
 
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
-    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
-    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
     score: Score = Field(
         "class_token",
         description="'class_token': attention from the class token; 'column_mean': attention received from all tokens, "
         "for models without a class token (computes the full map in these blocks)",
     )
-
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
-        return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
 
     def requires_class_token(self) -> bool:
         return self.score == "class_token"
