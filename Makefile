@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types pytest clean
+.PHONY: demo test test-full lint types pytest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo
@@ -20,6 +20,10 @@ types: $(VENV)/.installed
 # One torch thread per worker: as many workers as cores already use every core.
 pytest: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# Every method on every host in every contract test: takes about an hour on two cores.
+test-full: $(VENV)/.installed
+	VITRIM_FULL_MATRIX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/test_contract.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

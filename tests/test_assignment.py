@@ -347,30 +347,6 @@ def test_the_maximum_of_a_group_is_per_channel(case: Case) -> None:
                 assert not group or torch.equal(pooled[image, slot], x[image, group].amax(0))
 
 
-@FAST
-@given(case=cases, heads=st.integers(1, 3), ragged=st.booleans())
-def test_a_fused_map_pools_rows_and_sums_columns(case: Case, heads: int, ragged: bool) -> None:
-    case = replace(case, n=min(case.n, 40))  # the map is quadratic
-    x = case.tokens()
-    state = case.start(x)
-    hard = ragged_merge(case, state) if ragged else case.merge(state)
-    size = torch.randint(1, 9, (case.batch, case.n), generator=case.random).double()
-    logits = torch.randn(case.batch, heads, case.n, case.n, generator=case.random, dtype=torch.float64)
-    probabilities = logits.softmax(-1)
-    fused = hard.fuse_map(probabilities, size)
-    m = hard.anchor.shape[1]
-    assert fused.shape == (case.batch, heads, m, m)
-    for image in range(case.batch):
-        groups = members(hard, image)
-        real = [slot for slot, group in enumerate(groups) if group]
-        for j in real:
-            weight = size[image, groups[j]] / size[image, groups[j]].sum()
-            row = (weight[:, None] * probabilities[image][:, groups[j]]).sum(1)  # (H, N)
-            expected = torch.stack([row[:, group].sum(1) for group in groups], dim=1)  # 0 at padding
-            torch.testing.assert_close(fused[image, :, j], expected, atol=1e-12, rtol=1e-12)
-        torch.testing.assert_close(fused[image, :, real].sum(-1), torch.ones(heads, len(real), dtype=torch.float64))
-
-
 # ---- prune and the bank --------------------------------------------------------------------------------------------
 
 
@@ -440,6 +416,15 @@ def test_refill_without_a_bank_changes_nothing() -> None:
     x = torch.randn(1, 4, CHANNELS)
     state = TokenState.start(x, num_prefix=1)
     assert state.refill(x) == (x, state)
+
+
+def test_refill_brings_the_carry_back() -> None:
+    x = torch.randn(1, 4, CHANNELS)
+    state = replace(TokenState.start(x, num_prefix=1), carry={"score": torch.tensor([[9.0, 1.0, 2.0, 3.0]])})
+    state = prune(state, torch.tensor([[1]]), dropped=torch.tensor([[2, 0]])).advance(x, state)
+    assert state.carry["score"].tolist() == [[9.0, 2.0]]
+    _, state = state.refill(x[:, :2])
+    assert state.carry["score"].tolist() == [[9.0, 2.0, 3.0, 1.0]]
 
 
 @pytest.mark.parametrize("what", ["carry", "mask"])

@@ -194,34 +194,6 @@ def test_matching_compares_keys_before_rotary_embedding() -> None:
     assert torch.equal(make().keys, make().k)
 
 
-@every_bias
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_kept_map_changes_nothing_but_the_cost(bias: str, dtype: torch.dtype) -> None:
-    attention = make(bias, dtype)
-    kept = attention.with_map()
-    index = torch.tensor([[3, 0], [5, 9]])
-    # the map itself is at least float32; its product with the values is in their dtype
-    close = {"atol": 1e-12, "rtol": 1e-12} if dtype == torch.float64 else {"atol": 0.02, "rtol": 0.02}
-    assert kept.output().dtype == dtype
-    for pair in (
-        (kept.output(), attention.output()),
-        (kept.class_row(), attention.class_row()),
-        (kept.column_mean(), attention.column_mean()),
-        (kept.rows(4).output(), attention.rows(4).output()),
-        (kept.rows(4).probabilities(), attention.rows(4).probabilities()),
-        (kept.select(index).output(), attention.select(index).output()),
-        (kept.select(index).probabilities(), attention.select(index).probabilities()),
-    ):
-        torch.testing.assert_close(*pair, **close)
-
-
-def test_a_kept_map_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = make("keys").with_map()
-    monkeypatch.setattr(Attention, "logits", None)  # nothing may compute it again
-    for read in (kept.output, kept.probabilities, kept.class_row, kept.column_mean, kept.rows(3).output):
-        assert read().isfinite().all()
-
-
 def test_detach_cuts_decisions_off_the_graph() -> None:
     attention = make()
     attention.q.requires_grad_()
@@ -232,6 +204,3 @@ def test_detach_cuts_decisions_off_the_graph() -> None:
     assert not detached.column_mean().requires_grad
     assert not detached.mean_keys().requires_grad
     assert torch.equal(detached.class_row(), attention.class_row())
-    kept = attention.with_map()
-    assert kept.class_row().requires_grad
-    assert not kept.detach().class_row().requires_grad

@@ -248,13 +248,13 @@ class OnlyMore(timm_vit.VisionTransformer):
     ("cls", "call"), [(OtherHead, "forward_head"), (OtherFeatures, "forward_features"), (OtherPool, "pool")]
 )
 def test_a_subclass_with_its_own_head_or_features_is_refused(cls: type[nn.Module], call: str) -> None:
-    model = tiny._vit(cls)()
+    model = tiny.vit(cls)()
     with unchanged(model, tiny.images()), refused(f"{cls.__name__} overrides {call} ", vitrim.UnsupportedModelError):
         vitrim.reduce_(model, "tome:r=1")
 
 
 def test_a_subclass_that_adds_something_is_fine() -> None:
-    model = tiny._vit(OnlyMore)()
+    model = tiny.vit(OnlyMore)()
     reduction = vitrim.reduce_(model, "tome:r=4")
     model(tiny.images())
     assert reduction.state.num_tokens == 37 - 16
@@ -273,14 +273,17 @@ class OtherAttention(timm_vit.Attention):
     ("options", "message"),
     [
         ({"block_fn": OtherBlock}, "blocks of class OtherBlock are not supported in timm VisionTransformer.*: Block"),
-        ({"block_fn": timm_vit.ResPostBlock}, "blocks of class ResPostBlock are not supported"),
-        ({"block_fn": timm_vit.ParallelScalingBlock}, "blocks of class ParallelScalingBlock are not supported"),
-        ({"block_fn": timm_vit.ParallelThingsBlock}, "blocks of class ParallelThingsBlock are not supported"),
+        ({"block_fn": timm_vit.DiffParallelScalingBlock}, "blocks of class DiffParallelScalingBlock are not supported"),
+        ({"attn_layer": "diff"}, "attention of class DiffAttention is not supported; supported: Attention"),
+        (
+            {"block_fn": timm_vit.ParallelThingsBlock, "attn_layer": "diff"},
+            "attention of class DiffAttention is not supported; supported: Attention",
+        ),
         ({"attn_layer": OtherAttention}, "attention of class OtherAttention is not supported; supported: Attention"),
     ],
 )
 def test_blocks_and_attention_of_other_classes_are_refused(options: dict[str, Any], message: str) -> None:
-    model = tiny._vit(**options)()
+    model = tiny.vit(**options)()
     with unchanged(model, tiny.images()), refused(message, vitrim.UnsupportedModelError):
         vitrim.reduce_(model, "tome:r=1")
 
@@ -517,7 +520,7 @@ def test_a_damaged_save_leaves_the_model_as_it_was(damage: str, tmp_path: Path, 
 
 def test_a_save_for_another_geometry_or_host_is_refused(tmp_path: Path, learned: type[Learned]) -> None:
     folder = saved(tmp_path / "saved", learned)
-    wider = tiny._vit(embed_dim=64)()
+    wider = tiny.vit(embed_dim=64)()
     with unchanged(wider, tiny.images()), refused(r"has shape \(1, 32\), expected \(1, 64\)"):
         vitrim.Reduction.load(wider, folder)
     with refused("is not a supported host", vitrim.UnsupportedModelError):

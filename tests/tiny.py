@@ -1,70 +1,37 @@
-"""Tiny hosts and the method settings that the contract tests run over.
+"""Tiny hosts and the method settings that the contract tests run over, and what is done alike with all hosts.
 
-Hosts: every form of timm's VisionTransformer. Methods: every registered one with settings that reduce a 6 x 6 grid; a
-new method is tested with its defaults without being named here.
+Hosts: every family in `tiny_hosts`. Methods: every registered one with settings that reduce a 6 x 6 grid; a new method
+is tested with its defaults without being named here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
-from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import vitrim
+from tiny_hosts import families
+from tiny_hosts.timm_vit import GEOMETRY, vit
 from vitrim.registry import backbone_of, make_method, methods
 
-GEOMETRY: dict[str, Any] = {
-    "img_size": 24,
-    "patch_size": 4,
-    "embed_dim": 32,
-    "depth": 4,
-    "num_heads": 2,
-    "num_classes": 5,
-}
+__all__ = ["GEOMETRY", "vit"]
 
-
-def _vit(cls: type[nn.Module] = VisionTransformer, **kwargs: Any) -> Callable[[], nn.Module]:
-    def create() -> nn.Module:
-        torch.manual_seed(1)
-        model = cls(**{**GEOMETRY, **kwargs}).eval()
-        _spread(model)
-        return model
-
-    return create
-
-
-def _spread(model: nn.Module) -> None:
-    """timm's initialisation gives nearly equal tokens; larger weights make every decision and every logit distinct."""
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-
-
+FAMILIES = families()
 HOSTS: dict[str, Callable[[], nn.Module]] = {
-    "vit": _vit(),
-    "distilled": _vit(VisionTransformerDistilled),
-    "registers": _vit(reg_tokens=3),
-    "registers_no_embed_class": _vit(reg_tokens=2, no_embed_class=True),
-    "layerscale": _vit(init_values=0.5),
-    "qk_norm": _vit(qk_norm=True),
-    "no_class_token_avg": _vit(class_token=False, global_pool="avg"),
-    "avg_fc_norm": _vit(global_pool="avg"),
-    "avg_no_fc_norm": _vit(global_pool="avg", fc_norm=False),
-    "avgmax": _vit(global_pool="avgmax"),
-    "map": _vit(class_token=False, global_pool="map"),
-    "pre_norm": _vit(pre_norm=True),
-    "scale_norms": _vit(scale_attn_norm=True, scale_mlp_norm=True),
-    "dynamic_img_size": _vit(dynamic_img_size=True),
-    "no_qkv_bias": _vit(qkv_bias=False),
-    "headless": _vit(num_classes=0),
-    "no_pool": _vit(global_pool="", num_classes=0),
+    name: create for hosts in FAMILIES.values() for name, create in hosts.items()
 }
+PLAIN = [next(iter(hosts)) for hosts in FAMILIES.values()]
+"""One host of each family: every method is tested on it."""
+REPRESENTATIVE = ("random", "topk", "evit", "tome", "mctf", "tofu", "ats", "a_vit", "cropr", "patchmerger")
+"""One method of each mechanism: selection before the block, at the query, with a fused token; merging; fresh values;
+both; counts that differ per image; per-token carry; a bank; soft tokens. Tested on every host."""
+FULL_MATRIX = os.environ.get("VITRIM_FULL_MATRIX") == "1"
+"""Every method on every host in every test: `make test-full`."""
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "a_vit": [{"gate_scale": 1.0, "gate_center": 1.0}],
@@ -83,6 +50,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1, "granularity": "image"},
     ],
     "evit": [{"keep_rate": 0.6}, {"keep_rate": 0.6, "fuse_token": False}],
+    "evo_vit": [{}, {"blocks": [1, 2, 3], "fast_update": True}],
 }
 
 
@@ -96,20 +64,77 @@ def static_configs() -> list[vitrim.MethodConfig]:
     return [config for config in configs() if not config.adaptive]
 
 
+def matrix(chosen: list[vitrim.MethodConfig], hosts: Iterable[str], thorough: Iterable[str]) -> list[Any]:
+    """(host, config) parameters: every method on the ``thorough`` hosts, the first setting of the representative ones
+    on the others of ``hosts``. The full product of everything under ``VITRIM_FULL_MATRIX=1``."""
+    first = {config.name: config for config in reversed(chosen) if config.name in REPRESENTATIVE}
+    few = sorted(first.values(), key=chosen.index)
+    return [
+        pytest.param(host, config, id=f"{host}-{config.describe()}")
+        for host in (HOSTS if FULL_MATRIX else hosts)
+        for config in (chosen if FULL_MATRIX or host in thorough else few)
+    ]
+
+
 def fits(config: vitrim.MethodConfig, model: nn.Module) -> vitrim.MethodConfig:
     """``config``, with the documented substitute where it needs a class token and ``model`` has none.
 
     Skips the test where the method cannot serve the model: counts that differ per image by pruning, on a head that
     pools patches, are refused (`tests/test_reduce.py`).
     """
-    pools_patches = backbone_of(model).facts(model).head_rows is None
-    if config.kind == "prune" and config.adaptive and pools_patches:
+    facts = backbone_of(model).facts(model)
+    if config.kind == "prune" and config.adaptive and facts.head_rows is None:
         pytest.skip("refused: the head would average padding")
-    if config.kind == "mixed" and pools_patches:
+    if config.kind == "mixed" and facts.head_rows is None:
         pytest.skip("refused: the head would miss pruned tokens and count merged ones once")
-    if config.requires_class_token() and not model.has_class_token:
+    if config.requires_class_token() and not facts.has_class_token:
         return config.model_copy(update={"score": "column_mean"})
     return config
+
+
+# ---- what is done alike with all hosts -------------------------------------------------------------------------------
+
+
+def blocks(model: nn.Module) -> list[Any]:
+    return backbone_of(model).blocks(model)
+
+
+def num_prefix(model: nn.Module) -> int:
+    return backbone_of(model).facts(model).num_prefix
+
+
+def run(model: Any, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """Logits, or whatever else the model gives; the random method draws the same in every run that is compared."""
+    torch.manual_seed(5)
+    return logits(model(images))
+
+
+def logits(output: Any) -> Tensor | tuple[Tensor, ...]:
+    """Of any library's output; also of an exported or compiled model, which has no host."""
+    if isinstance(output, Tensor | tuple):
+        return output
+    return output.logits if hasattr(output, "logits") else output[0]
+
+
+def checkpoints(model: Any) -> Callable[[], None]:
+    """Switches the host's own gradient checkpointing on. Hugging Face has it in training only: the model then is."""
+    if hasattr(model, "set_grad_checkpointing"):
+        return lambda: model.set_grad_checkpointing(True)
+    if hasattr(model, "gradient_checkpointing_enable"):
+        model.train()
+        return model.gradient_checkpointing_enable
+    pytest.skip("this library has no gradient checkpointing")
+
+
+def dense_tokens(model: Any, images: Tensor) -> list[Tensor]:
+    """(B, N0, C) after every block, through the host's own call for dense features."""
+    torch.manual_seed(5)
+    if hasattr(model, "forward_intermediates"):
+        _, layers = model.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=True)
+        return [torch.cat([prefix, patches], 1) for patches, prefix in layers]
+    if hasattr(model, "config"):
+        return list(model(images, output_hidden_states=True).hidden_states[1:])
+    pytest.skip("this library has no call for dense features")
 
 
 def images(batch: int = 2, size: int = 24, seed: int = 3) -> Tensor:

@@ -82,32 +82,6 @@ class Hard:
         flat = pooled.flatten(0, 1).scatter_reduce(0, rows, update.flatten(0, 1), "amax")
         return flat.view_as(pooled)
 
-    def fuse_map(self, probabilities: Tensor, size: Tensor) -> Tensor:
-        """The attention map (B, H, M, M) among the new tokens from the one (B, H, N, N) among the old.
-
-        Query rows are pooled like tokens, key columns of a group are summed, so that rows still sum to 1.
-        """
-        batch, heads, _, _ = probabilities.shape
-
-        def per_head(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value.repeat_interleave(heads, dim=0)
-
-        anchor = self.anchor.repeat_interleave(heads, dim=0)
-        moved, into, weight, valid = (per_head(value) for value in (self.moved, self.into, self.weight, self.valid))
-        each = replace(self, anchor=anchor, moved=moved, into=into, weight=weight, valid=valid)
-        rows = each.pool(probabilities.flatten(0, 1), size.repeat_interleave(heads, dim=0))
-        m = anchor.shape[1]
-        fused = rows.gather(2, anchor.unsqueeze(1).expand(-1, m, -1))
-        if valid is not None:  # nobody attends to padding
-            fused = fused * valid.unsqueeze(1)
-        if moved is not None:
-            target, joins = each._targets()
-            columns = rows.gather(2, moved.unsqueeze(1).expand(-1, m, -1))
-            if joins is not None:
-                columns = columns * joins.unsqueeze(1)
-            fused = fused.scatter_add(2, target.unsqueeze(1).expand(-1, m, -1), columns)
-        return fused.view(batch, heads, m, m)
-
     def target(self, n: int) -> Tensor:
         """(B, n) int64: the new index of each of the n old tokens, -1 where it is gone."""
         batch, m = self.anchor.shape
@@ -159,7 +133,8 @@ class Hard:
         place = torch.arange(dropped.shape[1], device=x.device).expand_as(dropped)
         place = torch.full_like(state.position, -1).scatter(1, dropped, place)
         member = place.gather(1, state.source.clamp_min(0)).masked_fill(state.source < 0, -1)
-        return Banked(take(x, dropped), state.position.gather(1, dropped), state.size.gather(1, dropped), member)
+        carry = {name: _take_any(value, dropped) for name, value in state.carry.items()}
+        return Banked(take(x, dropped), state.position.gather(1, dropped), state.size.gather(1, dropped), member, carry)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
         """Where moved tokens go, in [0, M), and which moves happen (None: all of them)."""

@@ -32,8 +32,6 @@ class Attention:
         k_raw: keys before rotary embedding, which is what matching compares; None when they are ``k``.
         queries: (B, M) token index of each query row, None when they are all tokens in order.
         fused: whether the host allows a fused kernel.
-        kept_map: (B, H, M, N) probabilities in at least float32 that are computed already and used by everything
-            below; only for reducers with ``keeps_map``.
     """
 
     q: Tensor
@@ -45,7 +43,6 @@ class Attention:
     k_raw: Tensor | None = None
     queries: Tensor | None = None
     fused: bool = True
-    kept_map: Tensor | None = None
 
     @property
     def keys(self) -> Tensor:
@@ -60,9 +57,6 @@ class Attention:
         """(B, H, M, d), softmax(q k^T scale + bias) v by the fastest kernel that fits."""
         if self.v is None:
             raise RuntimeError("the values of this attention have not been projected yet")
-        if self.kept_map is not None:
-            probabilities = self.kept_map.to(self.v.dtype)
-            return (F.dropout(probabilities, self.dropout) if self.dropout > 0.0 else probabilities) @ self.v
         if self.fused and not unfused_is_faster(self.q.device, self.q.dtype):
             return F.scaled_dot_product_attention(
                 self.q, self.k, self.v, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
@@ -79,8 +73,6 @@ class Attention:
 
     def probabilities(self) -> Tensor:
         """(B, H, M, N) attention map in at least float32. Materialised: for methods that are defined by it."""
-        if self.kept_map is not None:
-            return self.kept_map
         return self.logits().to(decision_dtype(self.q.dtype)).softmax(dim=-1)
 
     def rows(self, count: int) -> Attention:
@@ -89,8 +81,7 @@ class Attention:
         if bias is not None and bias.shape[2] != 1:
             bias = bias[:, :, :count]
         queries = None if self.queries is None else self.queries[:, :count]
-        kept_map = None if self.kept_map is None else self.kept_map[:, :, :count]
-        return replace(self, q=self.q[:, :, :count], bias=bias, queries=queries, kept_map=kept_map)
+        return replace(self, q=self.q[:, :, :count], bias=bias, queries=queries)
 
     def select(self, index: Tensor) -> Attention:
         """The same attention for the query rows ``index`` (B, M) only."""
@@ -99,13 +90,10 @@ class Attention:
         q = q.view(batch, index.shape[1], heads, dim).transpose(1, 2)
         bias = self.bias
         if bias is not None and bias.shape[2] != 1:
-            bias = bias.gather(2, index[:, None, :, None].expand(batch, bias.shape[1], -1, bias.shape[3]))
+            rows = index[:, None, :, None].expand(batch, bias.shape[1], -1, bias.shape[3])
+            bias = bias.expand(batch, -1, -1, -1).gather(2, rows)  # one bias may serve all images
         queries = index if self.queries is None else self.queries.gather(1, index)
-        return replace(self, q=q, bias=bias, queries=queries, kept_map=None)
-
-    def with_map(self) -> Attention:
-        """The same attention with its map computed once and kept: B*H*M*N memory, for methods that use it twice."""
-        return replace(self, kept_map=self.probabilities())
+        return replace(self, q=q, bias=bias, queries=queries)
 
     def with_values(self, values: Tensor) -> Attention:
         """The same attention over other values, given as (B, N, H*d)."""
@@ -115,8 +103,7 @@ class Attention:
 
     def detach(self) -> Attention:
         """The same attention outside the autograd graph: decisions carry no gradient."""
-        kept_map = None if self.kept_map is None else self.kept_map.detach()
-        return replace(self, q=self.q.detach(), k=self.k.detach(), kept_map=kept_map)
+        return replace(self, q=self.q.detach(), k=self.k.detach())
 
     def class_row(self) -> Tensor:
         """(B, H, N) attention probabilities of the class token (query 0) over all tokens, in at least float32."""
@@ -127,8 +114,6 @@ class Attention:
 
         One pass over the full map, one head at a time: B*N*N memory. For methods that are defined by it.
         """
-        if self.kept_map is not None:
-            return self.kept_map.mean(dim=(1, 2))
         heads, m = self.q.shape[1:3]
         received = self._head(0).probabilities().sum(dim=(1, 2))
         for head in range(1, heads):
@@ -140,6 +125,15 @@ class Attention:
         own = slice(head, head + 1)
         bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, own]
         return replace(self, q=self.q[:, own], k=self.k[:, own], v=None, k_raw=None, bias=bias)
+
+
+def add_bias(*biases: Tensor | None) -> Tensor | None:
+    """The sum of those additive biases that there are, None if there are none."""
+    total = None
+    for bias in biases:
+        if bias is not None:
+            total = bias if total is None else total + bias
+    return total
 
 
 def unfused_is_faster(device: torch.device, dtype: torch.dtype) -> bool:

@@ -20,22 +20,17 @@ Site = Literal["before", "query", "between", "after"]
 
 
 class Reducer(nn.Module):
-    """Decides, in one block, which tokens stay. Subclasses implement `assign`; few need `reduce` or `attend`.
+    """Decides, in one block, which tokens stay. Subclasses implement `assign`; few need `reduce`, `query` or `attend`.
 
     Class attributes:
         site: where it acts. ``before`` the block, on its input; at the ``query``, when q and k exist but attention has
             not run (a selection then computes only the query rows it keeps; a merge pools the output rows);
             ``between`` attention and MLP; ``after`` the block.
-        fresh_values: at ``query``, project the values again from the reduced tokens (MCTF).
-        fresh_attention: at ``query``, project all of q, k, v again from the reduced tokens (MCTF's precise form).
-        keeps_map: at ``query``, the attention map is computed once, for deciding and for attending. With
-            ``fresh_values`` the map is fused like the tokens.
+        fresh_values: its `query` projects the values itself, from the reduced tokens: the block need not.
     """
 
     site: ClassVar[Site] = "between"
     fresh_values: ClassVar[bool] = False
-    fresh_attention: ClassVar[bool] = False
-    keeps_map: bool = False
 
     amount: Amount | None
 
@@ -78,6 +73,34 @@ class Reducer(nn.Module):
         assignment = self(x, attention, state)
         return (x, state) if assignment is None else assignment.apply(x, state)
 
+    def query(
+        self,
+        block: ReducedBlock,
+        x: Tensor,
+        attention: Attention,
+        state: TokenState,
+        rows: int | None,
+        *host_args: Any,
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        """Called instead of plain attention where the site is ``query``: tokens (B, M, C), output (B, M, H*d), state.
+
+        ``x`` (B, N, C) are the tokens that ``attention`` was projected from. With ``rows`` the output is of the first
+        ``rows`` tokens only.
+        """
+        assignment = self(x, attention, state)
+        if rows is not None:
+            attention = attention.rows(rows)
+        if assignment is None:
+            return x, merge_heads(self.attend(attention, state)), state
+        if isinstance(assignment, Soft):
+            raise TypeError("a soft assignment cannot act at the query site; use 'before'")
+        reduced, after = assignment.apply(x, state)
+        if assignment.is_selection and rows is None:
+            return reduced, merge_heads(self.attend(attention.select(assignment.anchor), after)), after
+        out = merge_heads(self.attend(attention, state))
+        # x + attention pools to the pooled x + the pooled attention: rows are linear
+        return reduced, out if rows is not None else assignment.pool(out, state.size), after
+
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, H, M, d), the attention output of this block."""
         return attention.output()
@@ -101,6 +124,9 @@ class ReducedBlock(nn.Module):
 
     host_class: ClassVar[type[nn.Module]]
     """The host's own block class."""
+    parallel: ClassVar[bool] = False
+    """Attention and MLP read the same tokens, x + attention(x) + mlp(x). Nothing lies between them then: what a method
+    would do there happens at the end of the block, with this block's attention."""
 
     reducer: Reducer
     depth: int
@@ -114,7 +140,11 @@ class ReducedBlock(nn.Module):
     # ---- what the host file writes ---------------------------------------------------------------------------------
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        """Attention of tokens ``x`` (B, N, C), norm included; queries of the first ``rows`` tokens only if given."""
+        """Attention of tokens ``x`` (B, N, C), pre-norm included; queries of the first ``rows`` tokens only if given.
+
+        ``host_args`` is what the host gives its blocks besides the tokens, for all N0 input tokens: tables of positions
+        are read through ``state.patch_rows`` and ``state.pair_bias``.
+        """
         raise NotImplementedError
 
     def values(self, x: Tensor) -> Tensor:
@@ -122,7 +152,7 @@ class ReducedBlock(nn.Module):
         raise NotImplementedError
 
     def attention_branch(self, out: Tensor) -> Tensor:
-        """(B, M, H*d) attention output to the residual update (B, M, C): output projection, layer scale, drop path."""
+        """(B, M, H*d) attention output to the residual update (B, M, C): projection, norm or layer scale, drop path."""
         raise NotImplementedError
 
     def mlp_branch(self, x: Tensor) -> Tensor:
@@ -139,12 +169,12 @@ class ReducedBlock(nn.Module):
             return self.last_step(x, state, rows, *host_args)
         attention = self.project(x, state, None, *host_args)
         x, out, state = self.attend(x, attention, state, None, *host_args)
-        x = x + self.attention_branch(out)
+        x = self.add_attention(x, out)
         del out
         x, state = self.reducer.reduce("between", x, attention, state)
         seen = attention if self.reducer.site == "after" else None
         del attention  # or q, k and v would live through the MLP, where memory peaks
-        x = x + self.mlp_branch(x)
+        x = self.add_mlp(x)
         return self.reducer.reduce("after", x, seen, state)
 
     def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
@@ -159,46 +189,24 @@ class ReducedBlock(nn.Module):
         else:
             attention = self.project(x, state, rows, *host_args)
             out = merge_heads(self.reducer.attend(attention, state))
-        x = x[:, :rows] + self.attention_branch(out)
-        return x + self.mlp_branch(x), state
+        return self.add_mlp(self.add_attention(x[:, :rows], out)), state
+
+    def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
+        """Tokens (B, M, C) with the attention output (B, M, H*d) added; in a parallel block, with the MLP too."""
+        update = self.attention_branch(out)
+        return x + update + self.mlp_branch(x) if self.parallel else x + update
+
+    def add_mlp(self, x: Tensor) -> Tensor:
+        """Tokens (B, M, C) with the MLP added, unless `add_attention` did."""
+        return x if self.parallel else x + self.mlp_branch(x)
 
     def attend(
         self, x: Tensor, attention: Attention, state: TokenState, rows: int | None, *host_args: Any
     ) -> tuple[Tensor, Tensor, TokenState]:
         """Attention with the reduction of the ``query`` site: tokens (B, M, C), output (B, M, H*d), state."""
-        reducer = self.reducer
-        if reducer.keeps_map:
-            attention = attention.with_map()
-        assignment = reducer(x, attention, state) if reducer.site == "query" else None
-        if rows is not None:
-            attention = attention.rows(rows)
-        if assignment is None:
-            if attention.v is None:
-                attention = replace(attention, v=self.values(x))
-            return x, merge_heads(reducer.attend(attention, state)), state
-        if isinstance(assignment, Soft):
-            raise TypeError("a soft assignment cannot act at the query site; use 'before'")
-        reduced, after = assignment.apply(x, state)
-        if reducer.fresh_attention:
-            attention = self.project(reduced, after, rows, *host_args)
-            return reduced, merge_heads(reducer.attend(attention, after)), after
-        if reducer.fresh_values and attention.kept_map is not None and rows is None:
-            fused = assignment.fuse_map(attention.kept_map, state.size)
-            attention = replace(attention, kept_map=fused, v=self.values(reduced))
-            return reduced, merge_heads(reducer.attend(attention, after)), after
-        if reducer.fresh_values:
-            # attention among fused tokens equals ordinary attention with the fused values copied back to their sources
-            values = merge_heads(self.values(reduced))
-            values = assignment.expand(values, state.num_tokens)
-            attention = attention.with_values(values)
-        if assignment.is_selection and not reducer.fresh_values and rows is None:
-            out = merge_heads(reducer.attend(attention.select(assignment.anchor), after))
-        else:
-            out = merge_heads(reducer.attend(attention, state))
-            if rows is None:
-                # x + attention pools to the pooled x + the pooled attention: rows are linear
-                out = assignment.pool(out, state.size)
-        return reduced, out, after
+        if self.reducer.site == "query":
+            return self.reducer.query(self, x, attention, state, rows, *host_args)
+        return x, merge_heads(self.reducer.attend(attention, state)), state
 
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         """What the host's ``forward`` becomes: find the state, step, hand tokens and state on."""

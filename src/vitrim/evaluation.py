@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrim.config import MethodConfig
 from vitrim.data import DataError
-from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.errors import VitrimError
 from vitrim.profiling.latency import shared_copy
 from vitrim.profiling.macs import count_macs
 from vitrim.reduce import HANDLE, Reduction, reduce_
@@ -170,28 +170,36 @@ class _Cost:
 
 
 class _Forward(nn.Module):
-    """The forward of a timm model that keeps the tokens (B, N, C) after the blocks and the logits (B, K)."""
+    """The model, and what hooks note while it runs: logits (B, K), the feature (B, C) behind them, tokens at the end.
 
-    tokens: Tensor
+    For a private copy of a model: its hooks are never taken off.
+    """
+
     logits: Tensor
+    num_tokens: int
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} has no forward_features and forward_head, as timm's models have, so it cannot "
-                "be told what its classifier reads"
-            )
-        self.model: Any = model
+        self.model = model
+        self.host = backbone_of(model)
+        self.inputs: list[Tensor] = []
+        for classifier in self.host.classifiers(model):
+            classifier.register_forward_pre_hook(self._note_input)
+        self.host.blocks(model)[-1].register_forward_hook(self._note_tokens)
 
     def forward(self, images: Tensor) -> None:
-        self.tokens = self.model.forward_features(images)
-        self.logits = self.model.forward_head(self.tokens)
+        self.inputs.clear()
+        self.logits = self.host.logits(self.model(images))
 
     def feature(self) -> Tensor:
-        """(B, C), what the classifier reads. Not part of `forward`, so that MACs are those of the model's own."""
-        feature: Tensor = self.model.forward_head(self.tokens, pre_logits=True)
-        return feature
+        """(B, C), what the classifier reads; the mean where there are two."""
+        return torch.stack(self.inputs).mean(0)
+
+    def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.inputs.append(args[0])
+
+    def _note_tokens(self, module: nn.Module, args: object, output: Tensor) -> None:
+        self.num_tokens = output.shape[1]
 
 
 class _Contestant:
@@ -220,13 +228,13 @@ class _Contestant:
 
     def output(self) -> Output:
         """What the last forward left."""
-        tokens, logits, feature = self.forward.tokens, self.forward.logits, self.forward.feature()
+        logits, feature = self.forward.logits, self.forward.feature()
         if not bool(torch.isfinite(logits).all() & torch.isfinite(feature).all()):
             raise VitrimError(f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype")
         if self.reduction is None:
-            everything = tokens.shape[0] * tokens.shape[1]
+            everything = logits.shape[0] * self.forward.num_tokens
             return Output(feature, logits, (everything,) * self.num_blocks, everything)
-        return Output(feature, logits, *_tokens(self.reduction, tokens.shape[0]))
+        return Output(feature, logits, *_tokens(self.reduction, logits.shape[0]))
 
     def add(self, tally: Tally, cost: _Cost | None) -> None:
         self.tally = tally if self.tally is None else self.tally + tally

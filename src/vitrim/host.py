@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitrim.block import ReducedBlock
 from vitrim.errors import UnsupportedModelError
@@ -24,6 +24,7 @@ class HostFacts:
         has_class_token: token 0 is a class token.
         grid_size: rows and columns of patches at the model's own image size.
         head_rows: the head reads only so many leading tokens (1: class token, 2: and distillation), None: patches too.
+        input_size: channels, height and width of the images the model takes.
     """
 
     dim: int
@@ -33,6 +34,7 @@ class HostFacts:
     has_class_token: bool
     grid_size: tuple[int, int]
     head_rows: int | None
+    input_size: tuple[int, int, int]
 
 
 class Host:
@@ -56,6 +58,26 @@ class Host:
     def facts(cls, model: nn.Module) -> HostFacts:
         """Geometry of ``model``."""
         raise NotImplementedError
+
+    @classmethod
+    def classifiers(cls, model: nn.Module) -> list[nn.Module]:
+        """The layers that turn the feature (B, C) into logits; the feature is the mean of their inputs.
+
+        Raises:
+            UnsupportedModelError: a model without a classifier, such as a bare feature extractor.
+        """
+        raise UnsupportedModelError(f"{type(model).__name__} has no classifier")
+
+    @classmethod
+    def logits(cls, output: Any) -> Tensor:
+        """(B, K) logits in what a call of the model returned."""
+        assert isinstance(output, Tensor)
+        return output
+
+    @classmethod
+    def set_fused(cls, model: nn.Module, fused: bool) -> bool:
+        """Let attention run fused or written out; whether the family has that choice."""
+        return False
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:

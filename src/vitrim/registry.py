@@ -1,12 +1,14 @@
 """The two tables: methods by name, host families by the class of their model.
 
-Every file in ``methods/`` and ``backbones/`` is imported on first use, so a new method or host is one new file. An
-import error in one of them surfaces: a method that silently does not exist is worse than a traceback.
+Every file in ``methods/`` is imported on first use, and every file in ``backbones/LIBRARY/`` on first use of a model of
+that library, so a new method or host is one new file. An import error in one of them surfaces: a method that silently
+does not exist is worse than a traceback.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import pkgutil
 from collections.abc import Callable
@@ -38,7 +40,8 @@ def register_method(config: type[C]) -> type[C]:
 def register_backbone(*model_classes: str) -> Callable[[type[H]], type[H]]:
     """Class decorator: enter a host family for models of the given classes, each as ``module.ClassName``.
 
-    The name is a string so that a host library is imported only by who uses it.
+    The name is a string: a model is looked up over the names of the classes it inherits from, and two libraries may
+    both have a ``VisionTransformer``.
     """
 
     def enter(backbone: type[H]) -> type[H]:
@@ -68,9 +71,18 @@ def methods() -> dict[str, type[MethodConfig]]:
     return dict(sorted(_METHODS.items()))
 
 
+@cache
+def libraries() -> tuple[str, ...]:
+    """The host libraries vitrim knows, installed or not: the folders of ``backbones/``."""
+    package = importlib.import_module("vitrim.backbones")
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+
+
 def backbones() -> dict[str, type[Host]]:
-    """Every host family by the model class it serves, sorted."""
-    _discover("vitrim.backbones")
+    """Every host family of the installed libraries by the model class it serves, sorted. Imports those libraries."""
+    for library in libraries():
+        if importlib.util.find_spec(library) is not None:
+            _discover(f"vitrim.backbones.{library}")
     return dict(sorted(_BACKBONES.items()))
 
 
@@ -80,14 +92,17 @@ def backbone_of(model: nn.Module) -> type[Host]:
     Raises:
         UnsupportedModelError: naming the class and what is supported.
     """
-    table = backbones()
     for base in type(model).__mro__:
+        library = base.__module__.partition(".")[0]
+        if library in libraries():
+            _discover(f"vitrim.backbones.{library}")
         key = f"{base.__module__}.{base.__qualname__}"
-        if key in table:
-            return table[key]
+        if key in _BACKBONES:
+            return _BACKBONES[key]
+    families = ", ".join(sorted({host.name for host in backbones().values()}))
     raise UnsupportedModelError(
         f"{type(model).__name__} (from {type(model).__module__}) is not a supported host: vitrim reduces models whose "
-        f"blocks see one plain sequence of tokens. Supported: {', '.join(table)}"
+        f"blocks see one plain sequence of tokens. Supported: {families}"
     )
 
 

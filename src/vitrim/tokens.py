@@ -41,13 +41,14 @@ def flat_index(index: Tensor, n: int) -> Tensor:
 
 
 class Banked(NamedTuple):
-    """Tokens that one reduction set aside: values (B, K, C), input index of the anchor and size (B, K), and which of
-    the K holds each input token, (B, N0), -1 for none."""
+    """Tokens that one reduction set aside: values (B, K, C), input index of the anchor and size (B, K), which of the K
+    holds each input token, (B, N0), -1 for none, and what the method carried with them, (B, K, ...)."""
 
     tokens: Tensor
     position: Tensor
     size: Tensor
     member: Tensor
+    carry: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,40 @@ class TokenState:
             bias = bias.masked_fill(~self.mask, -1e4)
         return None if bias is None else bias.to(dtype)[:, None, None, :]
 
+    def patch_rows(self, table: Tensor) -> Tensor:
+        """Rows of a table over the input patches, for the patch tokens of now: a merged token reads its anchor's row.
+
+        Args:
+            table: (..., P0, d), the same for every image, or (B, ..., P0, d) with ``table.dim() == 4``.
+
+        Returns:
+            ``table`` itself while nothing was reduced, else (B, ..., P, d).
+
+        Example:
+            >>> state = TokenState.start(torch.zeros(2, 5, 8), num_prefix=1)
+            >>> state.patch_rows(torch.zeros(4, 6)).shape
+            torch.Size([4, 6])
+        """
+        if not self.reduced:
+            return table
+        index = self.position[:, self.num_prefix :] - self.num_prefix
+        if table.dim() == 4:
+            spread = index[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[3])
+            return table.expand(index.shape[0], -1, -1, -1).gather(2, spread)
+        rows: Tensor = table.index_select(-2, index.reshape(-1)).unflatten(-2, index.shape)
+        return rows.movedim(-3, 0)
+
+    def pair_bias(self, table: Tensor) -> Tensor:
+        """Rows and columns of a table over pairs of input tokens, (H, N0, N0), for the tokens of now, (B, H, N, N).
+
+        ``(1, H, N0, N0)`` while nothing was reduced.
+        """
+        heads, n = table.shape[0], table.shape[-1]
+        if not self.reduced:
+            return table.unsqueeze(0)
+        pairs = self.position.unsqueeze(2) * n + self.position.unsqueeze(1)
+        return table.reshape(heads, n * n)[:, pairs].transpose(0, 1)
+
     def report(self, name: str, depth: int, value: Tensor) -> TokenState:
         """This state with one more auxiliary output; read it with ``reduction.aux(name)``."""
         return replace(self, aux=(*self.aux, (name, depth, value)))
@@ -141,8 +176,12 @@ class TokenState:
         """Append the banked tokens to ``x`` (B, N, C) and forget the bank (Cropr's last layer fusion, Evo-ViT)."""
         if not self.bank:
             return x, self
-        if self.carry or self.mask is not None:
-            raise NotImplementedError("banked tokens cannot be brought back next to a mask or per-token carry")
+        if self.mask is not None:
+            raise NotImplementedError("banked tokens cannot be brought back next to a mask")
+        if any(entry.carry.keys() != self.carry.keys() for entry in self.bank):
+            raise NotImplementedError(
+                "banked tokens cannot be brought back: they were set aside with other per-token carry than there is now"
+            )
         source, end = self.source, x.shape[1]
         for entry in self.bank:
             source = torch.where(entry.member >= 0, entry.member + end, source)
@@ -154,6 +193,10 @@ class TokenState:
             position=torch.cat([self.position, *(entry.position for entry in self.bank)], dim=1),
             reduced=True,
             bank=(),
+            carry={
+                name: torch.cat([value, *(entry.carry[name] for entry in self.bank)], dim=1)
+                for name, value in self.carry.items()
+            },
         )
         return torch.cat([x, *(entry.tokens.to(x.dtype) for entry in self.bank)], dim=1), state
 

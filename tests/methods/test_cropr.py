@@ -153,7 +153,7 @@ def test_published_schedule_of_vit_large() -> None:
 
 
 def test_token_concat_rejoins_after_the_last_block() -> None:
-    model = tiny._vit(class_token=False, global_pool="avg", fc_norm=False)()
+    model = tiny.vit(class_token=False, global_pool="avg", fc_norm=False)()
     images = tiny.images()
     outputs = {}
     for fusion in ("last_layer", "concat"):
@@ -175,7 +175,7 @@ def test_token_concat_rejoins_after_the_last_block() -> None:
 
 
 def test_token_concat_leaves_a_pruned_token_as_it_was() -> None:
-    model = tiny._vit(class_token=False, global_pool="avg", fc_norm=False)().double()
+    model = tiny.vit(class_token=False, global_pool="avg", fc_norm=False)().double()
     reduction = vitrim.reduce_(model, vitrim.Cropr(r=5, first_extra=0, fusion="concat"), record=True)
     outs = []
     for block in model.blocks:
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(vitrim.VitrimError, match="does not divide the 32 channels"):
         vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.Cropr(num_heads=3))
     with pytest.raises(vitrim.VitrimError, match="needs more than 2 blocks"):
-        vitrim.reduce_(tiny._vit(depth=2)(), vitrim.Cropr())
+        vitrim.reduce_(tiny.vit(depth=2)(), vitrim.Cropr())
     with pytest.raises(vitrim.UnsupportedModelError, match="acts after the last block"):
         vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.Cropr(fusion="concat", last_block="class_token"))
     with pytest.warns(vitrim.ReductionWarning, match="asks for more than 36 patch tokens allow"):

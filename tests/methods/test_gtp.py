@@ -121,7 +121,7 @@ def test_other_grids() -> None:
     assert grid_of(49, (6, 8)) == (7, 7)
     with pytest.raises(vitrim.VitrimError, match="neighbours of 50 patches are unknown"):
         grid_of(50, (6, 8))
-    model = tiny._vit(img_size=(24, 32))()
+    model = tiny.vit(img_size=(24, 32))()
     vitrim.reduce_(model, GTP(num_prop=4))
     assert model(torch.zeros(1, 3, 24, 32)).shape == (1, 5)
 

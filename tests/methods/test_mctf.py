@@ -17,7 +17,7 @@ import tiny
 import vitrim
 from vitrim.attention import Attention
 from vitrim.config import Layer
-from vitrim.methods.mctf import Fuse, match, objective
+from vitrim.methods.mctf import Fuse, KnownMap, fuse_map, match, objective
 from vitrim.profiling.macs import profile
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -74,13 +74,13 @@ def test_operator_matches_reference(case: str) -> None:
     state = vitrim.TokenState.start(x, num_prefix=1)
     state = type(state)(size=size, source=state.source, position=state.position, num_prefix=1, uniform=False)
     keys = torch.eye(21, dtype=x.dtype).expand(2, 2, 21, 21)  # logits @ identity are the logits
-    attention = Attention(logits, keys, None, 1.0).with_map()
+    attention = KnownMap.of(Attention(logits, keys, None, 1.0))
     hard = reducer(x, attention, state)
     merged, after = hard.apply(x, state)
     torch.testing.assert_close(merged, golden.tensor(ref, f"{case}/merged_x"), atol=1e-9, rtol=0)
     assert torch.equal(after.size, golden.tensor(ref, f"{case}/merged_size").double())
     assert torch.equal(after.source, golden.tensor(ref, f"{case}/source").long())
-    fused = hard.fuse_map(attention.kept_map, size)
+    fused = fuse_map(hard, attention.known, size)
     torch.testing.assert_close(fused, golden.tensor(ref, f"{case}/merged_attention"), atol=1e-9, rtol=0)
 
 
@@ -163,20 +163,40 @@ def test_pooling_by_hand(pooling: str) -> None:
     state = vitrim.TokenState.start(x, num_prefix=1)
     keys = torch.eye(11, dtype=x.dtype).expand(2, 3, 11, 11)
     reducer = vitrim.MCTF(r=5, pooling=pooling, blocks=(0,), min_patches=1).build(Layer(0, 1, 6, 3, 0, 1, True, (2, 5)))
-    attention = Attention(logits, keys, None, 1.0).with_map()
+    attention = KnownMap.of(Attention(logits, keys, None, 1.0))
     hard = reducer(x, attention, state)
     target, merged = hard.target(11), hard.pool(x, state.size)
-    fused = hard.fuse_map(attention.kept_map, state.size)
+    fused = fuse_map(hard, attention.known, state.size)
     for image in range(2):
         groups = [target[image] == token for token in range(6)]
         for token, group in enumerate(groups):
             members = x[image, group]
             expected = members.amax(0) if pooling == "max" else members.mean(0)
             torch.testing.assert_close(merged[image, token], expected, atol=1e-12, rtol=0)
-            rows = attention.kept_map[image][:, group]
+            rows = attention.known[image][:, group]
             rows = rows.amax(1) if pooling == "max" else rows.mean(1)
             expected = torch.stack([rows[:, column].sum(1) for column in groups], 1)
             torch.testing.assert_close(fused[image, :, token], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_known_map_changes_nothing_but_the_cost(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = torch.randn(3, 2, 3, 11, 4, dtype=torch.float64).to(dtype)
+    attention = Attention(q, k, v, 0.6, bias=torch.randn(2, 1, 1, 11).to(dtype))
+    reads = ("output", "probabilities", "class_row", "column_mean")
+    expected = [getattr(each, read)() for each in (attention, attention.rows(4)) for read in reads]
+    known = KnownMap.of(attention)
+    monkeypatch.setattr(Attention, "logits", None)  # nothing may compute it again
+    found = [getattr(each, read)() for each in (known, known.rows(4)) for read in reads]
+    # the map itself is at least float32; its product with the values is in their dtype
+    close = {"atol": 1e-12, "rtol": 1e-12} if dtype == torch.float64 else {"atol": 0.02, "rtol": 0.02}
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, **close)
+    monkeypatch.undo()
+    q.requires_grad_()
+    assert KnownMap.of(attention).column_mean().requires_grad
+    assert not KnownMap.of(attention).detach().column_mean().requires_grad
 
 
 def test_chains_end_in_one_group() -> None:

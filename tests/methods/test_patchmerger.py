@@ -57,7 +57,7 @@ def test_other_image_sizes_and_other_amounts_are_refused(config: vitrim.MethodCo
 
 @pytest.mark.parametrize("config", [vitrim.PatchMerger(), vitrim.SiT(), vitrim.Sinkhorn()], ids=lambda c: c.name)
 def test_pooling_heads_average_the_mixed_tokens(config: vitrim.MethodConfig) -> None:
-    model = tiny._vit(class_token=False, global_pool="avg", fc_norm=False)()
+    model = tiny.vit(class_token=False, global_pool="avg", fc_norm=False)()
     vitrim.reduce_(model, config)
     tokens = []
     hook = model.blocks[-1].register_forward_hook(lambda m, i, out: tokens.append(out))

@@ -63,7 +63,7 @@ def test_exact_rings_are_symmetric() -> None:
 
 
 def test_fixed_patterns_need_a_square_grid() -> None:
-    model = tiny._vit(img_size=(24, 32))()
+    model = tiny.vit(img_size=(24, 32))()
     with pytest.raises(vitrim.VitrimError, match="square grid of patches, and 48"):
         vitrim.reduce_(model, vitrim.L2())
     model(torch.zeros(1, 3, 24, 32))  # left as it was

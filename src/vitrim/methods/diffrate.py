@@ -1,24 +1,31 @@
-"""DiffRate: prune and merge by learned amounts per block (Chen et al., DiffRate, ICCV 2023); inference."""
+"""DiffRate: prune and merge by learned amounts per block (Chen et al., DiffRate, ICCV 2023)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrim.assignment import Hard, merge, prune
 from vitrim.attention import Attention
 from vitrim.block import Reducer, Site
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.matching import best_partners, unit
+from vitrim.matching import best_partners, full_precision, unit
+from vitrim.methods.dynamicvit import masked_softmax
 from vitrim.methods.topk import Score, patch_score
+from vitrim.reduce import Reduction
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, Remove
-from vitrim.tokens import TokenState, take
+from vitrim.tokens import TokenState, decision_dtype, take
+
+POLICY = "diffrate_policy"
+KEPT = "kept_numbers"
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,16 @@ class DiffRate(MethodConfig):
     plain mean. Attention adds log(size) to its logits. Both lists count the class token, as published; on models with
     more prefix tokens these come on top. Prefix tokens never move and never receive.
 
-    The amounts are what the paper learns, for a model and a MAC target. This method applies given ones, for instance
-    the published ones; it does not learn them. Without lists every block merges ``r`` patches and drops none.
+    Without lists every block merges ``r`` patches and drops none.
+
+    The amounts are what the paper learns, for a model and a MAC target. ``learn=True`` does that: two distributions per
+    block, over the share k/P (k = 1..P, P patches at the model's own size) of its n patches that pruning keeps, and of
+    these that merging keeps. They start where every patch is kept. The kept number is n times the mean share, rounded
+    up; the patch at rank j has the gradient of its probability to be kept, the sum of p_k over k n / P > j (ranks count
+    from 0). Nothing is removed meanwhile, in training and evaluation: dropped patches are masked by the smoothed softmax
+    of DynamicViT, patches that merge are masked and added to their partner with a weight that is 1, or 0 where they
+    stay. The numbers are reported as ``reduction.aux("kept_numbers")``; `objective` is the loss, and `learned` reads
+    the config with lists back, which is what really removes.
 
     Deviations: sizes of a group add up. The published code multiplies the size of a joining token by its similarity
     first, ``discount_sizes=True``; sizes that come out negative are then clamped, where it gives NaN. Where neither
@@ -78,12 +93,17 @@ class DiffRate(MethodConfig):
         description="'class_token': attention from the class token; 'column_mean': attention received from all tokens, "
         "for models without a class token (computes the full map)",
     )
+    learn: bool = Field(False, description="learn the amounts: patches are masked, none is removed; see `learned`")
     discount_sizes: bool = Field(False, description="a joining token adds its size times its similarity, as published")
     proportional: bool = Field(True, description="add log(size) to the attention logits")
 
     @model_validator(mode="after")
     def _check(self) -> DiffRate:
         pruned, merged = self.prune_kept, self.merge_kept
+        if self.learn and (pruned is not None or merged is not None or "r" in self.model_fields_set):
+            raise ValueError("learn=true finds the amounts: give neither prune_kept, merge_kept nor r")
+        if self.learn and self.last_block != "full":
+            raise ValueError("learn=true needs last_block=full, as the last block learns its amounts, too")
         if (pruned is not None or merged is not None) and "r" in self.model_fields_set:
             raise ValueError("give either prune_kept and merge_kept, or r, not both")
         if min((*(pruned or ()), *(merged or ())), default=2) < 2:
@@ -96,6 +116,8 @@ class DiffRate(MethodConfig):
         return self
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
+        if self.learn:
+            return [Remove(0)] * num_layers
         kept = self.prune_kept if self.merge_kept is None else self.merge_kept
         if kept is None:
             return [Remove(self.r)] * num_layers
@@ -107,7 +129,7 @@ class DiffRate(MethodConfig):
         return self.score == "class_token"
 
     def build(self, layer: Layer) -> Reducer | None:
-        return DiffRateReducer(self, layer)
+        return LearningReducer(self, layer) if self.learn else DiffRateReducer(self, layer)
 
 
 class DiffRateReducer(Reducer):
@@ -158,3 +180,233 @@ def discounted(x: Tensor, hard: Hard, state: TokenState) -> Tensor:
     similarity = (take(vectors, hard.moved) * take(vectors, hard.anchor.gather(1, hard.into))).sum(dim=-1)
     size = size.scatter_add(1, hard.into, state.size.gather(1, hard.moved) * similarity)
     return size.clamp_min(torch.finfo(size.dtype).eps)
+
+
+class LearningReducer(Reducer):
+    """Masks what learned amounts would remove. Parameters: ``prune.logits`` and ``merge.logits``, (P,) each."""
+
+    site = "between"
+
+    def __init__(self, config: DiffRate, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.score, self.discount_sizes = config.score, config.discount_sizes
+        self.prune = KeptShare(layer.initial_patches)
+        self.merge = KeptShare(layer.initial_patches)
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site != self.site or attention is None:
+            return x, state
+        p = state.num_prefix
+        policy = state.carry.get(POLICY, torch.ones_like(state.size))
+        rank = self.rank(attention, policy, p)
+        current = self.current(state)
+        after_prune = self.prune.number(current)
+        after_merge = self.merge.number(after_prune)
+        alive = policy[:, p:] * self.prune.mask(rank, current, after_prune)
+        stays = self.merge.mask(rank, after_prune, after_merge)
+        patches, size = self.join(x[:, p:], state.size[:, p:], rank < after_merge, alive, stays)
+        policy = torch.cat([policy[:, :p], alive * stays], dim=1)
+        state = replace(
+            state,
+            size=torch.cat([state.size[:, :p], size], dim=1),
+            uniform=False,
+            carry={**state.carry, POLICY: policy},
+        )
+        state = state.report(KEPT, self.layer.depth, torch.stack([after_prune, after_merge]))
+        return torch.cat([x[:, :p], patches], dim=1), state
+
+    def attend(self, attention: Attention, state: TokenState) -> Tensor:
+        policy = state.carry.get(POLICY)
+        if policy is None or attention.v is None:
+            return attention.output()
+        probabilities = masked_softmax(attention.logits(), policy).to(attention.v.dtype)
+        return F.dropout(probabilities, attention.dropout) @ attention.v
+
+    def current(self, state: TokenState) -> Tensor:
+        """How many patches are left so far, with the gradient of the blocks before."""
+        numbers = [value for name, _, value in state.aux if name == KEPT]
+        return numbers[-1][1] if numbers else state.size.new_tensor(float(state.num_patches))
+
+    def rank(self, attention: Attention, policy: Tensor, num_prefix: int) -> Tensor:
+        """(B, P) place of each patch in the order of importance, from 0; those that are gone come last."""
+        attention, policy = attention.detach(), policy.detach()
+        if self.score == "class_token":
+            received = masked_softmax(attention.rows(1).logits(), policy)[:, :, 0].sum(dim=1)
+        else:
+            received = (masked_softmax(attention.logits(), policy) * policy[:, None, :, None]).sum(dim=(1, 2))
+        gone = policy[:, num_prefix:] < 0.5
+        order = received[:, num_prefix:].masked_fill(gone, -1.0).argsort(dim=1, descending=True, stable=True)
+        return order.argsort(dim=1)
+
+    def join(self, x: Tensor, size: Tensor, receives: Tensor, alive: Tensor, stays: Tensor) -> tuple[Tensor, Tensor]:
+        """Patches (B, P, C) and sizes (B, P) with those that merge added to the most similar of those that stay.
+
+        Args:
+            x, size: the patches and their sizes.
+            receives: (B, P) bool, who may receive.
+            alive: (B, P) 1 or 0 with gradient, who was not pruned.
+            stays: (B, P) 1 or 0 with gradient, who does not merge.
+        """
+        batch, p, channels = x.shape
+        vectors = unit(x.to(decision_dtype(x.dtype)))
+        with full_precision(vectors):
+            similarity = vectors @ vectors.transpose(1, 2)
+        itself = torch.eye(p, dtype=torch.bool, device=x.device)
+        similarity, partner = similarity.masked_fill(~receives[:, None, :] | itself, -2.0).max(dim=2)
+        weight = alive * (1.0 - stays)
+        wide = weight.unsqueeze(-1) * x.to(weight.dtype)
+        total = torch.zeros_like(wide).scatter_add(1, partner[:, :, None].expand(-1, -1, channels), wide)
+        count = torch.zeros_like(weight).scatter_add(1, partner, weight)
+        gained = size * weight.detach() * (similarity if self.discount_sizes else 1.0)
+        size = torch.zeros_like(size).scatter_add(1, partner, gained) + size
+        return ((x.to(weight.dtype) + total) / (1.0 + count).unsqueeze(-1)).to(x.dtype), size.clamp_min(1.0)
+
+
+class KeptShare(nn.Module):
+    """A learned distribution over the share k / K that is kept, k = 1..K.
+
+    Example:
+        >>> share = KeptShare(8)
+        >>> share.number(torch.tensor(8.0)).item()
+        8.0
+    """
+
+    def __init__(self, candidates: int) -> None:
+        super().__init__()
+        # everything is kept at first, by a margin that a gradient can cross
+        self.logits = nn.Parameter(torch.arange(1.0, candidates + 1.0) - candidates)
+
+    def probabilities(self) -> Tensor:
+        """(K,) in at least float32."""
+        return self.logits.to(decision_dtype(self.logits.dtype)).softmax(dim=0)
+
+    def number(self, current: Tensor) -> Tensor:
+        """How many of ``current`` (a scalar) are kept: an integer, with the gradient of the mean share."""
+        probability = self.probabilities()
+        candidates = len(probability)
+        k = torch.arange(1, candidates + 1, dtype=probability.dtype, device=probability.device)
+        mean = current * (probability * k).sum() / candidates
+        # the sum of the probabilities is 1 only up to rounding
+        whole = torch.minimum((mean.detach() - 1e-3).ceil().clamp_min(1.0), current.detach())
+        return whole + (mean - mean.detach())
+
+    def mask(self, rank: Tensor, current: Tensor, number: Tensor) -> Tensor:
+        """(B, P) 1 where ``rank`` (B, P) is below ``number``, else 0, with the gradient of the probability that the
+        patch is among the kept of ``current``."""
+        probability = self.probabilities()
+        tail = F.pad(probability.flip(0).cumsum(0).flip(0), (0, 1))  # tail[i]: k > i
+        index = (rank * len(probability) / current.detach()).floor().long().clamp_max(len(probability))
+        chance = tail[index]
+        return (rank < number.detach()).to(chance.dtype) + (chance - chance.detach())
+
+
+def learned(reduction: Reduction) -> DiffRate:
+    """The config with the amounts that a reduction with ``learn=True`` has found, at the model's own image size.
+
+    Raises:
+        VitrimError: the reduction does not learn.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2)
+        >>> learned(vitrim.reduce_(model, vitrim.DiffRate(learn=True))).merge_kept
+        (197, 197)
+    """
+    reducers = _reducers(reduction)
+    pruned, merged = [], []
+    with torch.no_grad():
+        wide = decision_dtype(reducers[0].prune.logits.dtype)
+        current = torch.tensor(
+            float(reducers[0].layer.initial_patches), dtype=wide, device=reducers[0].prune.logits.device
+        )
+        for reducer in reducers:
+            after_prune = reducer.prune.number(current)
+            current = reducer.merge.number(after_prune)
+            pruned.append(int(after_prune.item()) + 1)  # the class token counts
+            merged.append(int(current.item()) + 1)
+    given = reduction.config.model_dump(include=reduction.config.model_fields_set - {"learn"})
+    return DiffRate(**given, prune_kept=tuple(pruned), merge_kept=tuple(merged))
+
+
+def objective(
+    reduction: Reduction,
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    target_gmacs: float,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    weight: float = 5.0,
+    mlp_ratio: float = 4.0,
+) -> dict[str, Tensor]:
+    """The loss that learns the amounts: the task's own, and the squared distance from the MAC target.
+
+    Train the parameters under ``*.reducer.*`` only; the paper leaves the pretrained weights as they are.
+
+    Args:
+        reduction: the handle of a model reduced with ``learn=True``, after a forward and before its backward.
+        logits: (B, classes) of the model.
+        targets: what ``criterion`` takes.
+        target_gmacs: wanted cost of the blocks of one image, in 10^9 multiply-accumulates (`block_macs`): the total
+            without patch embedding, norms and head.
+        criterion: the loss of the task.
+        weight: of the second term.
+        mlp_ratio: width of the MLP in channels.
+
+    Returns:
+        "total" = "base" + weight * "cost"; "cost" = (gmacs - target_gmacs)^2; "gmacs" of the amounts as they are.
+
+    Raises:
+        VitrimError: the reduction does not learn.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
+        >>> reduction = vitrim.reduce_(model, vitrim.DiffRate(learn=True))
+        >>> logits = model(torch.zeros(1, 3, 224, 224))
+        >>> objective(reduction, logits, torch.tensor([1]), target_gmacs=0.8)["gmacs"].item() > 1.2
+        True
+    """
+    layer, state = _reducers(reduction)[0].layer, reduction.state
+    kept = [(pruned, merged) for pruned, merged in reduction.aux(KEPT)]
+    macs = block_macs(kept, state.initial_patches, state.num_prefix, layer.dim, mlp_ratio)
+    gmacs = macs / 1e9
+    base, cost = criterion(logits, targets), (gmacs - target_gmacs).square()
+    return {"total": base + weight * cost, "base": base, "cost": cost, "gmacs": gmacs}
+
+
+def block_macs(
+    kept: list[tuple[Tensor, Tensor]], initial: int, num_prefix: int, dim: int, mlp_ratio: float = 4.0
+) -> Tensor:
+    """Multiply-accumulates of all blocks for one image, differentiable in the kept numbers.
+
+    Per block, with N tokens in attention and M in the MLP: 4 N C^2 + 2 N^2 C + 2 ratio M C^2, N C for the ranking, and
+    C for each pair that matching compares. Norms are not counted.
+
+    Args:
+        kept: for every block, scalars: patches left by pruning, and of these by merging.
+        initial: patches that enter the first block.
+        num_prefix: tokens in front of the patches.
+        dim: channels C.
+        mlp_ratio: width of the MLP in channels.
+
+    Example:
+        >>> full = torch.tensor(196.0)
+        >>> round(block_macs([(full, full)] * 12, 196, 1, 384).item() / 1e9, 2)  # DeiT-S
+        4.54
+    """
+    total, entering = torch.zeros_like(kept[0][0]), torch.full_like(kept[0][0], float(initial))
+    for pruned, merged in kept:
+        n, m = entering + num_prefix, merged + num_prefix
+        matching = (pruned - merged) * merged
+        total = total + 4 * n * dim**2 + (2 * n + 1) * n * dim + matching * dim + 2 * mlp_ratio * m * dim**2
+        entering = merged
+    return total
+
+
+def _reducers(reduction: Reduction) -> list[LearningReducer]:
+    found = [module for module in reduction.model.modules() if isinstance(module, LearningReducer)]
+    if not found:
+        raise VitrimError(f"{reduction.config.describe()} does not learn its amounts: use diffrate:learn=true")
+    return sorted(found, key=lambda reducer: reducer.layer.depth)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrim.assignment import Hard, merge
 from vitrim.attention import Attention
-from vitrim.block import Reducer
+from vitrim.block import ReducedBlock, Reducer, merge_heads
 from vitrim.config import Layer, MethodConfig
 from vitrim.matching import alternate_split, full_precision, most_similar
 from vitrim.registry import register_method
@@ -188,6 +188,8 @@ class MCTFReducer(Reducer):
 
 
 class OneStepAhead(MCTFReducer):
+    """The fused tokens attend by the fused map of the attention before the fusion, over fresh values."""
+
     site = "query"
     fresh_values = True
 
@@ -196,10 +198,56 @@ class OneStepAhead(MCTFReducer):
         # an elementwise maximum of query rows is not linear, so it cannot be taken of the output instead
         self.keeps_map = config.attention_map == "shared" or config.pooling == "max"
 
+    def query(
+        self,
+        block: ReducedBlock,
+        x: Tensor,
+        attention: Attention,
+        state: TokenState,
+        rows: int | None,
+        *host_args: Any,
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        if self.keeps_map:
+            attention = KnownMap.of(attention)
+        assignment = self(x, attention, state)
+        if rows is not None:
+            attention = attention.rows(rows)
+        if assignment is None:
+            if attention.v is None:
+                attention = replace(attention, v=block.values(x))
+            return x, merge_heads(self.attend(attention, state)), state
+        reduced, after = assignment.apply(x, state)
+        values = block.values(reduced)
+        if isinstance(attention, KnownMap) and rows is None:
+            attention = replace(attention, known=fuse_map(assignment, attention.known, state.size), v=values)
+            return reduced, merge_heads(self.attend(attention, after)), after
+        # attention among fused tokens equals ordinary attention with the fused values copied back to their sources
+        attention = attention.with_values(assignment.expand(merge_heads(values), state.num_tokens))
+        out = merge_heads(self.attend(attention, state))
+        return reduced, out if rows is not None else assignment.pool(out, state.size), after
+
 
 class Precise(MCTFReducer):
+    """The fused tokens attend anew."""
+
     site = "query"
-    fresh_attention = True
+
+    def query(
+        self,
+        block: ReducedBlock,
+        x: Tensor,
+        attention: Attention,
+        state: TokenState,
+        rows: int | None,
+        *host_args: Any,
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        assignment = self(x, attention, state)
+        if assignment is not None:
+            x, state = assignment.apply(x, state)
+            attention = block.project(x, state, rows, *host_args)
+        elif rows is not None:
+            attention = attention.rows(rows)
+        return x, merge_heads(self.attend(attention, state)), state
 
 
 class After(MCTFReducer):
@@ -207,6 +255,64 @@ class After(MCTFReducer):
 
 
 _REDUCERS: dict[str, type[MCTFReducer]] = {"one_step_ahead": OneStepAhead, "precise": Precise, "after": After}
+
+
+@dataclass(frozen=True)
+class KnownMap(Attention):
+    """Attention whose map (B, H, M, N) is computed once and kept, for deciding and for attending."""
+
+    known: Tensor = field(kw_only=True)
+
+    @classmethod
+    def of(cls, attention: Attention) -> KnownMap:
+        """``attention`` with its map, in at least float32: B*H*N*N memory."""
+        return cls(**vars(attention), known=attention.probabilities())
+
+    def output(self) -> Tensor:
+        if self.v is None:
+            raise RuntimeError("the values of this attention have not been projected yet")
+        return F.dropout(self.known.to(self.v.dtype), self.dropout) @ self.v
+
+    def probabilities(self) -> Tensor:
+        return self.known
+
+    def column_mean(self) -> Tensor:
+        return self.known.mean(dim=(1, 2))
+
+    def rows(self, count: int) -> Attention:
+        return KnownMap(**{**vars(super().rows(count)), "known": self.known[:, :, :count]})
+
+    def detach(self) -> Attention:
+        return KnownMap(**{**vars(super().detach()), "known": self.known.detach()})
+
+
+def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
+    """The attention map (B, H, M, M) among the fused tokens from the one (B, H, N, N) among the old.
+
+    Query rows are pooled like tokens, key columns of a group are summed, so that rows still sum to 1.
+
+    Args:
+        assignment: a merge that leaves the same number of tokens in every image.
+        probabilities: (B, H, N, N).
+        size: (B, N) of the old tokens.
+    """
+    batch, heads, _, _ = probabilities.shape
+    anchor, moved, into, weight = (
+        None if value is None else value.repeat_interleave(heads, dim=0)
+        for value in (assignment.anchor, assignment.moved, assignment.into, assignment.weight)
+    )
+    assert anchor is not None
+    each = replace(assignment, anchor=anchor, moved=moved, into=into, weight=weight)
+    rows = each.pool(probabilities.flatten(0, 1), size.repeat_interleave(heads, dim=0))
+    m = anchor.shape[1]
+
+    def columns(index: Tensor) -> Tensor:
+        return index.unsqueeze(1).expand(-1, m, -1)
+
+    fused = rows.gather(2, columns(anchor))
+    if moved is not None and into is not None:
+        fused = fused.scatter_add(2, columns(into), rows.gather(2, columns(moved)))
+    return fused.view(batch, heads, m, m)
 
 
 def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:

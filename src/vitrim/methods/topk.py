@@ -20,7 +20,6 @@ Score = Literal["class_token", "column_mean"]
 class ScoredPruning(StagedConfig):
     """Options of methods that keep the patches with the highest attention score at a few stages."""
 
-    kind = "prune"
     needs_class_token = True
 
     score: Score = Field(

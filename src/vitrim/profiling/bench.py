@@ -26,7 +26,7 @@ from vitrim.profiling.latency import (
 )
 from vitrim.profiling.macs import profile
 from vitrim.profiling.memory import peak_memory_mib
-from vitrim.registry import make_method
+from vitrim.registry import backbone_of, make_method
 
 Row = dict[str, Any]
 
@@ -173,6 +173,5 @@ def one_line_errors(setting: str) -> Iterator[None]:
 
 def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
     """Standard normal images (count, C, H, W), float32 on the CPU, of the size and channels that ``model`` takes."""
-    patches: Any = model.patch_embed
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, patches.proj.in_channels, *patches.img_size, generator=generator)
+    return torch.randn(count, *backbone_of(model).facts(model).input_size, generator=generator)

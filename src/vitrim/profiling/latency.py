@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 from vitrim.config import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.reduce import reduce_
+from vitrim.registry import backbone_of
 
 FloatArray = NDArray[np.float64]
 
@@ -229,7 +229,7 @@ def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
     Which is faster depends on device, dtype and shape, so a fair baseline is the faster one, measured.
 
     Returns:
-        ``{"fused": ..., "unfused": ...}`` for models with timm's switch ``fused_attn``, else ``{"host": ...}``.
+        ``{"fused": ..., "unfused": ...}`` for hosts that can do both, else ``{"host": ...}``.
 
     Example:
         >>> from timm.models import VisionTransformer
@@ -238,15 +238,9 @@ def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
         >>> [dense.blocks[0].attn.fused_attn for dense in copies.values()]
         [True, False]
     """
-    if not any(hasattr(module, "fused_attn") for module in model.modules()):
-        return {"host": shared_copy(model)}
-    return {"fused": _with_kernel(model, fused=True), "unfused": _with_kernel(model, fused=False)}
-
-
-def _with_kernel(model: nn.Module, fused: bool) -> nn.Module:
-    dense = shared_copy(model)
-    module: Any
-    for module in dense.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = fused
-    return dense
+    host = backbone_of(model)
+    fused, unfused = shared_copy(model), shared_copy(model)
+    if not host.set_fused(fused, True):
+        return {"host": fused}
+    host.set_fused(unfused, False)
+    return {"fused": fused, "unfused": unfused}

@@ -1,0 +1,185 @@
+"""What timm's host families share: how their attention projects q, k and v, and how their models are laid out."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrim.errors import UnsupportedModelError
+from vitrim.host import DenseCall, Host, HostFacts
+from vitrim.tokens import TokenState, Trace
+
+SEPARATE = ("q_proj", "k_proj", "v_proj")
+
+
+def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
+    """Raise ValueError for what a reduced block cannot be given: a mask made for all N0 tokens."""
+    if mask is not None or is_causal:
+        raise ValueError(
+            "a reduced model takes no attn_mask and no is_causal: a mask for the full sequence has no meaning once "
+            "tokens are gone; call it without, or vitrim.restore_(model) first"
+        )
+
+
+def project_qkv(attn: Any, y: Tensor, rows: int | None, skip_values: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries, keys and values of normed tokens ``y`` (B, N, C), each (B, H, N, d), before any norm of their own.
+
+    ``attn`` is any of timm's attention classes with q, k and v of one width per head: fused in ``qkv``, with its own
+    bias or with ``q_bias`` and ``v_bias`` beside it, or separate. Queries of the first ``rows`` tokens only if given;
+    without that, no values if ``skip_values``. Where the layer comes apart, what is not asked for is not computed.
+    """
+    apart = _comes_apart(attn)
+    if rows is not None and apart:
+        (q,) = _part(attn, y[:, :rows], 0, 1)
+        k, v = _part(attn, y, 1, 3)
+        return q, k, v
+    if skip_values and apart:
+        q, k = _part(attn, y, 0, 2)
+        return q, k, None
+    q, k, v = _part(attn, y, 0, 3)
+    return q[:, :, :rows], k, v
+
+
+def project_values(attn: Any, y: Tensor) -> Tensor:
+    """The values (B, H, N, d) alone; see `project_qkv`."""
+    return _part(attn, y, 2, 3)[0] if _comes_apart(attn) else _part(attn, y, 0, 3)[2]
+
+
+def split_heads(projected: Tensor, num_heads: int, parts: int = 1) -> tuple[Tensor, ...]:
+    """(B, N, parts*H*d) to ``parts`` tensors (B, H, N, d)."""
+    batch, n, width = projected.shape
+    head_dim = width // (parts * num_heads)  # not -1, which an empty batch leaves ambiguous
+    return projected.reshape(batch, n, parts, num_heads, head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether using some rows of the weight is the same as calling the module: no adapter, quantiser or hook."""
+    return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
+
+
+def position_bias(table: Tensor | None, state: TokenState, rows: int | None, dtype: torch.dtype) -> Tensor | None:
+    """Bias (B, H, M, N) in ``dtype`` from a table over pairs of input tokens (H, N0, N0); the first ``rows`` only."""
+    return None if table is None else state.pair_bias(table)[:, :, :rows].to(dtype)
+
+
+def scaled(update: Tensor, gamma: Tensor | None) -> Tensor:
+    """Layer scale as EVA and BEiT keep it: a parameter, or None."""
+    return update if gamma is None else gamma * update
+
+
+def _comes_apart(attn: Any) -> bool:
+    return attn.qkv is None or _calls_weight(attn) or is_plain_linear(attn.qkv)
+
+
+def _calls_weight(attn: Any) -> bool:
+    """EVA and BEiT with a bias beside ``qkv`` use its weight and never call it."""
+    return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
+
+
+def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
+    """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
+    if attn.qkv is None:
+        # grouped queries have fewer key and value heads
+        heads = (attn.num_heads, *[getattr(attn, "num_kv_heads", attn.num_heads)] * 2)
+        return tuple(split_heads(getattr(attn, SEPARATE[part])(y), heads[part])[0] for part in range(first, end))
+    beside = None
+    if getattr(attn, "q_bias", None) is not None:
+        beside = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)[first:end])
+    if (first, end) == (0, 3) and not _calls_weight(attn):
+        projected = attn.qkv(y)
+    else:
+        width = attn.qkv.weight.shape[0] // 3
+        rows = slice(first * width, end * width)
+        bias = beside if _calls_weight(attn) else attn.qkv.bias
+        projected = F.linear(y, attn.qkv.weight[rows], bias if bias is None or bias is beside else bias[rows])
+    if beside is not None and not _calls_weight(attn):
+        projected += beside  # in place as in timm: keeps the dtype under autocast
+    return split_heads(projected, attn.num_heads, end - first)
+
+
+class TimmHost(Host):
+    """A timm model with a list of ``blocks``, a ``head`` and ``forward_intermediates``.
+
+    Subclasses name the model classes whose forward they know, the attention classes they know, and write `head_rows`.
+    """
+
+    model_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
+    attention_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
+    calls: ClassVar[tuple[str, ...]] = ("forward", "forward_features", "forward_head", "pool")
+
+    @classmethod
+    def attentions(cls, block: Any) -> list[Any]:
+        """The attention modules of one block."""
+        return [block.attn]
+
+    @classmethod
+    def head_rows(cls, model: Any) -> int | None:
+        """See `HostFacts.head_rows`."""
+        if getattr(model, "attn_pool", None) is None and model.global_pool == "token":
+            return 1
+        return None
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        supported = ", ".join(known.__name__ for known in cls.model_classes)
+        for call in cls.calls:
+            if all(getattr(type(model), call) is not getattr(known, call) for known in cls.model_classes):
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} overrides {call} of timm's {cls.model_classes[0].__name__}, so vitrim "
+                    f"cannot know what its head reads; supported: {supported}"
+                )
+        for block in cls.blocks(model):
+            cls.reduced_class(block)  # a block of another class is refused by its name, not by its attention
+            for attn in cls.attentions(block):
+                cls.check_attention(attn)
+
+    @classmethod
+    def check_attention(cls, attn: Any) -> None:
+        """Raise `UnsupportedModelError` for an attention module that the reduced blocks cannot stand for."""
+        if type(attn) not in cls.attention_classes:
+            supported = ", ".join(known.__name__ for known in cls.attention_classes)
+            raise UnsupportedModelError(
+                f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: {supported}"
+            )
+        if getattr(attn, "gate", None) is not None:
+            raise UnsupportedModelError(f"{cls.name} with gated attention is not supported")
+
+    @classmethod
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        return list(model.blocks)
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        return HostFacts(
+            dim=model.embed_dim,
+            num_heads=sum(attn.num_heads for attn in cls.attentions(model.blocks[0])),
+            num_classes=model.num_classes,
+            num_prefix=model.num_prefix_tokens,
+            has_class_token=model.cls_token is not None,
+            grid_size=tuple(model.patch_embed.grid_size),
+            head_rows=cls.head_rows(model),
+            input_size=(model.patch_embed.proj.in_channels, *model.patch_embed.img_size),
+        )
+
+    @classmethod
+    def classifiers(cls, model: Any) -> list[nn.Module]:
+        return [model.head]
+
+    @classmethod
+    def set_fused(cls, model: nn.Module, fused: bool) -> bool:
+        for block in cls.blocks(model):
+            for attn in cls.attentions(block):
+                attn.fused_attn = fused
+        return True
+
+    @classmethod
+    def install(cls, model: Any, trace: Trace) -> None:
+        # get_intermediate_layers and feature wrappers come through here too
+        model.forward_intermediates = DenseCall(model, "forward_intermediates", trace)
+
+    @classmethod
+    def uninstall(cls, model: Any) -> None:
+        del model.forward_intermediates

@@ -1,0 +1,141 @@
+"""timm's `Eva`: EVA, EVA-02, `vit_*_rope`, DINOv3 and the plain Perception Encoders as timm ships them.
+
+Rotary tables are made for the patches that enter block 0 and read by the position of each token, so tokens keep their
+own angles however many others are gone. Patch dropout in training happens before block 0: its shorter tables are what
+positions then count in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers.attention import AttentionRope
+from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
+from torch import Tensor
+
+from vitrim.attention import Attention
+from vitrim.backbones.timm.common import TimmHost, project_qkv, project_values, refuse_mask, scaled
+from vitrim.block import ReducedBlock
+from vitrim.registry import register_backbone
+from vitrim.tokens import TokenState
+
+
+class ReducedRopeBlock(ReducedBlock):
+    """What timm's blocks with rotary embedding share: everything but where their norms are."""
+
+    attn: Any
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        refuse_mask(attn_mask, is_causal)
+        return self.run(x, rope)
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        """The norm before attention, (B, N, C)."""
+        raise NotImplementedError
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn: Any = self.attn
+        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        dtype, k = k.dtype, expand_groups(k, attn.num_heads)
+        q, k = attn.q_norm(q), attn.k_norm(k)
+        k_raw, rope = None, host_args[0]
+        if rope is not None:
+            table, k_raw = rope_of_tokens(rope, state), k
+            q, k = (_rotate(each, table, state.num_prefix, attn.rotate_half).to(dtype) for each in (q, k))
+        return Attention(
+            q=q,
+            k=k,
+            v=None if v is None else expand_groups(v, attn.num_heads),
+            scale=attn.scale,
+            bias=state.key_bias(q.dtype, self.proportional),
+            dropout=attn.attn_drop.p if attn.training else 0.0,
+            k_raw=k_raw,
+            fused=attn.fused_attn,
+        )
+
+    def values(self, x: Tensor) -> Tensor:
+        return expand_groups(project_values(self.attn, self.pre_norm(x)), self.attn.num_heads)
+
+
+def expand_groups(x: Tensor, num_heads: int) -> Tensor:
+    """Keys or values (B, G, N, d) of grouped queries, repeated for every head: (B, H, N, d)."""
+    groups = x.shape[1]
+    return x if groups == num_heads else x.repeat_interleave(num_heads // groups, dim=1)
+
+
+def rope_of_tokens(rope: Tensor, state: TokenState) -> Tensor:
+    """Rows of timm's rotary table for the patch tokens of now, broadcastable to (B, H, P, 2d).
+
+    Args:
+        rope: (P0, 2d); (H, P0, 2d) for one depth of mixed tables; after patch dropout (B, 1, P0, 2d) or (B, H, P0, 2d).
+        state: the current state.
+    """
+    rows = state.patch_rows(rope)
+    return rows.unsqueeze(1) if rows.dim() == 3 and rope.dim() == 2 else rows
+
+
+def _rotate(x: Tensor, table: Tensor, num_prefix: int, rotate_half: bool) -> Tensor:
+    """Tokens (B, H, M, d), the first M of all, with the angles of their patches; the prefix has no position."""
+    if x.shape[2] <= num_prefix:
+        return x
+    patches = x[:, :, num_prefix:]
+    rotated = apply_rot_embed_cat(patches, table[..., : patches.shape[2], :], half=rotate_half)
+    return torch.cat([x[:, :, :num_prefix], rotated], dim=2)
+
+
+class ReducedEvaBlock(ReducedRopeBlock, EvaBlock):
+    """timm's pre-norm `EvaBlock` under reduction."""
+
+    host_class = EvaBlock
+
+    norm1: Any
+    drop_path1: Any
+    norm2: Any
+    mlp: Any
+    drop_path2: Any
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.norm1(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        attn = self.attn
+        return self.drop_path1(scaled(attn.proj_drop(attn.proj(attn.norm(out))), self.gamma_1))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.drop_path2(scaled(self.mlp(self.norm2(x)), self.gamma_2))  # type: ignore[no-any-return]
+
+
+class ReducedEvaBlockPostNorm(ReducedRopeBlock, EvaBlockPostNorm):
+    """timm's `EvaBlockPostNorm` under reduction."""
+
+    host_class = EvaBlockPostNorm
+
+    norm1: Any
+    drop_path1: Any
+    norm2: Any
+    mlp: Any
+    drop_path2: Any
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return x
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        attn = self.attn
+        return self.drop_path1(self.norm1(attn.proj_drop(attn.proj(attn.norm(out)))))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
+
+
+@register_backbone("timm.models.eva.Eva")
+class TimmEva(TimmHost):
+    """Models of class `timm.models.eva.Eva`. The attention pool of some reads the prefix tokens, too."""
+
+    name = "timm Eva"
+    reduced_blocks = (ReducedEvaBlock, ReducedEvaBlockPostNorm)
+    model_classes = (Eva,)
+    attention_classes = (EvaAttention, AttentionRope)

@@ -1,0 +1,47 @@
+"""Hugging Face CLIP: the vision tower, alone, with its projection, with a classifier, or next to the text tower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers.models.clip.modeling_clip import (
+    CLIPEncoderLayer,
+    CLIPModel,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+)
+
+from vitrim.backbones.transformers.common import ReducedClipLayer, TransformersHost
+from vitrim.registry import register_backbone
+
+
+class ReducedCLIPEncoderLayer(ReducedClipLayer, CLIPEncoderLayer):
+    """`CLIPEncoderLayer` under reduction."""
+
+    host_class = CLIPEncoderLayer
+
+
+@register_backbone(
+    "transformers.models.clip.modeling_clip.CLIPVisionModel",
+    "transformers.models.clip.modeling_clip.CLIPVisionModelWithProjection",
+    "transformers.models.clip.modeling_clip.CLIPModel",
+    "transformers.models.clip.modeling_clip.CLIPForImageClassification",
+)
+class HFCLIP(TransformersHost):
+    """Hugging Face CLIP. The text tower, whose layers have the same class, is left as it is.
+
+    Image embeddings read the class token. The classifier averages the patches, and the bare tower hands out its tokens.
+    """
+
+    name = "transformers CLIP"
+    reduced_blocks = (ReducedCLIPEncoderLayer,)
+    trunk_classes = (CLIPVisionModel,)
+
+    @classmethod
+    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
+        return trunk.encoder.layers  # type: ignore[no-any-return]
+
+    @classmethod
+    def head_rows(cls, model: nn.Module) -> int | None:
+        return 1 if isinstance(model, CLIPModel | CLIPVisionModelWithProjection) else None

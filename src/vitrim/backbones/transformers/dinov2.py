@@ -1,0 +1,70 @@
+"""Hugging Face DINOv2, with and without register tokens: model, classifier, backbone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Backbone, Dinov2Layer, Dinov2Model
+from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
+    Dinov2WithRegistersBackbone,
+    Dinov2WithRegistersLayer,
+    Dinov2WithRegistersModel,
+)
+
+from vitrim.backbones.transformers.common import ReducedDinoLayer, TransformersHost
+from vitrim.registry import register_backbone
+
+
+class ReducedDinov2Layer(ReducedDinoLayer, Dinov2Layer):
+    """`Dinov2Layer` under reduction."""
+
+    host_class = Dinov2Layer
+
+
+class ReducedDinov2WithRegistersLayer(ReducedDinoLayer, Dinov2WithRegistersLayer):
+    """`Dinov2WithRegistersLayer` under reduction."""
+
+    host_class = Dinov2WithRegistersLayer
+
+
+class _Dino(TransformersHost):
+    """The classifier reads the class token and the mean of the patches; model and backbone hand out tokens."""
+
+    @classmethod
+    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
+        return trunk.encoder.layer  # type: ignore[no-any-return]
+
+    @classmethod
+    def head_rows(cls, model: nn.Module) -> int | None:
+        return None
+
+
+@register_backbone(
+    "transformers.models.dinov2.modeling_dinov2.Dinov2Model",
+    "transformers.models.dinov2.modeling_dinov2.Dinov2ForImageClassification",
+    "transformers.models.dinov2.modeling_dinov2.Dinov2Backbone",
+)
+class HFDinov2(_Dino):
+    """Hugging Face DINOv2."""
+
+    name = "transformers DINOv2"
+    reduced_blocks = (ReducedDinov2Layer,)
+    trunk_classes = (Dinov2Model, Dinov2Backbone)
+
+
+@register_backbone(
+    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel",
+    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersForImageClassification",
+    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersBackbone",
+)
+class HFDinov2WithRegisters(_Dino):
+    """Hugging Face DINOv2 with register tokens, which are protected like the class token."""
+
+    name = "transformers DINOv2 with registers"
+    reduced_blocks = (ReducedDinov2WithRegistersLayer,)
+    trunk_classes = (Dinov2WithRegistersModel, Dinov2WithRegistersBackbone)
+
+    @classmethod
+    def prefix_of(cls, trunk: Any) -> int:
+        return 1 + int(trunk.config.num_register_tokens)

@@ -1,0 +1,43 @@
+"""Hugging Face SigLIP: the vision tower, alone, with a classifier, or next to the text tower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, SiglipVisionModel
+
+from vitrim.backbones.transformers.common import ReducedClipLayer, TransformersHost
+from vitrim.registry import register_backbone
+
+
+class ReducedSiglipEncoderLayer(ReducedClipLayer, SiglipEncoderLayer):
+    """`SiglipEncoderLayer` under reduction."""
+
+    host_class = SiglipEncoderLayer
+
+
+@register_backbone(
+    "transformers.models.siglip.modeling_siglip.SiglipVisionModel",
+    "transformers.models.siglip.modeling_siglip.SiglipModel",
+    "transformers.models.siglip.modeling_siglip.SiglipForImageClassification",
+)
+class HFSiglip(TransformersHost):
+    """Hugging Face SigLIP: no class token; its heads attend to the patches with a probe, or average them.
+
+    The text tower, whose layers have the same class, is left as it is.
+    """
+
+    name = "transformers SigLIP"
+    reduced_blocks = (ReducedSiglipEncoderLayer,)
+    trunk_classes = (SiglipVisionModel,)
+    num_prefix = 0
+    has_class_token = False
+
+    @classmethod
+    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
+        return trunk.encoder.layers  # type: ignore[no-any-return]
+
+    @classmethod
+    def head_rows(cls, model: nn.Module) -> int | None:
+        return None
