@@ -24,8 +24,9 @@ def describe(config: vitrim.MethodConfig) -> str:
 
 PAIR = ("host", "config")
 every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=tiny.PLAIN))
-plain_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"]))
-static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=["vit"]))
+gradient_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"]))
+plain_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
+static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
 
@@ -56,6 +57,8 @@ def test_restore_is_bit_identical_and_keys_never_change(host: str, config: vitri
         added = [key for key in model.state_dict() if key not in keys]
         out = tiny.run(model, images)
         fewest = min(state.num_tokens for state in reduction.states)
+        check_prefix(reduction)
+        assert reduction.state.num_prefix == tiny.num_prefix(model)
         vitrim.restore_(model)
         again = tiny.run(model, images)
     assert all(".reducer." in key for key in added)
@@ -71,12 +74,9 @@ def test_restore_is_bit_identical_and_keys_never_change(host: str, config: vitri
         vitrim.restore_(model)
 
 
-@every_pair
-def test_prefix_tokens_never_move(host: str, config: vitrim.MethodConfig) -> None:
-    model, reduction = reduced(host, config, record=True)
-    with torch.no_grad():
-        model(tiny.images())
-    prefix = torch.arange(tiny.num_prefix(model))
+def check_prefix(reduction: vitrim.Reduction) -> None:
+    """Prefix tokens never move, in no block."""
+    prefix = torch.arange(reduction.state.num_prefix)
     for state in reduction.states:
         assert torch.equal(state.position[:, : len(prefix)], prefix.expand(2, -1))
         assert torch.equal(state.source[:, : len(prefix)], prefix.expand(2, -1))
@@ -116,7 +116,7 @@ IDENTITY = {
 IDENTITIES = [make_method(name, **options) for name, settings in IDENTITY.items() for options in settings]
 
 
-@pytest.mark.parametrize(PAIR, tiny.matrix(IDENTITIES, tiny.HOSTS, thorough=tiny.PLAIN))
+@pytest.mark.parametrize(PAIR, tiny.matrix(IDENTITIES, tiny.HOSTS, thorough=["vit"]))
 def test_reducing_nothing_equals_dense(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS[host]()
     images = tiny.images()
@@ -143,7 +143,7 @@ def trained(model: torch.nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if p.grad is not None and p.grad.isfinite().all()}
 
 
-@every_pair
+@gradient_pair
 def test_gradients_flow(host: str, config: vitrim.MethodConfig) -> None:
     """To every parameter of the host that gets one without reduction, and to every one of the method's own."""
     model, _ = reduced(host, config)

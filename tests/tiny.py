@@ -30,6 +30,8 @@ PLAIN = [next(iter(hosts)) for hosts in FAMILIES.values()]
 REPRESENTATIVE = ("random", "topk", "evit", "tome", "mctf", "tofu", "ats", "a_vit", "cropr", "patchmerger")
 """One method of each mechanism: selection before the block, at the query, with a fused token; merging; fresh values;
 both; counts that differ per image; per-token carry; a bank; soft tokens. Tested on every host."""
+FEW = ("topk", "tome", "mctf", "cropr")
+"""Of these, the ones that the slow tests run on the plain host of every family."""
 FULL_MATRIX = os.environ.get("VITRIM_FULL_MATRIX") == "1"
 """Every method on every host in every test: `make test-full`."""
 
@@ -64,10 +66,15 @@ def static_configs() -> list[vitrim.MethodConfig]:
     return [config for config in configs() if not config.adaptive]
 
 
-def matrix(chosen: list[vitrim.MethodConfig], hosts: Iterable[str], thorough: Iterable[str]) -> list[Any]:
-    """(host, config) parameters: every method on the ``thorough`` hosts, the first setting of the representative ones
-    on the others of ``hosts``. The full product of everything under ``VITRIM_FULL_MATRIX=1``."""
-    first = {config.name: config for config in reversed(chosen) if config.name in REPRESENTATIVE}
+def matrix(
+    chosen: list[vitrim.MethodConfig],
+    hosts: Iterable[str],
+    thorough: Iterable[str],
+    others: Iterable[str] = REPRESENTATIVE,
+) -> list[Any]:
+    """(host, config) parameters: every method on the ``thorough`` hosts, the first setting of the methods called
+    ``others`` on the rest of ``hosts``. The full product of everything under ``VITRIM_FULL_MATRIX=1``."""
+    first = {config.name: config for config in reversed(chosen) if config.name in others}
     few = sorted(first.values(), key=chosen.index)
     return [
         pytest.param(host, config, id=f"{host}-{config.describe()}")
@@ -83,9 +90,9 @@ def fits(config: vitrim.MethodConfig, model: nn.Module) -> vitrim.MethodConfig:
     pools patches, are refused (`tests/test_reduce.py`).
     """
     facts = backbone_of(model).facts(model)
-    if config.kind == "prune" and config.adaptive and facts.head_rows is None:
+    if config.kind == "prune" and config.adaptive and facts.averages_patches:
         pytest.skip("refused: the head would average padding")
-    if config.kind == "mixed" and facts.head_rows is None:
+    if config.kind == "mixed" and facts.averages_patches:
         pytest.skip("refused: the head would miss pruned tokens and count merged ones once")
     if config.requires_class_token() and not facts.has_class_token:
         return config.model_copy(update={"score": "column_mean"})
@@ -131,7 +138,8 @@ def dense_tokens(model: Any, images: Tensor) -> list[Tensor]:
     torch.manual_seed(5)
     if hasattr(model, "forward_intermediates"):
         _, layers = model.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=True)
-        return [torch.cat([prefix, patches], 1) for patches, prefix in layers]
+        # without a prefix timm returns bare patches
+        return [layer if isinstance(layer, Tensor) else torch.cat(layer[::-1], 1) for layer in layers]
     if hasattr(model, "config"):
         return list(model(images, output_hidden_states=True).hidden_states[1:])
     pytest.skip("this library has no call for dense features")

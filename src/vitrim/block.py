@@ -6,6 +6,7 @@ A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
@@ -270,7 +271,7 @@ class ReducedBlock(nn.Module):
     @classmethod
     def adopt(cls, block: nn.Module, reducer: Reducer, **settings: Any) -> None:
         """Turn the host's ``block`` into a reduced one, in place. ``settings`` are the attributes named in ``OWN``."""
-        block.__class__ = cls
+        change_class(block, cls)
         block.add_module("reducer", reducer)
         for name in cls.OWN:
             setattr(block, name, settings[name])
@@ -280,7 +281,29 @@ class ReducedBlock(nn.Module):
         del self._modules["reducer"]
         for name in self.OWN:
             delattr(self, name)
-        self.__class__ = self.host_class  # type: ignore[assignment]
+        change_class(self, self.host_class)
+
+
+def sharded(block: nn.Module) -> bool:
+    """Whether FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
+    return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
+
+
+def class_of(block: nn.Module) -> type[nn.Module]:
+    """The class of ``block`` as its library wrote it, which FSDP2 turns from Block to FSDPBlock(FSDPModule, Block)."""
+    return type(block).__bases__[-1] if sharded(block) else type(block)
+
+
+def change_class(block: nn.Module, kind: Any) -> None:
+    """Give ``block`` the class ``kind`` in place of its own, below what FSDP2 may have put above it."""
+    own: Any = type(block)
+    block.__class__ = _shard_of(own, kind) if sharded(block) else kind
+
+
+@cache  # one class for all blocks: compiled code is guarded by it
+def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
+    """The class that FSDP2 would have made of ``kind`` as it made ``wrapped`` of another."""
+    return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
 
 
 def merge_heads(out: Tensor) -> Tensor:

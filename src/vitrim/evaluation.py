@@ -23,7 +23,6 @@ from vitrim.profiling.latency import shared_copy
 from vitrim.profiling.macs import count_macs
 from vitrim.reduce import HANDLE, Reduction, reduce_
 from vitrim.registry import backbone_of, parse_method
-from vitrim.tokens import TokenState
 
 __all__ = ["DENSE", "Evaluation", "Output", "Row", "Tally", "evaluate", "measure"]
 
@@ -395,14 +394,8 @@ def evaluate(
 
 def _tokens(reduction: Reduction, batch: int) -> tuple[tuple[int, ...], int]:
     """Tokens after every block of the last forward, and those left at the end, summed over the batch."""
-
-    def real(state: TokenState) -> int:
-        return state.num_tokens * batch if state.mask is None else int(state.mask.sum())
-
-    states, computed = reduction.states[1:], reduction.tokens_per_block
-    # a last block may compute the head's rows only
-    counts = (real(s) if c == s.num_tokens else c * batch for s, c in zip(states, computed, strict=True))
-    return tuple(counts), real(reduction.state)
+    counts = tuple(round(batch * count) for count in reduction.mean_tokens_per_block)
+    return counts, round(batch * reduction.state.mean_tokens())
 
 
 def _tidy(count: float) -> float:

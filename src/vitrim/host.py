@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from vitrim.block import ReducedBlock
+from vitrim.block import ReducedBlock, class_of
 from vitrim.errors import UnsupportedModelError
 from vitrim.tokens import Trace
+
+Head = Literal["class token", "patches", "no class token"]
+"""What a head reads: the class token (and other prefix tokens) only, patches too, or patches without a class token."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class HostFacts:
         grid_size: rows and columns of patches at the model's own image size.
         head_rows: the head reads only so many leading tokens (1: class token, 2: and distillation), None: patches too.
         input_size: channels, height and width of the images the model takes.
+        takes_maximum: a head that reads patches takes a maximum over those it gets: merging does not change it.
     """
 
     dim: int
@@ -35,6 +39,19 @@ class HostFacts:
     grid_size: tuple[int, int]
     head_rows: int | None
     input_size: tuple[int, int, int]
+    takes_maximum: bool = False
+
+    @property
+    def averages_patches(self) -> bool:
+        """The head weighs patches against each other, so it must know how many each token stands for."""
+        return self.head_rows is None and not self.takes_maximum
+
+    @property
+    def head(self) -> Head:
+        """Which of the three kinds of head decide what methods fit."""
+        if not self.averages_patches:
+            return "class token"
+        return "patches" if self.has_class_token else "no class token"
 
 
 class Host:
@@ -42,6 +59,8 @@ class Host:
 
     name: ClassVar[str] = ""
     """How `vitrim list hosts` calls the family."""
+    heads: ClassVar[tuple[Head, ...]] = ("class token", "patches", "no class token")
+    """What heads models of the family have; tokens that a model hands out are a head that reads patches."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
     """The reduced form of every block class the family uses."""
 
@@ -96,7 +115,7 @@ class Host:
                 do something that the reduced form would silently leave out.
         """
         for reduced in cls.reduced_blocks:
-            if type(block) is reduced.host_class:
+            if class_of(block) is reduced.host_class:
                 return reduced
         known = ", ".join(reduced.host_class.__name__ for reduced in cls.reduced_blocks)
         raise UnsupportedModelError(

@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitrim.block import Idle, ReducedBlock, Reducer
+from vitrim.block import Idle, ReducedBlock, Reducer, sharded
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
-from vitrim.host import Host, HostFacts
+from vitrim.host import Head, Host, HostFacts
 from vitrim.registry import backbone_of, make_method, parse_method, validated
 from vitrim.tokens import TokenState, Trace
 
@@ -62,10 +62,11 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     blocks = host.blocks(model)
     adopters = [host.reduced_class(block) for block in blocks]
     head_rows = _head_rows(config, facts)
-    _check_fit(config, facts, host)
+    _check_fit(config, facts)
     _check_amounts(config, facts, len(blocks))
     reducers = [_build(config, layer, block) for layer, block in zip(_layers(facts, len(blocks)), blocks, strict=True)]
     _check_last_block(config, reducers[-1], head_rows)
+    _check_sharding(config, blocks, reducers)
 
     trace = Trace(record)
     for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
@@ -78,9 +79,9 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             proportional=config.proportional,
             last=last,
             head_rows=head_rows if last else None,
-            # a head that reads patches gets every merged token as often as it counts: exact for any pooling; soft
+            # a head that averages patches gets every merged token as often as it counts: exact for any pooling; soft
             # tokens belong to no patch, and the head reads them as they are
-            unmerge_at_end=last and facts.head_rows is None and config.kind != "soft",
+            unmerge_at_end=last and facts.averages_patches and config.kind != "soft",
             trace=trace,
         )
     host.install(model, trace)
@@ -158,6 +159,12 @@ class Reduction:
         counts = [state.num_tokens for state in self.states[1:]]
         rows = self._blocks()[-1].head_rows
         return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
+
+    @property
+    def mean_tokens_per_block(self) -> list[float]:
+        """As `tokens_per_block`, but padding slots do not count: means over the images of the last forward."""
+        pairs = zip(self.tokens_per_block, self.states[1:], strict=True)
+        return [state.mean_tokens() if count == state.num_tokens else count for count, state in pairs]
 
     def aux(self, name: str) -> list[Tensor]:
         """Auxiliary outputs called ``name`` of the last forward, in block order. Read them before backward."""
@@ -279,24 +286,39 @@ def _head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
     return None if config.last_block == "full" else facts.head_rows
 
 
-def _check_fit(config: MethodConfig, facts: HostFacts, host: type[Host]) -> None:
-    if config.requires_class_token() and not facts.has_class_token:
+def misfit(config: MethodConfig, head: Head) -> str | None:
+    """Why models with such a head cannot carry ``config``, or None."""
+    if config.requires_class_token() and head == "no class token":
         substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
-        raise UnsupportedModelError(
-            f"{config.name} scores tokens by the attention of a class token, and this model has none{substitute}"
-        )
+        return f"scores tokens by the attention of a class token, and this model has none{substitute}"
     ragged = config.kind == "prune" and config.adaptive
-    if facts.head_rows is None and (config.kind == "mixed" or ragged):
-        raise UnsupportedModelError(
-            f"{config.name} leaves tokens that the head of this model, which averages patches, would weigh wrongly; "
-            "use it on a model whose head reads the class token"
+    if head != "class token" and (config.kind == "mixed" or ragged):
+        return (
+            "leaves tokens that the head of this model, which averages patches, would weigh wrongly; use it on a model "
+            "whose head reads the class token"
         )
+    return None
+
+
+def _check_fit(config: MethodConfig, facts: HostFacts) -> None:
+    problem = misfit(config, facts.head)
+    if problem is not None:
+        raise UnsupportedModelError(f"{config.name} {problem}")
 
 
 def _check_last_block(config: MethodConfig, reducer: Reducer, head_rows: int | None) -> None:
     if head_rows is not None and reducer.site == "after":
         raise UnsupportedModelError(
             f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
+        )
+
+
+def _check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer]) -> None:
+    learned = any(parameter.requires_grad for reducer in reducers for parameter in reducer.parameters())
+    if learned and any(map(sharded, blocks)):
+        raise UnsupportedModelError(
+            f"{config.name} learns parameters, and those added after fully_shard would be neither sharded nor kept "
+            "equal among processes: call vitrim.reduce_ first, then fully_shard"
         )
 
 

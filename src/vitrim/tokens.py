@@ -115,6 +115,10 @@ class TokenState:
         """Current number of patch tokens (padding slots included where counts differ per image)."""
         return self.size.shape[1] - self.num_prefix
 
+    def mean_tokens(self) -> float:
+        """Tokens per image, prefix included, padding not: a mean where images keep different numbers."""
+        return self.num_tokens if self.mask is None else self.mask.sum(dim=1).double().mean().item()
+
     @property
     def initial_patches(self) -> int:
         """Number of patch tokens that entered the first block."""

@@ -10,6 +10,8 @@ import tiny
 import vitrim
 from vitrim.attention import Attention
 from vitrim.config import Layer
+from vitrim.methods.diffrate import KeptShare, block_macs, learned, objective
+from vitrim.profiling.macs import count_macs
 from vitrim.registry import make_method
 
 
@@ -87,6 +89,9 @@ def test_amounts() -> None:
         ({"prune_kept": [5, 4], "merge_kept": [5]}, "prune_kept has 2 values but merge_kept has 1"),
         ({"prune_kept": [5, 4], "merge_kept": [5, 5]}, "must not be larger than prune_kept"),
         ({"merge_kept": [5, 1]}, "smallest value is 2"),
+        ({"learn": True, "merge_kept": [5]}, "give neither prune_kept, merge_kept nor r"),
+        ({"learn": True, "r": 8}, "give neither prune_kept, merge_kept nor r"),
+        ({"learn": True, "last_block": "auto"}, "needs last_block=full"),
     ],
 )
 def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
@@ -100,3 +105,158 @@ def test_models_that_do_not_fit_are_refused() -> None:
         vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.DiffRate(merge_kept=(9, 8)))
     with pytest.raises(vitrim.UnsupportedModelError, match="weigh wrongly"):
         vitrim.reduce_(tiny.HOSTS["avg_fc_norm"](), vitrim.DiffRate())
+
+
+# ---- learning the amounts --------------------------------------------------------------------------------------------
+
+SHARES = [(30, 27), (36, 30), (20, 36), (18, 9)]
+"""Of 36: which share of what is left pruning keeps, and merging of that, in each block."""
+
+
+def learning(host: str = "vit", shares: list[tuple[int, int]] | None = None, **options: Any) -> Any:
+    model = tiny.HOSTS[host]()
+    reduction = vitrim.reduce_(model, vitrim.DiffRate(learn=True, **options))
+    for block, pair in zip(model.blocks, shares or [], strict=False):
+        for module, k in zip((block.reducer.prune, block.reducer.merge), pair, strict=True):
+            with torch.no_grad():
+                module.logits.copy_(40.0 * torch.nn.functional.one_hot(torch.tensor(k - 1), 36))
+    return model, reduction
+
+
+def test_everything_is_kept_at_first() -> None:
+    model, reduction = learning()
+    images = tiny.images().double()
+    with torch.no_grad():
+        logits = model.double()(images)
+        dense = tiny.HOSTS["vit"]().double()(images)
+    torch.testing.assert_close(logits, dense, atol=1e-4, rtol=1e-5)  # the smoothed softmax
+    assert learned(reduction).prune_kept == learned(reduction).merge_kept == (37,) * 4
+
+
+@pytest.mark.parametrize("host", ["vit", "distilled", "registers"])
+@pytest.mark.parametrize("score", ["class_token", "column_mean"])
+def test_masks_equal_the_removal_by_the_learned_amounts(host: str, score: str) -> None:
+    model, reduction = learning(host, SHARES, score=score)
+    images = tiny.images().double()
+    with torch.no_grad():
+        masked = model.double()(images)
+    config = learned(reduction)
+    # 36 -> 30 -> 22.5, 23 -> 19.2, 20 -> 11.1, 12 -> 6 -> 1.5: rounded up
+    assert config.prune_kept == (31, 24, 13, 7)
+    assert config.merge_kept == (24, 21, 13, 3)
+    assert config.score == score
+    assert [value.tolist() for value in reduction.aux("kept_numbers")] == [[30, 23], [23, 20], [12, 12], [6, 2]]
+    assert reduction.state.num_patches == 36
+    vitrim.restore_(model)
+    vitrim.reduce_(model, config)
+    with torch.no_grad():
+        removed = model(images)
+    torch.testing.assert_close(masked, removed, atol=1e-4, rtol=1e-5)
+    assert (masked - removed).abs().max() < 1e-3 * (masked - tiny.HOSTS[host]().double()(images)).abs().max()
+
+
+def test_mask_has_the_gradient_of_the_probability() -> None:
+    share = KeptShare(4)
+    with torch.no_grad():
+        share.logits.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]).log())
+    current = torch.tensor(4.0)
+    number = share.number(current)
+    assert number.item() == 3.0  # the mean is 3
+    rank = torch.tensor([[2, 0, 3, 1]])
+    assert share.mask(rank, current, number).tolist() == [[1.0, 1.0, 0.0, 1.0]]
+    for j, reached in enumerate(([2, 3], [0, 1, 2, 3], [3], [1, 2, 3])):  # kept by k above its rank
+        expected = torch.autograd.grad(share.probabilities()[reached].sum(), share.logits)[0]
+        found = torch.autograd.grad(share.mask(rank, current, number)[0, j], share.logits)[0]
+        torch.testing.assert_close(found, expected)
+    mean = (share.probabilities() * torch.arange(1.0, 5.0)).sum()
+    expected = torch.autograd.grad(mean, share.logits)[0]
+    torch.testing.assert_close(torch.autograd.grad(number, share.logits)[0], expected)
+    # of two patches the first is kept by any share, the second by more than a half
+    assert share.number(torch.tensor(2.0)).item() == 2.0
+    tail = share.mask(torch.tensor([[0, 1]]), torch.tensor(2.0), torch.tensor(2.0))
+    expected = torch.autograd.grad(share.probabilities()[2:].sum(), share.logits)[0]
+    torch.testing.assert_close(torch.autograd.grad(tail[0, 1], share.logits)[0], expected)
+
+
+def test_macs_are_those_that_are_counted() -> None:
+    _, reduction = learning(shares=SHARES)
+    numbers = [
+        (torch.tensor(a - 1.0), torch.tensor(b - 1.0)) for a, b in zip((31, 24, 13, 7), (24, 21, 13, 3), strict=True)
+    ]
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, learned(reduction))
+    macs = count_macs(model, tiny.images())
+    outside = 36 * 3 * 16 * 32 + 32 * 5  # patch embedding and head
+    assert block_macs(numbers, 36, 1, 32).item() == macs.linear + macs.attention + macs.matching - outside
+
+
+def test_objective() -> None:
+    model, reduction = learning(shares=SHARES)
+    logits, targets = model.train()(tiny.images()), torch.tensor([1, 2])
+    losses = objective(reduction, logits, targets, target_gmacs=1e-4, weight=2.0)
+    gmacs = block_macs([tuple(n) for n in reduction.aux("kept_numbers")], 36, 1, 32) / 1e9
+    torch.testing.assert_close(losses["gmacs"], gmacs)
+    torch.testing.assert_close(losses["cost"], (gmacs - 1e-4) ** 2)
+    base = torch.nn.functional.cross_entropy(logits, targets)
+    torch.testing.assert_close(losses["total"], base + 2 * losses["cost"])
+    losses["total"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    plain = vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.DiffRate(r=2))
+    with pytest.raises(vitrim.VitrimError, match="use diffrate:learn=true"):
+        learned(plain)
+
+
+def test_amounts_learn_to_meet_the_target() -> None:
+    model, reduction = learning()
+    model.requires_grad_(False)
+    own = [p for name, p in model.named_parameters() if ".reducer." in name]
+    optimizer = torch.optim.Adam([p.requires_grad_() for p in own], lr=0.3)
+    images, targets = tiny.images(), torch.tensor([1, 2])
+    target = 0.65 * block_macs([(torch.tensor(36.0),) * 2] * 4, 36, 1, 32).item() / 1e9
+    for _ in range(30):
+        losses = objective(reduction, model(images), targets, target_gmacs=target, weight=1e9)
+        optimizer.zero_grad()
+        losses["total"].backward()
+        optimizer.step()
+    assert losses["gmacs"].item() == pytest.approx(target, rel=0.08)
+    config = learned(reduction)
+    assert config.prune_kept[-1] < 30
+    model.requires_grad_(True)
+
+
+def test_the_classification_loss_holds_on_to_patches_it_needs() -> None:
+    """Its gradient reaches the amounts through masks and through merged tokens, in all blocks but the last."""
+    model, _ = learning(shares=SHARES)
+    logits = model(tiny.images())
+    torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2])).backward()
+    for block in model.blocks[:-1]:
+        for module in (block.reducer.prune, block.reducer.merge):
+            assert module.logits.grad is not None
+    model, _ = learning()
+    torch.nn.functional.cross_entropy(model(tiny.images()), torch.tensor([1, 2])).backward()
+    assert all(block.reducer.prune.logits.grad.abs().sum() > 0 for block in model.blocks[:-1])
+    assert all(block.reducer.merge.logits.grad.abs().sum() > 0 for block in model.blocks[:-1])
+
+
+def test_learning_keeps_the_contract(tmp_path: Any) -> None:
+    model, reduction = learning(shares=SHARES)
+    images = tiny.images()
+    with torch.no_grad():
+        expected = model(images)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model(images).isfinite().all()
+    reduction.save(tmp_path / "saved")
+    twin = tiny.HOSTS["vit"]()
+    loaded = vitrim.Reduction.load(twin, tmp_path / "saved")
+    assert torch.equal(twin(images), expected)
+    assert learned(loaded) == learned(reduction)
+    assert reduction.config.counts(36, 4) == [36] * 4
+    model.set_grad_checkpointing(True)
+    model(images).sum().backward()
+    checkpointed = model.blocks[0].reducer.prune.logits.grad.clone()
+    model.zero_grad()
+    model.set_grad_checkpointing(False)
+    model(images).sum().backward()
+    torch.testing.assert_close(model.blocks[0].reducer.prune.logits.grad, checkpointed)
+    vitrim.restore_(model)
+    assert torch.equal(model(images), tiny.HOSTS["vit"]()(images))

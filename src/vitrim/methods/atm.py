@@ -104,7 +104,7 @@ class ATMReducer(Reducer):
         self.theta = config.thresholds(self.layer.num_layers)[self.layer.depth]
 
     def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        if attention is None:
+        if attention is None or state.num_patches < 2:  # a single patch has no partner
             return None
         patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
         if self.per_image and x.shape[0] > 1:

@@ -22,7 +22,7 @@ from vitrim.methods.topk import Score, patch_score
 from vitrim.reduce import Reduction
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, Remove
-from vitrim.tokens import TokenState, decision_dtype, take
+from vitrim.tokens import TokenState, decision_dtype, flat_index, take
 
 POLICY = "diffrate_policy"
 KEPT = "kept_numbers"
@@ -55,18 +55,21 @@ class DiffRate(MethodConfig):
 
     Without lists every block merges ``r`` patches and drops none.
 
-    The amounts are what the paper learns, for a model and a MAC target. ``learn=True`` does that: two distributions per
-    block, over the share k/P (k = 1..P, P patches at the model's own size) of its n patches that pruning keeps, and of
-    these that merging keeps. They start where every patch is kept. The kept number is n times the mean share, rounded
-    up; the patch at rank j has the gradient of its probability to be kept, the sum of p_k over k n / P > j (ranks count
-    from 0). Nothing is removed meanwhile, in training and evaluation: dropped patches are masked by the smoothed softmax
-    of DynamicViT, patches that merge are masked and added to their partner with a weight that is 1, or 0 where they
-    stay. The numbers are reported as ``reduction.aux("kept_numbers")``; `objective` is the loss, and `learned` reads
-    the config with lists back, which is what really removes.
+    The amounts are what the paper learns, for a model and a MAC target. ``learn=True`` does that. Every block has two
+    distributions, p over the share k/P (k = 1..P, P patches at the model's own size) of its n patches that pruning
+    keeps, and one of these that merging keeps. They start where every patch is kept. The kept number is n times the
+    mean share, rounded up with the gradient of the mean. The patch at rank j, from 0, stays if j is below it, with the
+    gradient of the probability that it stays, the sum of p_k over k n / P > j. Nothing is removed while learning, in
+    evaluation neither: dropped patches are masked by DynamicViT's smoothed softmax; patches that merge are masked and
+    added to their partner with a weight of 1, those that stay with a weight of 0. The numbers are reported as
+    ``reduction.aux("kept_numbers")``. `objective` is the loss, and `learned` reads the config with lists back, which is
+    what really removes.
 
     Deviations: sizes of a group add up. The published code multiplies the size of a joining token by its similarity
-    first, ``discount_sizes=True``; sizes that come out negative are then clamped, where it gives NaN. Where neither
-    list removes anything the patches keep their order. ``score="column_mean"`` serves models without a class token.
+    first, ``discount_sizes=True``; sizes that come out negative are then clamped, where it gives NaN (while learning to
+    1, as published). Shares of what is left, rather than of P, give every block's amounts a gradient from the start.
+    Where neither list removes anything the patches keep their order. ``score="column_mean"`` serves models without a
+    class token.
 
     Refused on heads that pool patches: dropped tokens are missing in the mean.
 
@@ -249,15 +252,15 @@ class LearningReducer(Reducer):
             alive: (B, P) 1 or 0 with gradient, who was not pruned.
             stays: (B, P) 1 or 0 with gradient, who does not merge.
         """
-        batch, p, channels = x.shape
+        p, channels = x.shape[1:]
         vectors = unit(x.to(decision_dtype(x.dtype)))
         with full_precision(vectors):
             similarity = vectors @ vectors.transpose(1, 2)
         itself = torch.eye(p, dtype=torch.bool, device=x.device)
         similarity, partner = similarity.masked_fill(~receives[:, None, :] | itself, -2.0).max(dim=2)
         weight = alive * (1.0 - stays)
-        wide = weight.unsqueeze(-1) * x.to(weight.dtype)
-        total = torch.zeros_like(wide).scatter_add(1, partner[:, :, None].expand(-1, -1, channels), wide)
+        moving = (weight.unsqueeze(-1) * x.to(weight.dtype)).reshape(-1, channels)
+        total = torch.zeros_like(moving).index_add(0, flat_index(partner, p), moving).view(x.shape)
         count = torch.zeros_like(weight).scatter_add(1, partner, weight)
         gained = size * weight.detach() * (similarity if self.discount_sizes else 1.0)
         size = torch.zeros_like(size).scatter_add(1, partner, gained) + size

@@ -21,20 +21,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrim.block import Reducer
 from vitrim.config import MethodConfig
 from vitrim.errors import VitrimError
+from vitrim.exchange import Exchange
 from vitrim.reduce import Reduction, reduce_, restore_
-from vitrim.registry import parse_method
+from vitrim.registry import find_backbone, parse_method
 
 PARTS = ("linear", "attention", "matching", "norm")
 
 CONVENTIONS: dict[str, tuple[str, ...]] = {
     "all": PARTS,
-    "no-attention": ("linear", "matching", "norm"),
+    "no-attention": ("linear", "exchange", "matching", "norm"),
     "no-norm": ("linear", "attention", "matching"),
 }
 """Which parts a published total adds up.
 
 ``all``: what fvcore counts where attention is written as matrix products (DeiT-S 4.61; MCTF, ToMe rows of ViTTM).
-``no-attention``: what fvcore prints where attention is a fused kernel, which it does not see (ViT-S 4.25; ViTTM).
+``no-attention``: what fvcore prints where self-attention is a fused kernel, which it does not see (ViT-S 4.25). Models
+with two streams write the exchange between them as products, which it sees (ViTTM-S 1.84, LookupViT 5.26).
 ``no-norm``: plain multiply-accumulates (DeiT-S 4.60; ATM).
 """
 
@@ -42,6 +44,7 @@ DENSE = "none"
 """The method that reduces nothing."""
 
 NORM_PER_ELEMENT = 5  # as fvcore: mean, variance, normalise, scale, shift
+BATCH_NORM_PER_ELEMENT = 2  # as fvcore: in evaluation it scales and shifts
 
 Shape = Sequence[int]
 
@@ -54,7 +57,9 @@ class Macs:
         linear: linear and convolution layers, learned predictors of a method among them.
         attention: q k^T and the product with v.
         matching: similarities and scores that a method computes in order to decide (products inside its `Reducer`).
-        norm: 5 per element that a LayerNorm reads, as fvcore counts. Other norms count nothing, as there.
+        norm: 5 per element that a LayerNorm reads and 2 per element of a batch norm, as fvcore counts. Other norms
+            count nothing, as there.
+        exchange: the part of ``attention`` between two streams of tokens (products inside an `Exchange` module).
 
     Example:
         >>> Macs(linear=4_000_000_000, attention=500_000_000, matching=0, norm=0).total
@@ -65,6 +70,7 @@ class Macs:
     attention: int
     matching: int
     norm: int
+    exchange: int = 0
 
     @property
     def total(self) -> int:
@@ -101,6 +107,9 @@ class Profile:
         macs: multiply-accumulates per image.
         tokens_per_block: tokens after every block, prefix (class token) included. Where counts differ per image, the
             mean number of real tokens; the slots that pad them to a common length are computed, so ``macs`` has them.
+            Empty for a model that vitrim cannot reduce.
+        unused_params: parameters that the authors' code of a published architecture holds besides and never uses;
+            published counts are the sum of both.
     """
 
     model: str
@@ -108,6 +117,7 @@ class Profile:
     params: int
     macs: Macs
     tokens_per_block: tuple[float, ...]
+    unused_params: int = 0
 
 
 def profile(
@@ -124,7 +134,7 @@ def profile(
     counts may depend on who shares a batch), and the results are means over the images.
 
     Args:
-        model: a supported host that is not reduced.
+        model: a supported host that is not reduced; without a method, any model.
         method: the method's config or its text, e.g. ``"tome:r=13"``; None or ``"none"`` is the dense model.
         images: one batch (B, C, H, W) or several, on the device and in the dtype of the model.
         name: what the result calls the model; default timm's name of the architecture, else the class name.
@@ -141,13 +151,17 @@ def profile(
     """
     config = method if isinstance(method, MethodConfig) else parse_method(DENSE if method is None else method)
     batches = _batches(config, images)
+    unused = getattr(model, "published_unused_params", 0)
+    if config.describe() == DENSE and find_backbone(model) is None:
+        params = sum(parameter.numel() for parameter in model.parameters())
+        return Profile(name or _name(model), DENSE, params, _dense_macs(model, batches), (), unused)
     reduction = reduce_(model, config, record=True)
     try:
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens = _measure(model, reduction, batches)
     finally:
         restore_(model)
-    return Profile(name or _name(model), config.describe(), params, macs, tokens)
+    return Profile(name or _name(model), config.describe(), params, macs, tokens, unused)
 
 
 def count_macs(model: nn.Module, images: Tensor) -> Macs:
@@ -180,11 +194,17 @@ def _measure(model: nn.Module, reduction: Reduction, batches: Iterable[Tensor]) 
     number = 0
     for batch in batches:
         counted.update(_count(model, batch))
-        tokens.append([len(batch) * count for count in _tokens_per_block(reduction)])
+        tokens.append([len(batch) * count for count in reduction.mean_tokens_per_block])
         number += len(batch)
     if number == 0:
         raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
     return _per_image(counted, number), tuple(_tidy(sum(block) / number) for block in zip(*tokens, strict=True))
+
+
+def _dense_macs(model: nn.Module, batches: Iterable[Tensor]) -> Macs:
+    for images in batches:
+        return count_macs(model, images)
+    raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
 
 
 def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
@@ -195,17 +215,6 @@ def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterabl
     if isinstance(images, Tensor) and images.is_meta:
         raise VitrimError(f"{config.name} adapts to the content of the images: profile it on real ones, not on meta")
     return batches
-
-
-def _tokens_per_block(reduction: Reduction) -> list[float]:
-    """Tokens after every block of the last forward, as a mean of real ones where images keep different numbers."""
-    counts: list[float] = []
-    for computed, state in zip(reduction.tokens_per_block, reduction.states[1:], strict=True):
-        if state.mask is None or computed != state.num_tokens:  # a last block may compute the head's rows only
-            counts.append(computed)
-        else:
-            counts.append(state.mask.sum(dim=1).double().mean().item())
-    return counts
 
 
 def _tidy(count: float) -> float:
@@ -223,7 +232,7 @@ def _name(model: nn.Module) -> str:
 
 
 def _per_image(counted: Mapping[str, int], number: int) -> Macs:
-    return Macs(**{part: round(counted[part] / number) for part in PARTS})
+    return Macs(**{part: round(counted[part] / number) for part in (*PARTS, "exchange")})
 
 
 def _count(model: nn.Module, images: Tensor) -> Counter[str]:
@@ -240,18 +249,23 @@ def _count(model: nn.Module, images: Tensor) -> Counter[str]:
         flops[_PART_OF[operation]] += count
     if not any(flops.values()):
         raise RuntimeError(f"{type(model).__name__} ran no product that can be counted")
-    for name in _reducer_names(model):
-        deciding = sum(n for operation, n in by_module.get(name, {}).items() if _PART_OF[operation] == "attention")
+    for name in _names_of(Reducer, model):
+        deciding = _attention(by_module.get(name, {}))
         flops["attention"] -= deciding
         flops["matching"] += deciding
+    flops["exchange"] = sum(_attention(by_module.get(name, {})) for name in _names_of(Exchange, model))
     return Counter({part: count // 2 for part, count in flops.items()})  # a MAC is two FLOPs
 
 
-def _reducer_names(model: nn.Module) -> list[str]:
-    """What the module tracker of the counter calls the reducers. A decision is a module call of its `Reducer`."""
+def _attention(operations: Mapping[Any, int]) -> int:
+    return sum(flops for operation, flops in operations.items() if _PART_OF[operation] == "attention")
+
+
+def _names_of(kind: type[nn.Module], model: nn.Module) -> list[str]:
+    """What the module tracker of the counter calls the modules of a class; a reducer decides in such a module call."""
     root = type(model).__name__
     modules = model.named_modules(remove_duplicate=False)  # the tracker knows a shared module by its last name
-    return [f"{root}.{name}" for name, module in modules if isinstance(module, Reducer)]
+    return [f"{root}.{name}" for name, module in modules if isinstance(module, kind)]
 
 
 @contextmanager
@@ -309,6 +323,10 @@ def _norm_flops(x: Shape, *_: Any, **__: Any) -> int:
     return 2 * NORM_PER_ELEMENT * prod(x)
 
 
+def _batch_norm_flops(x: Shape, *_: Any, **__: Any) -> int:
+    return 2 * BATCH_NORM_PER_ELEMENT * prod(x)
+
+
 _aten = torch.ops.aten
 
 _FORMULAS = {
@@ -318,6 +336,7 @@ _FORMULAS = {
     _aten.scaled_dot_product_attention: _attention_flops,
     _aten.cdist: _distance_flops,
     _aten.native_layer_norm: _norm_flops,
+    _aten.batch_norm: _batch_norm_flops,
 }
 
 # A batched product outside of a reducer is attention, however it is written; a plain one is a learned layer.
@@ -333,4 +352,5 @@ _PART_OF = {
     _aten.scaled_dot_product_attention: "attention",
     _aten.cdist: "attention",
     _aten.native_layer_norm: "norm",
+    _aten.batch_norm: "norm",
 }

@@ -9,16 +9,16 @@ from timm.models.beit import Beit, Block
 from torch import Tensor
 
 from vitrim.attention import Attention, add_bias
-from vitrim.backbones.timm.common import TimmHost, position_bias, project_qkv, project_values, scaled
-from vitrim.block import ReducedBlock
+from vitrim.backbones.timm.common import TimmBlock, TimmHost, position_bias, project_qkv, project_values, scaled
 from vitrim.registry import register_backbone
 from vitrim.tokens import TokenState
 
 
-class ReducedBeitBlock(ReducedBlock, Block):
+class ReducedBeitBlock(TimmBlock, Block):
     """BEiT's block under reduction."""
 
     host_class = Block
+    attention_classes = (BeitAttention,)
 
     norm1: Any
     attn: Any
@@ -63,7 +63,6 @@ class TimmBeit(TimmHost):
     """Models of class `timm.models.beit.Beit`."""
 
     name = "timm Beit"
+    heads = ("class token", "patches")
     reduced_blocks = (ReducedBeitBlock,)
     model_classes = (Beit,)
-    attention_classes = (BeitAttention,)
-    calls = ("forward", "forward_features", "forward_head")

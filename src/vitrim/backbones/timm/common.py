@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrim.block import ReducedBlock, class_of
 from vitrim.errors import UnsupportedModelError
 from vitrim.host import DenseCall, Host, HostFacts
 from vitrim.tokens import TokenState, Trace
@@ -19,8 +20,8 @@ def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
     """Raise ValueError for what a reduced block cannot be given: a mask made for all N0 tokens."""
     if mask is not None or is_causal:
         raise ValueError(
-            "a reduced model takes no attn_mask and no is_causal: a mask for the full sequence has no meaning once "
-            "tokens are gone; call it without, or vitrim.restore_(model) first"
+            "a reduced model takes no attn_mask and no is_causal (padded NaFlex batches bring a mask): a mask for the "
+            "full sequence has no meaning once tokens are gone; call it without, or vitrim.restore_(model) first"
         )
 
 
@@ -100,27 +101,26 @@ def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     return split_heads(projected, attn.num_heads, end - first)
 
 
+class TimmBlock(ReducedBlock):
+    """The reduced form of a timm block, with the attention classes that it can stand for."""
+
+    attention_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
+
+    @staticmethod
+    def attentions(block: Any) -> list[Any]:
+        """The attention modules of a block, reduced or not."""
+        return [block.attn]
+
+
 class TimmHost(Host):
     """A timm model with a list of ``blocks``, a ``head`` and ``forward_intermediates``.
 
-    Subclasses name the model classes whose forward they know, the attention classes they know, and write `head_rows`.
+    Subclasses name the model classes whose forward they know, and the calls that make it up.
     """
 
+    reduced_blocks: ClassVar[tuple[type[TimmBlock], ...]] = ()
     model_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
-    attention_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
-    calls: ClassVar[tuple[str, ...]] = ("forward", "forward_features", "forward_head", "pool")
-
-    @classmethod
-    def attentions(cls, block: Any) -> list[Any]:
-        """The attention modules of one block."""
-        return [block.attn]
-
-    @classmethod
-    def head_rows(cls, model: Any) -> int | None:
-        """See `HostFacts.head_rows`."""
-        if getattr(model, "attn_pool", None) is None and model.global_pool == "token":
-            return 1
-        return None
+    calls: ClassVar[tuple[str, ...]] = ("forward", "forward_features", "forward_head")
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -132,20 +132,27 @@ class TimmHost(Host):
                     f"cannot know what its head reads; supported: {supported}"
                 )
         for block in cls.blocks(model):
-            cls.reduced_class(block)  # a block of another class is refused by its name, not by its attention
+            classes = cls.reduced_class(block).attention_classes
             for attn in cls.attentions(block):
-                cls.check_attention(attn)
+                if class_of(attn) not in classes:
+                    raise UnsupportedModelError(
+                        f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "
+                        + ", ".join(known.__name__ for known in classes)
+                    )
+                if getattr(attn, "gate", None) is not None:
+                    raise UnsupportedModelError(f"{cls.name} with gated attention is not supported")
 
     @classmethod
-    def check_attention(cls, attn: Any) -> None:
-        """Raise `UnsupportedModelError` for an attention module that the reduced blocks cannot stand for."""
-        if type(attn) not in cls.attention_classes:
-            supported = ", ".join(known.__name__ for known in cls.attention_classes)
-            raise UnsupportedModelError(
-                f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: {supported}"
-            )
-        if getattr(attn, "gate", None) is not None:
-            raise UnsupportedModelError(f"{cls.name} with gated attention is not supported")
+    def reduced_class(cls, block: nn.Module) -> type[TimmBlock]:
+        reduced = super().reduced_class(block)
+        assert issubclass(reduced, TimmBlock)
+        return reduced
+
+    @classmethod
+    def attentions(cls, block: nn.Module) -> list[Any]:
+        """The attention modules of a block, reduced or not."""
+        own = type(block) if isinstance(block, TimmBlock) else cls.reduced_class(block)
+        return own.attentions(block)
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:
@@ -161,8 +168,15 @@ class TimmHost(Host):
             has_class_token=model.cls_token is not None,
             grid_size=tuple(model.patch_embed.grid_size),
             head_rows=cls.head_rows(model),
-            input_size=(model.patch_embed.proj.in_channels, *model.patch_embed.img_size),
+            input_size=(model.in_chans, *model.patch_embed.img_size),
         )
+
+    @classmethod
+    def head_rows(cls, model: Any) -> int | None:
+        """See `HostFacts.head_rows`."""
+        if getattr(model, "attn_pool", None) is None and model.global_pool == "token":
+            return 1
+        return None
 
     @classmethod
     def classifiers(cls, model: Any) -> list[nn.Module]:

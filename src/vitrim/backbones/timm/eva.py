@@ -16,14 +16,15 @@ from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
 from torch import Tensor
 
 from vitrim.attention import Attention
-from vitrim.backbones.timm.common import TimmHost, project_qkv, project_values, refuse_mask, scaled
-from vitrim.block import ReducedBlock
+from vitrim.backbones.timm.common import TimmBlock, TimmHost, project_qkv, project_values, refuse_mask, scaled
 from vitrim.registry import register_backbone
 from vitrim.tokens import TokenState
 
 
-class ReducedRopeBlock(ReducedBlock):
+class ReducedRopeBlock(TimmBlock):
     """What timm's blocks with rotary embedding share: everything but where their norms are."""
+
+    attention_classes = (EvaAttention, AttentionRope)
 
     attn: Any
 
@@ -40,8 +41,8 @@ class ReducedRopeBlock(ReducedBlock):
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn: Any = self.attn
         q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
-        dtype, k = k.dtype, expand_groups(k, attn.num_heads)
-        q, k = attn.q_norm(q), attn.k_norm(k)
+        dtype = k.dtype
+        q, k = attn.q_norm(q), expand_groups(attn.k_norm(k), attn.num_heads)
         k_raw, rope = None, host_args[0]
         if rope is not None:
             table, k_raw = rope_of_tokens(rope, state), k
@@ -138,4 +139,4 @@ class TimmEva(TimmHost):
     name = "timm Eva"
     reduced_blocks = (ReducedEvaBlock, ReducedEvaBlockPostNorm)
     model_classes = (Eva,)
-    attention_classes = (EvaAttention, AttentionRope)
+    calls = (*TimmHost.calls, "pool")

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vitrim.attention import Attention
 from vitrim.backbones.timm.common import (
+    TimmBlock,
     TimmHost,
     is_plain_linear,
     project_qkv,
@@ -30,13 +31,14 @@ from vitrim.backbones.timm.common import (
     refuse_mask,
     split_heads,
 )
-from vitrim.block import ReducedBlock
 from vitrim.registry import register_backbone
 from vitrim.tokens import TokenState
 
 
-class ReducedPlainBlock(ReducedBlock):
+class ReducedPlainBlock(TimmBlock):
     """What timm's blocks with one `Attention` share: everything but where their norms are."""
+
+    attention_classes = (TimmAttention,)
 
     attn: Any
 
@@ -111,7 +113,7 @@ class ReducedResPostBlock(ReducedPlainBlock, ResPostBlock):
         return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
 
 
-class ReducedParallelScalingBlock(ReducedBlock, ParallelScalingBlock):
+class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
     """timm's `ParallelScalingBlock` under reduction: attention and MLP side by side behind one projection.
 
     Keys and values are needed of all tokens, the hidden layer of the MLP only of those that stay: it is projected
@@ -119,6 +121,7 @@ class ReducedParallelScalingBlock(ReducedBlock, ParallelScalingBlock):
     """
 
     host_class = ParallelScalingBlock
+    attention_classes = (ParallelScalingBlock,)
     parallel = True
 
     in_norm: Any
@@ -131,6 +134,10 @@ class ReducedParallelScalingBlock(ReducedBlock, ParallelScalingBlock):
     mlp_act: Any
     ls: Any
     drop_path: Any
+
+    @staticmethod
+    def attentions(block: Any) -> list[Any]:
+        return [block]  # it is its own attention
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         refuse_mask(attn_mask, is_causal)
@@ -181,16 +188,21 @@ class ReducedParallelScalingBlock(ReducedBlock, ParallelScalingBlock):
         return F.linear(y, self.in_proj.weight[rows], bias)
 
 
-class ReducedParallelThingsBlock(ReducedBlock, ParallelThingsBlock):
+class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
     """timm's `ParallelThingsBlock` under reduction: several attentions side by side, then several MLPs.
 
     To a method the attentions are one, with the heads of all of them.
     """
 
     host_class = ParallelThingsBlock
+    attention_classes = (TimmAttention,)
 
     attns: Any
     ffns: Any
+
+    @staticmethod
+    def attentions(block: Any) -> list[Any]:
+        return [branch.attn for branch in block.attns]
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         refuse_mask(attn_mask, is_causal)
@@ -236,18 +248,7 @@ class TimmViT(TimmHost):
     name = "timm VisionTransformer"
     reduced_blocks = (ReducedTimmBlock, ReducedResPostBlock, ReducedParallelScalingBlock, ReducedParallelThingsBlock)
     model_classes = (VisionTransformer, VisionTransformerDistilled)
-    attention_classes = (TimmAttention,)
-
-    @classmethod
-    def attentions(cls, block: Any) -> list[Any]:
-        if isinstance(block, ParallelThingsBlock):
-            return [branch.attn for branch in block.attns]
-        return [block if isinstance(block, ParallelScalingBlock) else block.attn]
-
-    @classmethod
-    def check_attention(cls, attn: Any) -> None:
-        if not isinstance(attn, ParallelScalingBlock):  # which is its own attention
-            super().check_attention(attn)
+    calls = (*TimmHost.calls, "pool")
 
     @classmethod
     def head_rows(cls, model: Any) -> int | None:

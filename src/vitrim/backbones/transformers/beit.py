@@ -57,7 +57,8 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
         """(H, n, n) between the input tokens, this layer's and the shared one together; None without either."""
         if self.relative_position_bias is None:
             return shared
-        window = (resolution[0] // self.patch_size, resolution[1] // self.patch_size)
+        patch: Any = self.patch_size
+        window = (resolution[0] // patch, resolution[1] // patch)
         own: Tensor = self.relative_position_bias(window, interpolate, dim_size=n)[0]
         return add_bias(own, shared)
 
@@ -80,6 +81,7 @@ class HFBeit(TransformersHost):
     """Hugging Face BEiT. Its classifier averages the patches, or reads the class token, as the config says."""
 
     name = "transformers BEiT"
+    heads = ("class token", "patches")
     reduced_blocks = (ReducedBeitLayer,)
     trunk_classes = (BeitModel,)
 

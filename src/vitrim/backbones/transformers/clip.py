@@ -35,6 +35,7 @@ class HFCLIP(TransformersHost):
     """
 
     name = "transformers CLIP"
+    heads = ("class token", "patches")
     reduced_blocks = (ReducedCLIPEncoderLayer,)
     trunk_classes = (CLIPVisionModel,)
 

@@ -18,6 +18,9 @@ from vitrim.host import Host, HostFacts
 from vitrim.reduce import get_reduction
 from vitrim.tokens import TokenState, Trace
 
+WHOLE: Any = object()
+"""No ``state_dict`` was named."""
+
 
 class ReducedLayer(ReducedBlock):
     """The reduced form of an encoder layer. A family names its attention and its first norm, and writes two branches.
@@ -159,27 +162,24 @@ class SaveCall:
     reduction, as ``reduction.save`` writes it.
 
     So ``from_pretrained`` finds no parameters it does not know, and ``Reduction.load(model, folder)`` finds them all.
-    Who hands in a ``state_dict`` decides what is saved: `Trainer` always names it, and its checkpoints keep the learned
-    parameters among the others, or training could not resume.
+    Who names a ``state_dict`` decides what the weights file holds: `Trainer` always names it, and its checkpoints keep
+    the learned parameters among the others, for training to resume.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, save_directory: Any, is_main_process: bool = True, state_dict: Any = WHOLE, *args: Any, **kwargs: Any
+    ) -> Any:
         model: Any = self.model
-        is_main = args[0] if args else kwargs.get("is_main_process", True)
-        if len(args) < 2 and "state_dict" not in kwargs:
-            state = model.state_dict()
-            if any(REDUCER in key for key in state):
-                kwargs["state_dict"] = {key: value for key, value in state.items() if REDUCER not in key}
-        saved = type(model).save_pretrained(model, save_directory, *args, **kwargs)
-        if is_main:
+        handed_in = state_dict is not WHOLE and state_dict is not None
+        if state_dict is WHOLE:
+            state_dict = {key: value for key, value in model.state_dict().items() if ".reducer." not in key}
+        saved = type(model).save_pretrained(model, save_directory, is_main_process, state_dict, *args, **kwargs)
+        if is_main_process and not handed_in:
             get_reduction(model).save(save_directory)
         return saved
-
-
-REDUCER = ".reducer."
 
 
 def _wanted(name: str, trunk: Any, kwargs: dict[str, Any]) -> bool:
@@ -234,7 +234,8 @@ class TransformersHost(Host):
             num_prefix=cls.prefix_of(trunk),
             has_class_token=cls.has_class_token,
             grid_size=(height // patch_height, width // patch_width),
-            head_rows=cls.head_rows(model),
+            # a forward of the user's own may read any token
+            head_rows=cls.head_rows(model) if type(model).forward.__module__.startswith("transformers.") else None,
             input_size=(config.num_channels, height, width),
         )
 

@@ -49,6 +49,7 @@ class HFDinov2(_Dino):
     """Hugging Face DINOv2."""
 
     name = "transformers DINOv2"
+    heads = ("patches",)
     reduced_blocks = (ReducedDinov2Layer,)
     trunk_classes = (Dinov2Model, Dinov2Backbone)
 
@@ -62,6 +63,7 @@ class HFDinov2WithRegisters(_Dino):
     """Hugging Face DINOv2 with register tokens, which are protected like the class token."""
 
     name = "transformers DINOv2 with registers"
+    heads = ("patches",)
     reduced_blocks = (ReducedDinov2WithRegistersLayer,)
     trunk_classes = (Dinov2WithRegistersModel, Dinov2WithRegistersBackbone)
 

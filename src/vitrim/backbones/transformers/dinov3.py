@@ -62,6 +62,7 @@ class HFDINOv3(TransformersHost):
     """Hugging Face DINOv3: class token, registers, rotary positions."""
 
     name = "transformers DINOv3"
+    heads = ("patches",)
     reduced_blocks = (ReducedDINOv3ViTLayer,)
     trunk_classes = (DINOv3ViTModel, DINOv3ViTBackbone)
 

@@ -29,6 +29,7 @@ class HFSiglip(TransformersHost):
     """
 
     name = "transformers SigLIP"
+    heads = ("no class token",)
     reduced_blocks = (ReducedSiglipEncoderLayer,)
     trunk_classes = (SiglipVisionModel,)
     num_prefix = 0

@@ -56,6 +56,7 @@ class HFSiglip2(TransformersHost):
     """Hugging Face SigLIP 2: no class token; its heads attend to the patches with a probe, or average them."""
 
     name = "transformers SigLIP 2"
+    heads = ("no class token",)
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
     trunk_classes = (Siglip2VisionModel,)
     num_prefix = 0

@@ -59,6 +59,7 @@ class HFViT(_Plain):
     """Hugging Face ViT."""
 
     name = "transformers ViT"
+    heads = ("class token", "patches")
     reduced_blocks = (ReducedViTLayer,)
     trunk_classes = (ViTModel,)
 
@@ -72,6 +73,7 @@ class HFDeiT(_Plain):
     """Hugging Face DeiT: a class and a distillation token; its classifiers read one or both."""
 
     name = "transformers DeiT"
+    heads = ("class token", "patches")
     reduced_blocks = (ReducedDeiTLayer,)
     trunk_classes = (DeiTModel,)
     num_prefix = 2

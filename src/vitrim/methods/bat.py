@@ -1,0 +1,171 @@
+"""BAT: attentive patches are matched, inattentive ones clustered (Long et al., Beyond Attentive Tokens, CVPR 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.assignment import Hard, merge
+from vitrim.attention import Attention
+from vitrim.block import Reducer
+from vitrim.config import Layer, MethodConfig
+from vitrim.matching import best_partners, distances, most_similar, nearest_centre, unit
+from vitrim.methods.topk import ScoredPruning, patch_score
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule
+from vitrim.tokens import TokenState, take
+
+
+@dataclass(frozen=True)
+class Decoupled:
+    """The patches that ``share`` keeps, less ``pairs`` of them, and ``clusters`` of the others.
+
+    Example:
+        >>> from vitrim.schedule import Keep
+        >>> Decoupled(Keep(0.7), pairs=4, clusters=6).parts(196, 196)
+        (138, 4, 6)
+    """
+
+    share: Amount
+    pairs: int
+    clusters: int
+
+    def parts(self, initial: int, current: int) -> tuple[int, int, int]:
+        """How many patches are attentive, how many of these merge, how many clusters the others make.
+
+        At most every second attentive patch merges, and there are no more clusters than patches to cluster.
+        """
+        attentive = max(1, min(self.share.keep(initial, current), current))
+        if attentive == current:
+            return current, 0, 0
+        return attentive, min(self.pairs, attentive // 2), min(self.clusters, current - attentive)
+
+    def keep(self, initial: int, current: int) -> int:
+        attentive, pairs, clusters = self.parts(initial, current)
+        return attentive - pairs + clusters
+
+
+@register_method
+class BAT(ScoredPruning):
+    """Keep what the class token attends to, without its duplicates, and a summary of the rest.
+
+    Between attention and MLP, with a_j the attention of the class token to patch j in this block, mean over heads, and
+    x_j the patch after the attention residual:
+
+    * the ceil(r P) patches of highest a_j are attentive; P counts the current patches, clusters included;
+    * of the attentive ones, ``pairs`` merge into their most similar partner (cosine of x);
+    * of the others, ``clusters`` become centres: with d_ij = |x_i - x_j| among them, those with the largest rho delta,
+
+          rho_i = exp(-mean_j d_ij^2 / C),    delta_i = min of d_ij over j with rho_j > rho_i,
+
+      for the densest one its largest d. Every patch joins the nearest centre.
+
+    A merged patch is the mean of its group, weighted by a_j. So ceil(r P) - pairs + clusters patches are left,
+    attentive ones first, clusters last. Nothing is lost. Where the rule keeps every patch, nothing merges either. The
+    prefix tokens pass unchanged.
+
+    The authors published no code, and not the numbers of pairs and clusters; their logs fit ceil(r P) plus 0 to 3
+    tokens per stage, so by default both are 4. Our readings: squared distances are averaged and divided by C, as a
+    plain sum underflows; the cluster mean is normalised; attentive patches are matched as in ToMe, every second patch
+    in order of attention to the best of those between, so that a pair may grow to a group. ``score="column_mean"``
+    serves models without a class token. Sizes are tracked for the source map and for pooling heads; they do not enter
+    attention.
+
+    Example:
+        >>> BAT(keep_rate=0.7).counts(196, 12)[-1]
+        68
+    """
+
+    name = "bat"
+    paper = "Beyond Attentive Tokens: Incorporating Token Importance and Diversity for Efficient ViTs (CVPR 2023)"
+    kind = "merge"
+
+    rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")
+    pairs: int = Field(4, ge=0, description="attentive patches that merge into another attentive one, at each stage")
+    clusters: int = Field(4, ge=1, description="tokens that the inattentive patches become, at each stage")
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        shares = super().schedule(num_layers)
+        return [None if share is None else Decoupled(share, self.pairs, self.clusters) for share in shares]
+
+    def build(self, layer: Layer) -> Reducer | None:
+        return BATReducer(self, layer) if self.schedule(layer.num_layers)[layer.depth] is not None else None
+
+
+class BATReducer(Reducer):
+    site = "between"
+
+    def __init__(self, config: BAT, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.score = config.score
+
+    def configure(self, config: MethodConfig) -> None:
+        super().configure(config)
+        amount = config.schedule(self.layer.num_layers)[self.layer.depth]
+        assert isinstance(amount, Decoupled)
+        self.decoupled = amount
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        count, pairs, clusters = self.decoupled.parts(state.initial_patches, state.num_patches)
+        if count == state.num_patches or attention is None:
+            return None
+        score = patch_score(attention, state, self.score)
+        rank = score.argsort(dim=1, descending=True, stable=True)
+        attentive, others = rank[:, :count], rank[:, count:]
+        patches = x[:, state.num_prefix :].detach()
+        kept, matched, partner = match_attentive(take(patches, attentive), pairs)
+        centres, joining, cluster = cluster_inattentive(take(patches, others), clusters)
+        # a probability may underflow to 0: a group of such patches then has equal weights
+        weight = score.clamp_min(torch.finfo(score.dtype).tiny)
+        return merge(
+            state,
+            keep=torch.cat([attentive.gather(1, kept), others.gather(1, centres)], dim=1),
+            moved=torch.cat([attentive.gather(1, matched), others.gather(1, joining)], dim=1),
+            into=torch.cat([partner, cluster + (count - pairs)], dim=1),
+            weight=torch.cat([score.new_ones(score.shape[0], state.num_prefix), weight], dim=1),
+        )
+
+
+def match_attentive(patches: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which of the ``patches`` (B, A, C), most attentive first, stay (B, A - pairs), which merge (B, pairs), and which
+    entry of the former each joins. Odd ranks may merge, into even ranks; at most A // 2."""
+    vectors = unit(patches)
+    similarity, best = best_partners(vectors[:, 1::2], vectors[:, ::2])
+    moved, _ = most_similar(similarity, pairs)
+    gone = torch.zeros(patches.shape[:2], dtype=torch.int8, device=patches.device).scatter(1, 2 * moved + 1, 1)
+    kept = gone.argsort(dim=1, stable=True)[:, : patches.shape[1] - pairs]
+    place = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
+    place = torch.zeros_like(gone, dtype=torch.int64).scatter(1, kept, place)
+    return kept, 2 * moved + 1, place.gather(1, 2 * best.gather(1, moved))
+
+
+def cluster_inattentive(patches: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Centres (B, K) among the ``patches`` (B, P, C), the others (B, P - K), and which centre each of these joins."""
+    distance = distances(patches)
+    centres = density_peaks(distance, patches.shape[-1], count)
+    cluster = nearest_centre(distance, centres)
+    is_centre = torch.zeros(cluster.shape, dtype=torch.int8, device=cluster.device).scatter(1, centres, 1)
+    others = is_centre.argsort(dim=1, stable=True)[:, : cluster.shape[1] - count]
+    return centres, others, cluster.gather(1, others)
+
+
+def density_peaks(distance: Tensor, channels: int, count: int) -> Tensor:
+    """(B, count) indices of the largest rho delta, from ``distance`` (B, P, P) of patches with so many channels."""
+    log_density = log_densities(distance, channels)
+    # the logarithm keeps the order, and densities far below 1 cannot underflow
+    peak = log_density + separations(distance, log_density).log()
+    return peak.argsort(dim=1, descending=True, stable=True)[:, :count]
+
+
+def log_densities(distance: Tensor, channels: int) -> Tensor:
+    """(B, P) log rho: minus the mean squared ``distance`` (B, P, P) to all patches, itself included, per channel."""
+    return -distance.square().mean(dim=2) / channels
+
+
+def separations(distance: Tensor, density: Tensor) -> Tensor:
+    """(B, P) delta: distance to the nearest patch of higher ``density`` (B, P); for the densest, to the farthest."""
+    denser = density[:, None, :] > density[:, :, None]
+    return torch.where(denser, distance, distance.amax(dim=2, keepdim=True)).amin(dim=2)

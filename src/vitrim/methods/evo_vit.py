@@ -1,0 +1,232 @@
+"""Evo-ViT: unimportant patches wait and come back to be ranked again (Xu et al., AAAI 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitrim.assignment import Hard, merge, prune
+from vitrim.attention import Attention
+from vitrim.block import Reducer, Site
+from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.methods.topk import ScoredPruning, patch_score
+from vitrim.reduce import Reduction
+from vitrim.registry import register_method
+from vitrim.schedule import Amount, KeepRule
+from vitrim.tokens import TokenState
+
+IMPORTANCE = "evo_vit_importance"
+CLASS_LOGITS = "class_logits"
+
+
+@dataclass(frozen=True)
+class OfAll:
+    """Another amount, asked about all patches: those that wait are back when it is decided."""
+
+    amount: Amount
+
+    def keep(self, initial: int, current: int) -> int:
+        return self.amount.keep(initial, initial)
+
+
+class All:
+    """The amount of a layer that brings all patches back."""
+
+    def keep(self, initial: int, current: int) -> int:
+        return initial
+
+
+@register_method
+class EvoViT(ScoredPruning):
+    """Let only the most important patches through the blocks; at each stage all of them are ranked again.
+
+    Every block updates the importance of the patches in it, a_j being the attention of its class token to patch j:
+
+        g_j <- (1 - t) g_j + t a_j,
+
+    t = ``tradeoff`` from the first stage on and 1 before it (only the latest counts). Before the block of each stage
+    all P patches are sorted by g, highest first, and the first K = floor(r P) go on with the prefix tokens. The others,
+    the placeholders, wait as they are, with the g they had; they come back for the next ranking and after the last
+    block. So nothing is lost, and a patch that waited at one stage may work at the next.
+
+    ``blocks`` from the first stage to the last block rank before every block. That is how the paper trains for the
+    first 200 of 300 epochs ("layer-wise"); then ``reduction.set(blocks=(4, 8))`` goes on as at inference.
+
+    ``fast_update``: while they wait, the mean of the placeholders, weighted by g, goes through the blocks as one more
+    token, and what is added to it is added to each of them when they come back (the paper's slow-fast update; part of
+    its LeViT form, but left out in its DeiT form, which is the default here).
+
+    The published head takes the mean of all patches: build the model with timm's ``global_pool="avg"``. Trained from
+    scratch with a second head on the class token, ``class_head=True``, see `objective`. On a model whose head reads the
+    class token the placeholders only miss updates they would have given; ``last_block="auto"`` saves the most there.
+
+    Deviations: a_j is the mean over heads where the published code sums, which ranks the same. After a stage the
+    published code goes on in sorted order; attention does not depend on order. ``rejoin=False``: placeholders do not
+    come back after the last block and are missing in the mean (published as "prunecls").
+
+    Example:
+        >>> EvoViT(keep_rate=0.5).counts(196, 12)
+        [196, 196, 196, 196, 98, 98, 98, 98, 98, 98, 98, 196]
+    """
+
+    name = "evo_vit"
+    paper = "Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer (AAAI 2022)"
+    training_free = False
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
+
+    keep_rate: float = Field(0.5, gt=0.0, le=1.0, description="share of all patches that go through the blocks")
+    rule: KeepRule = Field("floor_initial", description="how keep_rate becomes a count, always of all patches")
+    tradeoff: float = Field(0.5, gt=0.0, le=1.0, description="t: weight of a block's own attention in the importance")
+    fast_update: bool = Field(False, description="one more token, the mean of those that wait, brings them up to date")
+    rejoin: bool = Field(True, description="patches that wait come back after the last block")
+    class_head: bool = Field(
+        False, description="in training a second head, on the class token: its logits are reported"
+    )
+
+    def default_stages(self, num_layers: int) -> tuple[int, ...]:
+        """A third and two thirds of the depth: blocks 4 and 8 of 12."""
+        return tuple(sorted({max(1, num_layers * third // 3) for third in (1, 2)}))
+
+    def added_tokens(self) -> int:
+        return int(self.fast_update)
+
+    def working(self, num_layers: int) -> list[Amount | None]:
+        """How many patches go through the block of each stage; None where no stage begins."""
+        amounts = super().schedule(num_layers)
+        if amounts[0] is not None:
+            raise VitrimError("evo_vit ranks by the attention of the blocks before a stage: block 0 cannot be one")
+        return [None if amount is None else OfAll(amount) for amount in amounts]
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        amounts = self.working(num_layers)
+        return [*amounts[:-1], All()] if self.rejoin else amounts
+
+    def counts(self, initial: int, num_layers: int) -> list[int] | None:
+        counts = super().counts(initial, num_layers)
+        return [*counts[:-1], initial] if counts is not None and self.rejoin else counts
+
+    def build(self, layer: Layer) -> Reducer:
+        return EvoViTReducer(self, layer)
+
+
+class EvoViTReducer(Reducer):
+    """Parameters: ``norm`` and ``head`` of the class token, in the last block, with ``class_head``."""
+
+    site = "before"
+
+    def __init__(self, config: EvoViT, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.score, self.fast_update = config.score, config.fast_update
+        last = layer.depth == layer.num_layers - 1
+        self.rejoins = last and config.rejoin
+        self.norm: nn.LayerNorm | None = None
+        if last and config.class_head:
+            if layer.num_classes == 0 or not layer.has_class_token:
+                raise VitrimError("evo_vit: class_head=true needs a model with a class token and a classifier")
+            self.norm = nn.LayerNorm(layer.dim, eps=1e-6)
+            self.head = nn.Linear(layer.dim, layer.num_classes)
+            nn.init.trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+    def configure(self, config: MethodConfig) -> None:
+        assert isinstance(config, EvoViT)
+        amounts, depth = config.working(self.layer.num_layers), self.layer.depth
+        self.amount = amounts[depth]
+        stages = [stage for stage, amount in enumerate(amounts) if amount is not None]
+        # before the first stage only the block before it counts, after the last ranking none does
+        self.observes = stages[0] - 1 <= depth < stages[-1]
+        self.tradeoff = 1.0 if depth < stages[0] else config.tradeoff
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site == "before" and self.amount is not None:
+            return self.park(*self.bring_back(x, state))
+        if site == "between" and self.observes and attention is not None:
+            return x, self.observe(attention, state)
+        if site == "after":
+            if self.training and self.norm is not None:
+                state = state.report(CLASS_LOGITS, self.layer.depth, self.head(self.norm(x[:, 0])))
+            return self.bring_back(x, state) if self.rejoins else (x, state)
+        return x, state
+
+    def observe(self, attention: Attention, state: TokenState) -> TokenState:
+        """Update the importance of the tokens in this block."""
+        seen = patch_score(attention, state, self.score)
+        seen = F.pad(seen, (state.num_prefix, 0))
+        if self.tradeoff < 1.0:
+            seen = (1.0 - self.tradeoff) * state.carry[IMPORTANCE] + self.tradeoff * seen
+        return replace(state, carry={**state.carry, IMPORTANCE: seen})
+
+    def park(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        """Rank all patches; the bank takes the placeholders."""
+        assignment = self(x, None, state)
+        if not isinstance(assignment, Hard):
+            return x, state
+        x, state = assignment.apply(x, state)
+        if self.fast_update:
+            # what waits is the distance to the mean, which goes through the blocks as the last token
+            state = replace(state, bank=tuple(e._replace(tokens=e.tokens - x[:, -1:]) for e in state.bank))
+        return x, state
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        keep = self.num_keep(state)
+        if keep == state.num_patches:
+            return None
+        importance = state.carry[IMPORTANCE]
+        order = importance[:, state.num_prefix :].argsort(dim=1, descending=True, stable=True)
+        if not self.fast_update:
+            return prune(state, order[:, :keep], dropped=order[:, keep:])
+        # the most important placeholder is the place of the mean; a weight of 0 for all of them would be no mean
+        weight = importance.clamp_min(torch.finfo(importance.dtype).tiny)
+        joining = order[:, keep + 1 :]
+        mean = merge(state, order[:, : keep + 1], joining, torch.full_like(joining, keep), weight=weight)
+        return replace(mean, dropped=order[:, keep:] + state.num_prefix)
+
+    def bring_back(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        """All patches, the placeholders last."""
+        if not state.bank or not self.fast_update:
+            return state.refill(x)
+        mean, lost = x[:, -1:], state.lost
+        working = torch.arange(state.num_patches - 1, device=x.device).expand(x.shape[0], -1)
+        x, state = prune(state, working).apply(x, state)
+        bank = tuple(entry._replace(tokens=entry.tokens + mean) for entry in state.bank)
+        return replace(state, bank=bank, lost=lost).refill(x)  # those in the mean are in the bank, too
+
+
+def objective(
+    reduction: Reduction,
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> dict[str, Tensor]:
+    """The training loss of the paper: half for the head on the mean patch, half for the one on the class token.
+
+    Args:
+        reduction: the handle of a model reduced with ``class_head=True``, after a forward in training mode.
+        logits: (B, classes) of the model.
+        targets: what ``criterion`` takes.
+        criterion: the loss of the task.
+
+    Returns:
+        "main", "class_token", and "total", their mean.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10, global_pool="avg").train()
+        >>> reduction = vitrim.reduce_(model, vitrim.EvoViT(class_head=True))
+        >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))
+        >>> sorted(losses)
+        ['class_token', 'main', 'total']
+    """
+    main = criterion(logits, targets)
+    class_token = criterion(reduction.aux(CLASS_LOGITS)[0], targets)
+    return {"total": (main + class_token) / 2, "main": main, "class_token": class_token}

@@ -1,0 +1,240 @@
+"""IA-RED2: an interpreter before each group of blocks decides who goes on (Pan et al., NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitrim.assignment import Hard
+from vitrim.attention import Attention
+from vitrim.block import Reducer, Site
+from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.matching import full_precision
+from vitrim.methods.ats import prune_flagged, real_patches
+from vitrim.reduce import Reduction
+from vitrim.registry import register_method
+from vitrim.schedule import check_blocks
+from vitrim.tokens import TokenState, decision_dtype
+
+KEPT = "kept"
+LOG_PROBABILITY = "log_probability"
+
+
+@register_method
+class IARED2(MethodConfig):
+    """Drop the patches whose learned informative score is below 1/2, before each of three groups of blocks.
+
+    The interpreter of a group holds a policy token p (C) and scores the patches x_j that enter the group:
+
+        I_j = mean over heads h of sigmoid(<W_h x_j, V_h p> / sqrt(d) + b_h).
+
+    Evaluation: patches with I_j < ``threshold`` are gone for the rest of the network; the best one always stays. So
+    images keep different numbers of patches; they are padded to the longest of the batch and masked (compiled: masked
+    only). Prefix tokens are never scored. Acts before the block.
+
+    Training removes nothing. A patch draws to stay with probability I_j; who does not is masked from there on. The
+    share of the P patches that stays is reported as ``reduction.aux("kept")``, (B,) per group, in evaluation too, and
+    the log probability of the draws as ``reduction.aux("log_probability")``, (B,). The loss is REINFORCE with the
+    evaluation forward as baseline, see `objective`. No gradient flows from the interpreters into the tokens.
+
+    The paper trains one group after the other: ``stage=0``, then 1, then 2 through ``reduction.set(stage=...)``.
+    Groups before the stage then decide as in evaluation, it alone draws, later ones keep everything.
+
+    Not training-free: untrained interpreters choose at random. The authors published no code; the division by sqrt(d)
+    and the bias per head are our reading. W_h and p are folded to one vector per head, so a score costs H products of
+    length C. ``threshold=0`` removes nothing.
+
+    Example:
+        >>> IARED2().stages(12)
+        (0, 4, 8)
+    """
+
+    name = "ia_red2"
+    paper = "IA-RED2: Interpretability-Aware Redundancy Reduction for Vision Transformers (NeurIPS 2021)"
+    kind = "prune"
+    training_free = False
+    adaptive = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "stage"})
+
+    blocks: tuple[int, ...] | None = Field(None, description="first block of each group, 0-based; default three groups")
+    threshold: float = Field(0.5, ge=0.0, le=1.0, description="patches with a lower score are dropped in evaluation")
+    heads: int | None = Field(None, ge=1, description="heads of the interpreter; default as many as the attention has")
+    stage: int | None = Field(
+        None,
+        ge=0,
+        description="curriculum: the group whose interpreter is trained, 0-based; later ones keep everything",
+    )
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        """The blocks before which an interpreter decides, in order."""
+        if self.blocks is not None:
+            return tuple(sorted(self.blocks))
+        return tuple(sorted({num_layers * third // 3 for third in range(3)}))
+
+    def build(self, layer: Layer) -> Reducer | None:
+        return IARED2Reducer(self, layer) if layer.depth in self.checked_stages(layer.num_layers) else None
+
+    def checked_stages(self, num_layers: int) -> tuple[int, ...]:
+        """The stages, which exist.
+
+        Raises:
+            VitrimError: a block that the model does not have, or a ``stage`` beyond the last group.
+        """
+        stages = self.stages(num_layers)
+        check_blocks(stages, num_layers)
+        if self.stage is not None and self.stage >= len(stages):
+            raise VitrimError(f"ia_red2: stage={self.stage} does not exist: the groups are 0 to {len(stages) - 1}")
+        return stages
+
+
+class IARED2Reducer(Reducer):
+    """Parameters: ``interpreter``."""
+
+    site = "before"
+
+    def __init__(self, config: IARED2, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.interpreter = Interpreter(layer.dim, config.heads or layer.num_heads)
+
+    def configure(self, config: MethodConfig) -> None:
+        assert isinstance(config, IARED2)
+        super().configure(config)
+        self.threshold = config.threshold
+        own = config.checked_stages(self.layer.num_layers).index(self.layer.depth)
+        self.acts = config.stage is None or own <= config.stage
+        self.draws = config.stage is None or own == config.stage
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site != self.site or not self.acts:
+            return x, state
+        if self.training:
+            state = self.mask(x, state)
+        else:
+            x, state = super().reduce(site, x, attention, state)
+        kept = real_patches(state).sum(dim=1) / state.initial_patches
+        return x, state.report(KEPT, self.layer.depth, kept)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        with torch.no_grad():
+            stays = self.decide(self.interpreter(x[:, state.num_prefix :]), state)
+        return prune_flagged(state, stays, state.num_patches)
+
+    def mask(self, x: Tensor, state: TokenState) -> TokenState:
+        """The decision in training, which masks."""
+        score = self.interpreter(x[:, state.num_prefix :].detach())
+        real = real_patches(state)
+        if self.draws:
+            stays = (torch.rand_like(score) < score) & real
+            chance = torch.where(stays, score, 1.0 - score)
+            # a draw of probability 0 does not occur, but rounding does
+            log_probability = chance.clamp_min(torch.finfo(chance.dtype).eps).log() * real
+            state = state.report(LOG_PROBABILITY, self.layer.depth, log_probability.sum(dim=1))
+        else:
+            stays = self.decide(score, state)
+        prefix = stays.new_ones(stays.shape[0], state.num_prefix)
+        return replace(state, mask=torch.cat([prefix, stays], dim=1))
+
+    def decide(self, score: Tensor, state: TokenState) -> Tensor:
+        """(B, P) bool: real patches with a ``score`` (B, P) not below the threshold, and the best one."""
+        real = real_patches(state)
+        best = score.masked_fill(~real, -1.0).argmax(dim=1, keepdim=True)
+        return ((score >= self.threshold) & real).scatter(1, best, True)
+
+
+class Interpreter(nn.Module):
+    """Informative scores (B, P) in (0, 1), at least float32, of the patches (B, P, C)."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        if dim % heads:
+            raise VitrimError(f"ia_red2: heads={heads} does not divide the {dim} channels of this model")
+        self.heads = heads
+        self.policy = nn.Parameter(torch.empty(dim))
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.bias = nn.Parameter(torch.zeros(heads))
+        nn.init.trunc_normal_(self.policy)
+        for linear in (self.query, self.key):
+            nn.init.xavier_uniform_(linear.weight)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        wide = decision_dtype(patches.dtype)
+        with full_precision(patches):
+            key = (self.key.weight.to(wide) @ self.policy.to(wide)).view(self.heads, 1, -1)
+            query = self.query.weight.to(wide).view(self.heads, key.shape[2], -1)
+            vectors = (key @ query).squeeze(1)  # (H, C)
+            logits = patches.to(wide) @ vectors.t() * key.shape[2] ** -0.5
+        score: Tensor = (logits + self.bias.to(wide)).sigmoid().mean(dim=-1)
+        return score
+
+
+def reward(logits: Tensor, targets: Tensor, kept: Sequence[Tensor], tau: float = 0.5) -> Tensor:
+    """(B,) 1 - share^2 where the prediction is right, with the share of patches that stay, and -tau where it is wrong.
+
+    Args:
+        logits: (B, classes).
+        targets: (B,) class indices.
+        kept: (B,) shares, one per group that acts, ``reduction.aux("kept")``; the last counts, as a patch that is gone
+            stays gone.
+        tau: price of a wrong prediction.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
+        >>> reward(logits, torch.tensor([0, 1]), [torch.tensor([0.5, 0.5])])
+        tensor([ 0.7500, -0.5000])
+    """
+    share = kept[-1].detach()
+    return torch.where(logits.argmax(dim=-1) == targets, 1.0 - share.square(), torch.full_like(share, -tau))
+
+
+def objective(
+    reduction: Reduction,
+    logits: Tensor,
+    targets: Tensor,
+    baseline: Tensor,
+    *,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    tau: float = 0.5,
+) -> dict[str, Tensor]:
+    """The training loss of the paper: REINFORCE for the interpreters, the task's loss for the blocks.
+
+        policy = -mean over images of (R - R_greedy) * log probability of the draws
+
+    Their gradients do not mix, so their weights do not matter under Adam; the paper optimises them in turn.
+
+    Args:
+        reduction: the handle of the model, after a forward in training mode and before its backward.
+        logits: (B, classes) of that forward.
+        targets: (B,) class indices.
+        baseline: (B,) R_greedy, the `reward` of a forward in evaluation mode on the same images, made before.
+        criterion: the loss of the task.
+        tau: price of a wrong prediction in the reward.
+
+    Returns:
+        "total", the sum of "base" and "policy"; "reward", the mean R, for the log.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
+        >>> reduction = vitrim.reduce_(model, vitrim.IARED2())
+        >>> images, targets = torch.zeros(2, 3, 224, 224), torch.tensor([1, 2])
+        >>> with torch.no_grad():
+        ...     baseline = reward(model.eval()(images), targets, reduction.aux("kept"))
+        >>> losses = objective(reduction, model.train()(images), targets, baseline)
+        >>> sorted(losses)
+        ['base', 'policy', 'reward', 'total']
+    """
+    gained = reward(logits, targets, reduction.aux(KEPT), tau)
+    log_probability = torch.stack(reduction.aux(LOG_PROBABILITY)).sum(dim=0)
+    policy = -((gained - baseline.detach()) * log_probability).mean()
+    base = criterion(logits, targets)
+    return {"total": base + policy, "base": base, "policy": policy, "reward": gained.mean()}

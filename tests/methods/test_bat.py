@@ -1,0 +1,122 @@
+"""BAT: the stored reading of the paper (not official), and the method around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import golden_models as golden
+import tiny
+import vitrim
+from vitrim.attention import Attention
+from vitrim.config import Layer
+from vitrim.matching import distances, nearest_centre
+from vitrim.methods.bat import density_peaks, log_densities, match_attentive, separations
+from vitrim.registry import make_method
+
+REF = golden.load("interpretation/bat_units")
+TOKENS = golden.tensor(REF, "tokens").double()
+DISTANCE = distances(TOKENS)
+CLUSTERS = REF["config"]["args"]["clusters"]
+
+
+def stored(key: str) -> torch.Tensor:
+    return golden.tensor(REF, key).double()
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+
+
+def test_density_and_separation() -> None:
+    log_density = log_densities(DISTANCE, TOKENS.shape[-1])
+    close(log_density.exp(), stored("rho"))
+    close(separations(DISTANCE, log_density), stored("delta"))
+
+
+def test_centres_and_clusters() -> None:
+    centres = density_peaks(DISTANCE, TOKENS.shape[-1], CLUSTERS)
+    assert torch.equal(centres, golden.tensor(REF, "centers").long())
+    assert torch.equal(nearest_centre(DISTANCE, centres), golden.tensor(REF, "assign").long())
+
+
+def attention_of(score: torch.Tensor) -> Attention:
+    """One head whose class token attends to the tokens (B, N) with probabilities proportional to ``score``."""
+    logits = score.log().clamp_min(-1e4)[:, None, None, :].expand(-1, 1, score.shape[1], -1)
+    keys = torch.eye(score.shape[1], dtype=score.dtype).expand(score.shape[0], 1, -1, -1)
+    return Attention(logits, keys, keys, 1.0)
+
+
+def one_block(x: torch.Tensor, score: torch.Tensor, **options: object) -> tuple[torch.Tensor, vitrim.TokenState]:
+    """Tokens ``x`` (B, N, C) after one block whose class token attends as ``score`` (B, N) says."""
+    config = vitrim.BAT(blocks=(0,), **options)
+    reducer = config.build(Layer(0, 1, x.shape[2], 1, 0, 1, True, (1, x.shape[1] - 1)))
+    return reducer.reduce("between", x, attention_of(score), vitrim.TokenState.start(x, 1))
+
+
+def test_clusters_become_the_stored_means() -> None:
+    """The twelve stored tokens are inattentive, behind one attentive patch."""
+    first = torch.full((2, 2, TOKENS.shape[2]), 5.0, dtype=torch.float64)
+    weights = stored("weights")
+    score = torch.cat([weights.new_full((2, 2), 10 * weights.max().item()), weights], dim=1)
+    out, state = one_block(torch.cat([first, TOKENS], 1), score, keep_rate=0.05, pairs=0, clusters=CLUSTERS)
+    assert torch.equal(out[:, :2], first)
+    # patches come in order of attention, and so do equal peaks: the order of the clusters is that of the peaks
+    close(out[:, 2:], stored("merged"))
+    assert torch.equal(state.source[:, 2:] - 2, golden.tensor(REF, "assign").long())
+    assert not state.lost
+
+
+def test_attentive_patches_merge_with_their_most_similar() -> None:
+    a, b, c = torch.eye(3, dtype=torch.float64)
+    # ranks 0, 2 receive, ranks 1, 3 may merge: 3 is the more alike to its partner (rank 0)
+    patches = torch.stack([a, b, c, 2 * a + 0.1 * b, b + c])
+    kept, moved, into = match_attentive(patches[None], 1)
+    assert kept.tolist() == [[0, 1, 2, 4]]
+    assert (moved.tolist(), into.tolist()) == ([[3]], [[0]])
+    x = torch.cat([c[None], patches, patches[-1:]])[None]
+    score = torch.tensor([[0.3, 0.2, 0.18, 0.12, 0.1, 0.08, 0.02]], dtype=torch.float64)
+    out, state = one_block(x, score, keep_rate=0.8, pairs=1, clusters=1)
+    mean = (0.2 * patches[0] + 0.1 * patches[3]) / 0.3
+    torch.testing.assert_close(out[0], torch.stack([c, mean, b, c, b + c, b + c]))
+    assert state.size.tolist() == [[1.0, 2.0, 1.0, 1.0, 1.0, 1.0]]
+
+
+def test_patches_without_attention_are_averaged() -> None:
+    x = torch.randn(1, 6, 4, dtype=torch.float64)
+    score = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    out, _ = one_block(x, score, keep_rate=0.5, pairs=0, clusters=1)
+    torch.testing.assert_close(out[0, -1], x[0, 4:].mean(0))
+
+
+def test_counts() -> None:
+    assert vitrim.BAT(keep_rate=0.7).counts(196, 12)[3:10:3] == [138, 97, 68]
+    assert vitrim.BAT(keep_rate=0.5, pairs=2, clusters=5).counts(196, 12)[3] == 98 - 2 + 5
+    # few patches: at most half of the attentive ones merge, and no more clusters than patches
+    assert vitrim.BAT(keep_rate=0.3, pairs=9, clusters=9, blocks=(0,)).counts(6, 1) == [2 - 1 + 4]
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, vitrim.BAT())
+    reduction.set(keep_rate=0.3)
+    with torch.no_grad():
+        model(tiny.images())
+    assert reduction.state.num_patches == vitrim.BAT(keep_rate=0.3).counts(36, 4)[-1]
+    assert int(reduction.state.size.sum()) == 2 * 37  # every patch is still in some token
+
+
+@pytest.mark.parametrize("patches", [5, 6, 7, 50, 197])
+def test_every_number_of_patches(patches: int) -> None:
+    x = torch.randn(2, patches + 1, 8)
+    out, state = one_block(x, torch.rand(2, patches + 1) + 0.1, keep_rate=0.5)
+    count = vitrim.BAT(keep_rate=0.5, blocks=(0,)).counts(patches, 1)[0]
+    assert out.shape[1] == count + 1
+    assert state.size.sum(1).tolist() == [patches + 1] * 2
+    expanded = state.size.gather(1, state.source)
+    assert torch.equal((1 / expanded).sum(1).round().long(), torch.full((2,), count + 1))
+
+
+def test_invalid_options_are_refused_in_one_line() -> None:
+    with pytest.raises(vitrim.VitrimError, match="clusters=0") as caught:
+        make_method("bat", clusters=0)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(vitrim.UnsupportedModelError, match="use score=column_mean"):
+        vitrim.reduce_(tiny.HOSTS["no_class_token_avg"](), vitrim.BAT())

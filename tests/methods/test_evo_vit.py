@@ -1,0 +1,223 @@
+"""Evo-ViT: reference vectors of both modes, the bank, the slow-fast update, the training loss."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import golden_models as golden
+import tiny
+import vitrim
+from vitrim.methods.evo_vit import IMPORTANCE, objective
+from vitrim.methods.topk import patch_score
+from vitrim.registry import make_method
+
+NAMES = ["pruning/evovit_stage_r0.5", "pruning/evovit_layerwise_r0.5"]
+every_file = pytest.mark.parametrize("name", NAMES)
+
+
+def published(ref: dict[str, Any]) -> tuple[nn.Module, vitrim.Reduction]:
+    """The reference's model: pooled head, query, key and value weights from the names of its release."""
+    shape, args = ref["config"]["model"], ref["config"]["args"]
+    model = VisionTransformer(
+        img_size=shape["image_size"],
+        patch_size=shape["patch_size"],
+        embed_dim=shape["embed_dim"],
+        depth=shape["depth"],
+        num_heads=shape["num_heads"],
+        num_classes=shape["num_classes"],
+        global_pool="avg",
+        norm_layer=partial(nn.LayerNorm, eps=shape["norm_eps"]),
+    )
+    given = {name: torch.from_numpy(value) for name, value in golden.weights.state(ref).items()}
+    last = shape["depth"] - 1
+    state = {f"blocks.{last}.reducer.{kind}": given.pop(f"{kind.replace('.', '_cls.')}") for kind in HEAD}
+    for i in range(shape["depth"]):
+        for kind in ("weight", "bias"):
+            parts = [given.pop(f"qks.{i}.qk.{kind}"), given.pop(f"vs.{i}.v.{kind}")]
+            state[f"blocks.{i}.attn.qkv.{kind}"] = torch.cat(parts)
+            state[f"blocks.{i}.attn.proj.{kind}"] = given.pop(f"projs.{i}.{kind}")
+            state[f"blocks.{i}.norm1.{kind}"] = given.pop(f"norms.{i}.{kind}")
+    state.update({f"fc_{name}" if name.startswith("norm.") else name: value for name, value in given.items()})
+    blocks = tuple(args["stages"]) if args["stage_wise"] else tuple(range(args["stages"][0], shape["depth"]))
+    config = vitrim.EvoViT(keep_rate=args["prune_ratio"], blocks=blocks, class_head=True)
+    reduction = vitrim.reduce_(model, config, record=True)
+    model.load_state_dict(state, strict=True)
+    return model.double().eval(), reduction
+
+
+HEAD = ("norm.weight", "norm.bias", "head.weight", "head.bias")
+
+
+@every_file
+def test_outputs(name: str) -> None:
+    ref = golden.load(name)
+    model, reduction = published(ref)
+    pooled = []
+    model.fc_norm.register_forward_hook(lambda module, args, out: pooled.append(out))
+    with torch.no_grad():
+        logits = model(golden.images(ref))
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    features = golden.tensor(ref, "pooled_features").double()
+    torch.testing.assert_close(pooled[0], features, atol=2e-6 * features.abs().max().item(), rtol=0)
+    # ours counts what leaves a block, before anything comes back
+    entering = ref["tokens_processed_per_block"].tolist()
+    assert reduction.tokens_per_block == [*entering[:-1], 65]
+    assert reduction.config.counts(64, 12) == [count - 1 for count in reduction.tokens_per_block]
+    with torch.no_grad():
+        single = model.float()(golden.images(ref).float())
+    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+
+
+@every_file
+def test_training_has_two_heads(name: str) -> None:
+    ref = golden.load(name)
+    model, reduction = published(ref)
+    class_tokens = []
+    model.blocks[-1].reducer.norm.register_forward_hook(lambda module, args, out: class_tokens.append(args[0]))
+    logits = model.train()(golden.images(ref))
+    class_logits = reduction.aux("class_logits")[0]
+    torch.testing.assert_close(logits, golden.tensor(ref, "train_logits_mean"), atol=1e-9, rtol=0)
+    torch.testing.assert_close(class_logits, golden.tensor(ref, "train_logits_cls"), atol=1e-9, rtol=0)
+    feature = golden.tensor(ref, "cls_feature").double()
+    torch.testing.assert_close(class_tokens[0], feature, atol=2e-6 * feature.abs().max().item(), rtol=0)
+    targets = torch.tensor([1, 2, 3])
+    losses = objective(reduction, logits, targets)
+    expected = (nn.functional.cross_entropy(logits, targets) + nn.functional.cross_entropy(class_logits, targets)) / 2
+    torch.testing.assert_close(losses["total"], expected)
+    losses["total"].backward()
+    used = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert used == {name for name, _ in model.named_parameters()}
+
+
+@every_file
+def test_rankings(name: str) -> None:
+    ref = golden.load(name)
+    model, reduction = published(ref)
+    with torch.no_grad():
+        model(golden.images(ref))
+    starts = reduction.config.stages(12)
+    for rank, block in enumerate(starts):
+        state = reduction.states[block + 1 if block < 11 else block]
+        order = golden.tensor(ref, f"order/{rank}").long()
+        if block == 11:  # after the last block everything is back, in the order of the ranking
+            state = reduction.states[12]
+        assert torch.equal(state.position[:, 1:33] - 1, order[:, :32])
+        waiting = state.position[:, 33:] if block == 11 else state.bank[0].position
+        if rank == 0 or ref["config"]["args"]["stage_wise"]:
+            assert torch.equal(waiting.sort(1).values - 1, order[:, 32:].sort(1).values)
+    assert torch.equal(reduction.state.source.sort(1).values, torch.arange(65).expand(3, -1))
+
+
+@every_file
+def test_attention_behind_the_importance(name: str) -> None:
+    ref = golden.load(name)
+    model, reduction = published(ref)
+    seen = {}
+    for depth, block in enumerate(model.blocks):
+        own = block.reducer.reduce
+
+        def spy(site, x, attention, state, depth=depth, own=own):
+            if site == "between":
+                seen[depth] = 3 * patch_score(attention, state, "class_token")  # three heads
+            return own(site, x, attention, state)
+
+        block.reducer.reduce = spy
+    with torch.no_grad():
+        model(golden.images(ref))
+    for depth in (0, 3, 7):
+        expected = golden.tensor(ref, f"cls_attention_sum/{depth}").double()
+        torch.testing.assert_close(seen[depth], expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+    # before the first stage only the latest attention counts; the importance of the first to wait stays as it was
+    importance = torch.cat([reduction.states[5].carry[IMPORTANCE], reduction.states[5].bank[0].carry[IMPORTANCE]], 1)
+    waited = importance[:, 33:]
+    position = reduction.states[5].bank[0].position - 1
+    torch.testing.assert_close(3 * waited, seen[3].gather(1, position))
+    working = reduction.states[5].position[:, 1:] - 1
+    expected = 0.5 * seen[3].gather(1, working) + 0.5 * seen[4]
+    torch.testing.assert_close(3 * importance[:, 1:33], expected)
+
+
+def test_patches_that_wait_do_not_change() -> None:
+    model = tiny.HOSTS["avg_fc_norm"]().double()
+    reduction = vitrim.reduce_(model, vitrim.EvoViT(blocks=(2,)), record=True)
+    outputs = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, out: outputs.append(out))
+    with torch.no_grad():
+        model(tiny.images().double())
+    bank = reduction.states[3].bank[0]
+    waiting = bank.position[..., None].expand(-1, -1, 32)
+    assert torch.equal(bank.tokens, outputs[1].gather(1, waiting))
+    assert torch.equal(outputs[3].gather(1, waiting), outputs[1].gather(1, waiting))  # the last block un-merges
+
+
+def test_fast_update_moves_those_that_wait_like_their_mean() -> None:
+    model = tiny.HOSTS["avg_fc_norm"]().double()
+    reduction = vitrim.reduce_(model, vitrim.EvoViT(blocks=(2,), fast_update=True), record=True)
+    outputs = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, out: outputs.append(out))
+    with torch.no_grad():
+        model(tiny.images().double())
+    assert reduction.tokens_per_block == [37, 37, 1 + 18 + 1, 37]
+    before, during, final = outputs[1], reduction.states[3], outputs[3]
+    position = during.bank[0].position
+    index = position[..., None].expand(-1, -1, 32)
+    weight = reduction.states[2].carry[IMPORTANCE].gather(1, position)
+    mean = (before.gather(1, index) * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)
+    step = final.gather(1, index) - before.gather(1, index)
+    torch.testing.assert_close(step, step[:, :1].expand_as(step))  # all by the same
+    assert step.abs().max() > 1e-3
+    torch.testing.assert_close(during.bank[0].tokens + mean[:, None], before.gather(1, index))
+    assert not reduction.state.pruned
+    assert (reduction.state.size == 1).all()
+    # while they wait, the mean stands for them
+    assert torch.equal(during.source.gather(1, position), torch.full_like(position, 19))
+
+
+def test_without_rejoin_they_are_missing_in_the_mean() -> None:
+    model = tiny.HOSTS["avg_fc_norm"]()
+    config = vitrim.EvoViT(rejoin=False)
+    reduction = vitrim.reduce_(model, config)
+    pooled = []
+    model.fc_norm.register_forward_hook(lambda module, args, out: pooled.append(args[0]))
+    outputs = []
+    model.norm.register_forward_hook(lambda module, args, out: outputs.append(args[0]))
+    with torch.no_grad():
+        model(tiny.images())
+    assert config.counts(36, 4)[-1] == reduction.state.num_patches == 18
+    torch.testing.assert_close(pooled[0], outputs[0][:, 1:].mean(1))
+
+
+def test_layer_wise_and_stage_wise_can_take_turns() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, vitrim.EvoViT(blocks=(1, 2, 3)), record=True)
+    images = tiny.images()
+    with torch.no_grad():
+        layer_wise = model(images)
+        reduction.set(blocks=(1, 3), keep_rate=0.25)
+        stage_wise = model(images)
+    assert reduction.tokens_per_block == [37, 10, 10, 37]
+    assert not torch.equal(layer_wise, stage_wise)
+    assert vitrim.EvoViT(rule="ceil_current", keep_rate=0.7).counts(10, 6) == [10, 10, 7, 7, 7, 10]
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "message"),
+    [
+        ("vit", {"blocks": [0, 2]}, "block 0 cannot be one"),
+        ("vit", {"keep_rate": 0.0}, "greater than 0"),
+        ("headless", {"class_head": True}, "needs a model with a class token and a classifier"),
+        ("no_class_token_avg", {}, "use score=column_mean"),
+    ],
+)
+def test_refusals_are_one_line(host: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+        vitrim.reduce_(tiny.HOSTS[host](), make_method("evo_vit", **options))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,170 @@
+"""IA-RED2: no code was published, so the formulas of the paper are checked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+import vitrim
+from vitrim.methods.ia_red2 import Interpreter, objective, reward
+from vitrim.registry import make_method
+
+
+def prepared(host: str = "vit", **options: Any) -> tuple[torch.nn.Module, vitrim.Reduction]:
+    model = tiny.HOSTS[host]()
+    torch.manual_seed(4)
+    return model, vitrim.reduce_(model, vitrim.IARED2(**options), record=True)
+
+
+def test_score_is_the_mean_of_the_heads() -> None:
+    torch.manual_seed(0)
+    interpreter = Interpreter(12, 3).double()
+    torch.nn.init.normal_(interpreter.bias)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    q, k = interpreter.query(x).view(2, 7, 3, 4), interpreter.key(interpreter.policy).view(3, 4)
+    expected = torch.sigmoid((q * k).sum(-1) / 2 + interpreter.bias).mean(-1)
+    torch.testing.assert_close(interpreter(x), expected)
+
+
+def test_evaluation_drops_what_scores_below_the_threshold_for_good() -> None:
+    model, reduction = prepared()
+    seen = []
+    for depth in reduction.config.stages(4):
+        model.blocks[depth].reducer.interpreter.register_forward_hook(lambda m, args, out: seen.append(out))
+    with torch.no_grad():
+        model(tiny.images())
+    assert reduction.config.stages(4) == (0, 1, 2)
+    before = reduction.states[0]
+    for stage, (score, after) in enumerate(zip(seen, reduction.states[1:4], strict=True)):
+        for image in range(2):
+            real = torch.ones_like(before.size[image], dtype=torch.bool) if before.mask is None else before.mask[image]
+            stays = before.position[image][1:][(score[image] >= 0.5) & real[1:]]
+            kept = after.position[image] if after.mask is None else after.position[image][after.mask[image]]
+            assert torch.equal(kept[1:], stays)
+            assert reduction.aux("kept")[stage][image].item() == pytest.approx(len(stays) / 36)
+        before = after
+    assert 0 < reduction.aux("kept")[-1].max() < 1
+    assert (reduction.aux("kept")[0] != reduction.aux("kept")[-1]).all()
+
+
+def test_one_patch_is_always_left() -> None:
+    model, reduction = prepared(threshold=1.0)
+    with torch.no_grad():
+        logits = model(tiny.images())
+    assert reduction.state.num_patches == 1
+    assert logits.isfinite().all()
+    reduction.set(threshold=0.0)
+    with torch.no_grad():
+        model(tiny.images())
+    assert reduction.state.num_patches == 36
+
+
+def test_masks_in_training_equal_removal_in_evaluation() -> None:
+    """Stage 2 is trained, so stages 0 and 1 decide as in evaluation; its own draws are made certain."""
+    model, reduction = prepared(stage=2)
+    model.double()
+    images = tiny.images(4).double()
+    interpreter = model.blocks[2].reducer.interpreter
+    with torch.no_grad():
+        interpreter.bias.fill_(60.0)
+        removed = model(images)
+        counts = reduction.aux("kept")
+        masked = model.train()(images)
+    torch.testing.assert_close(removed, masked, atol=1e-12, rtol=0)
+    assert all(torch.equal(a, b) for a, b in zip(counts, reduction.aux("kept"), strict=True))
+    assert len(reduction.aux("log_probability")) == 1
+    assert counts[0].max() < 1
+
+
+def test_curriculum() -> None:
+    model, reduction = prepared(stage=0)
+    model.train()(tiny.images())
+    assert len(reduction.aux("kept")) == len(reduction.aux("log_probability")) == 1
+    reduction.set(stage=1)
+    model(tiny.images())
+    assert (len(reduction.aux("kept")), len(reduction.aux("log_probability"))) == (2, 1)
+    model(tiny.images())[0, 0].backward()
+    reduction.set(stage=None)
+    model(tiny.images())
+    assert len(reduction.aux("log_probability")) == 3
+    with pytest.raises(vitrim.VitrimError, match="groups are 0 to 2"):
+        reduction.set(stage=3)
+    assert reduction.config.stage is None
+
+
+def test_draws_and_their_probability() -> None:
+    model, reduction = prepared(stage=1, blocks=(0, 2))
+    scores = []
+    model.blocks[2].reducer.interpreter.register_forward_hook(lambda m, args, out: scores.append(out))
+    torch.manual_seed(3)
+    model.train()(tiny.images())
+    alive, drawn = reduction.states[1].mask[:, 1:], reduction.states[3].mask[:, 1:]
+    assert not (drawn & ~alive).any()  # who is gone stays gone, and does not draw
+    chance = torch.where(drawn, scores[0], 1 - scores[0]).masked_fill(~alive, 1.0)
+    torch.testing.assert_close(reduction.aux("log_probability")[0], chance.log().sum(1))
+    torch.testing.assert_close(reduction.aux("kept")[1], drawn.sum(1) / 36)
+
+
+def test_reward() -> None:
+    logits = torch.eye(3)
+    kept = [torch.ones(3), torch.tensor([0.5, 0.0, 0.25])]
+    assert reward(logits, torch.tensor([0, 1, 1]), kept, tau=0.3).tolist() == pytest.approx([0.75, 1.0, -0.3])
+
+
+def test_gradients_are_those_of_reinforce_and_do_not_mix() -> None:
+    model, reduction = prepared()
+    targets, baseline = torch.tensor([1, 2]), torch.tensor([0.3, -0.4])
+    logits = model.train()(tiny.images())
+    losses = objective(reduction, logits, targets, baseline)
+    share = reduction.aux("kept")[-1]
+    right = logits.argmax(1) == targets
+    advantage = [(1 - s**2 if r else -0.5) - b for s, r, b in zip(share, right, baseline, strict=True)]
+    own = [p for name, p in model.named_parameters() if ".reducer." in name]
+    draws = torch.stack(reduction.aux("log_probability")).sum(0)
+    scores = [torch.autograd.grad(draw, own, retain_graph=True) for draw in draws]
+    losses["total"].backward()
+    for parameter, first, second in zip(own, *scores, strict=True):
+        # the classification loss adds nothing
+        torch.testing.assert_close(parameter.grad, -(advantage[0] * first + advantage[1] * second) / 2)
+    torch.testing.assert_close(losses["base"], torch.nn.functional.cross_entropy(logits, targets))
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_policy_learns_to_keep_less_where_that_costs_nothing() -> None:
+    """Every image is class 0 and the head says so: the reward is what is saved."""
+    model, reduction = prepared(stage=0)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([5.0, 0, 0, 0, 0]))
+    own = [p for name, p in model.named_parameters() if ".reducer." in name]
+    optimizer = torch.optim.SGD(own, lr=0.5)
+    images, targets = tiny.images(8), torch.zeros(8, dtype=torch.long)
+    shares = []
+    for _ in range(20):
+        with torch.no_grad():
+            baseline = reward(model.eval()(images), targets, reduction.aux("kept"))
+        losses = objective(reduction, model.train()(images), targets, baseline)
+        shares.append(reduction.aux("kept")[-1].mean().item())
+        optimizer.zero_grad()
+        losses["total"].backward()
+        optimizer.step()
+    assert sum(shares[-3:]) < 0.8 * sum(shares[:3])
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "message"),
+    [
+        ("vit", {"heads": 5}, "heads=5 does not divide the 32 channels"),
+        ("vit", {"blocks": [4]}, "do not exist"),
+        ("vit", {"blocks": [0, 2], "stage": 2}, "groups are 0 to 1"),
+        ("vit", {"threshold": 1.5}, "threshold=1.5"),
+        ("avg_fc_norm", {}, "weigh wrongly"),
+    ],
+)
+def test_refusals_are_one_line(host: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+        vitrim.reduce_(tiny.HOSTS[host](), make_method("ia_red2", **options))
+    assert "\n" not in str(caught.value)
