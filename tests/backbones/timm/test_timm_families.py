@@ -78,10 +78,10 @@ def test_a_convolutional_stem_takes_images_not_its_own_channels() -> None:
     model = tiny.vit(embed_layer=stem)()
     facts = backbone_of(model).facts(model)
     assert facts.input_size == (3, 24, 24)
-    assert facts.grid_size == (6, 6)
-    reduction = vitrim.reduce_(model, "tome:r=2")
+    assert facts.grid_size == (3, 3)
+    reduction = vitrim.reduce_(model, "tome:r=1")
     model(tiny.images())
-    assert reduction.state.num_patches == 36 - 4 * 2
+    assert reduction.state.num_patches == 9 - 4
 
 
 PROJECTED = [

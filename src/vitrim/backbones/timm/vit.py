@@ -6,7 +6,7 @@ parallel blocks have a reduced form each.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +70,7 @@ class ReducedPlainBlock(TimmBlock):
 class ReducedTimmBlock(ReducedPlainBlock, Block):
     """timm's pre-norm `Block` under reduction."""
 
-    host_class = Block
+    host_class: ClassVar[type[nn.Module]] = Block
 
     norm1: Any
     ls1: Any
