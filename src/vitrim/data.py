@@ -231,20 +231,20 @@ def load_images(
 
 
 def eval_transform(model: nn.Module) -> Transform:
-    """The preprocessing a timm model was evaluated with, at the input size the model has now.
+    """The preprocessing a model was evaluated with: timm's at the input size the model has now, that of the image
+    processor saved with a Hugging Face model, or what the model has as ``eval_transform`` (from a PIL image).
 
-    A model with one input channel gets grey images, normalised with the average over the channels of its mean and
+    A timm model with one input channel gets grey images, normalised with the average over the channels of its mean and
     standard deviation (timm sums the weights of the three channels, which has no exact counterpart).
 
     Args:
-        model: a timm model, also after `reduce_`.
+        model: the model, also after `reduce_`.
 
     Returns:
         From a PIL image of any mode and size to (C, H, W) float32, normalised; can be pickled.
 
     Raises:
-        DataError: the model is not from timm, so it does not say how its images are prepared; or it takes neither one
-            nor three channels.
+        DataError: the model does not say how its images are prepared, or it takes neither one nor three channels.
 
     Example:
         >>> import timm
@@ -253,6 +253,12 @@ def eval_transform(model: nn.Module) -> Transform:
         >>> transform(Image.new("RGB", (300, 200))).shape
         torch.Size([1, 64, 64])
     """
+    own = getattr(model, "eval_transform", None)
+    if own is not None:
+        return _Converted("RGB", own)
+    source = getattr(getattr(model, "config", None), "_name_or_path", None)
+    if isinstance(source, str):
+        return _Converted("RGB", _Processed(source))
     if not _is_timm(model):
         raise DataError(
             f"{type(model).__name__} is not a timm model and does not say how its images are prepared: set the "
@@ -679,6 +685,24 @@ class _Converted:
 
     def __call__(self, image: Image.Image) -> Tensor:
         return self.transform(image.convert(self.mode))
+
+
+class _Processed:
+    """The image processor saved in a folder, or on the Hub, next to a Hugging Face model."""
+
+    def __init__(self, source: str) -> None:
+        from transformers import AutoImageProcessor
+
+        try:
+            self.processor = AutoImageProcessor.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"cannot read how images are prepared from '{source}' (preprocessor_config.json): {_first_line(error)}"
+            ) from error
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
 
 
 def _is_timm(model: nn.Module) -> bool:

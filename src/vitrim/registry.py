@@ -78,20 +78,22 @@ def libraries() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
 
 
+def missing_libraries() -> tuple[str, ...]:
+    """Those of `libraries` that are not installed."""
+    return tuple(library for library in libraries() if importlib.util.find_spec(library) is None)
+
+
 def backbones() -> dict[str, type[Host]]:
     """Every host family of the installed libraries by the model class it serves, sorted. Imports those libraries."""
+    missing = missing_libraries()
     for library in libraries():
-        if importlib.util.find_spec(library) is not None:
+        if library not in missing:
             _discover(f"vitrim.backbones.{library}")
     return dict(sorted(_BACKBONES.items()))
 
 
-def backbone_of(model: nn.Module) -> type[Host]:
-    """The host family of ``model``, looked up over the classes it inherits from.
-
-    Raises:
-        UnsupportedModelError: naming the class and what is supported.
-    """
+def find_backbone(model: nn.Module) -> type[Host] | None:
+    """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
     for base in type(model).__mro__:
         library = base.__module__.partition(".")[0]
         if library in libraries():
@@ -99,6 +101,18 @@ def backbone_of(model: nn.Module) -> type[Host]:
         key = f"{base.__module__}.{base.__qualname__}"
         if key in _BACKBONES:
             return _BACKBONES[key]
+    return None
+
+
+def backbone_of(model: nn.Module) -> type[Host]:
+    """The host family of ``model``.
+
+    Raises:
+        UnsupportedModelError: naming the class and what is supported.
+    """
+    backbone = find_backbone(model)
+    if backbone is not None:
+        return backbone
     families = ", ".join(sorted({host.name for host in backbones().values()}))
     raise UnsupportedModelError(
         f"{type(model).__name__} (from {type(model).__module__}) is not a supported host: vitrim reduces models whose "

@@ -12,7 +12,9 @@ import pytest
 import timm
 import torch
 
-from vitrim import cli
+import tiny
+import vitrim
+from vitrim import cli, registry
 from vitrim.cli import listing
 from vitrim.registry import backbone_of, backbones
 from vitrim.registry import methods as registered
@@ -59,8 +61,53 @@ def test_table_of_methods(run: Run) -> None:
 def test_hosts(run: Run) -> None:
     code, out, _ = run("hosts")
     assert code == 0
-    assert [row["model_class"] for row in listing.hosts()] == list(backbones())
-    assert "timm VisionTransformer" in out
+    rows = listing.hosts()
+    assert sorted(key for row in rows for key in row["model_classes"]) == list(backbones())
+    assert all(f"│ {row['name']} " in out for row in rows)
+    assert max(map(len, out.splitlines())) <= 120
+    assert "work with score=column_mean: bat, evit" in out
+    assert "refused, since it scores tokens by the attention of a class token, and this model has none: ats" in out
+
+
+def test_heads_are_explained_where_a_family_has_them(run: Run) -> None:
+    _, out, _ = run("hosts", "torchvision")
+    assert f"class token: {listing.HEADS['class token']}" in out
+    assert f"work: all {len(registered())} methods" in out
+    assert "refused" not in out
+
+
+@pytest.mark.parametrize("host", tiny.HOSTS)
+def test_a_family_lists_the_heads_of_its_models(host: str) -> None:
+    with torch.device("meta"):
+        model = tiny.HOSTS[host]()
+    family = backbone_of(model)
+    assert family.facts(model).head in family.heads
+
+
+@pytest.mark.filterwarnings("ignore::vitrim.ReductionWarning")  # some defaults ask for more than 36 patches allow
+@pytest.mark.parametrize("method", registered())
+@pytest.mark.parametrize("host", ["vit", "avg_fc_norm", "no_class_token_avg"])
+def test_methods_do_as_they_are_listed(host: str, method: str) -> None:
+    model = tiny.HOSTS[host]()
+    head = backbone_of(model).facts(model).head
+    listed = next(row for row in listing.hosts() if row["name"] == "timm VisionTransformer")["methods"][method][head]
+    if listed == listing.YES:
+        vitrim.reduce_(model, method)
+    elif listed == listing.SUBSTITUTE:
+        with pytest.raises(vitrim.UnsupportedModelError, match="use score=column_mean"):
+            vitrim.reduce_(model, method)
+        vitrim.reduce_(model, f"{method}:score=column_mean")
+    else:
+        with pytest.raises(vitrim.UnsupportedModelError) as error:
+            vitrim.reduce_(model, method)
+        assert listed.startswith("refused, since it ")
+        assert "score=column_mean" in str(error.value) or listed.removeprefix("refused, since it ") in str(error.value)
+
+
+def test_a_library_that_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "missing_libraries", lambda: ("transformers",))
+    _, out, _ = run("hosts")
+    assert "not installed, so their families are not listed: transformers" in out
 
 
 def test_models_are_those_of_the_modules_with_a_host_class() -> None:

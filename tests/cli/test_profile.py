@@ -86,7 +86,10 @@ def test_record(record: Callable[..., dict[str, Any]]) -> None:
     assert (found["weights"], found["images"], found["model_options"]) == ("random", None, {})
     assert [row["method"] for row in found["rows"]] == ["none", "tome:r=10", "topk:keep_rate=0.5"]
     for row in found["rows"]:
-        assert set(row) == {"model", "method", "params", "gmacs", "tokens_per_block"}
+        assert set(row) == {
+            *("model", "method", "params", "unused_params"),
+            *("gmacs", "exchange_gmacs", "tokens_per_block"),
+        }
         assert row["model"] == "test_vit"
         assert row["params"] == sum(p.numel() for p in timm.create_model("test_vit").parameters())
         assert set(row["gmacs"]) == {"linear", "attention", "matching", "norm"}

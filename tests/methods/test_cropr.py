@@ -1,11 +1,14 @@
-"""Cropr against its reference vectors (classification and operators), in evaluation and training."""
+"""Cropr against its reference vectors (classification, segmentation, operators), in evaluation and training."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from timm.models.eva import Eva
 from torch import Tensor, nn
 
 import golden_learned as learned
@@ -91,6 +94,87 @@ def test_the_reference_without_pruning() -> None:
     torch.testing.assert_close(loss[None], golden.tensor(ref, "train/losses"), atol=1e-9, rtol=0)
     loss.backward()
     learned.check_gradients(ref, model, {}, "train/")
+
+
+def segmenter(ref: dict[str, Any]) -> nn.Module:
+    """The EVA-02 behind the segmentation files: the head reads every patch. float64, evaluation mode."""
+    geometry = ref["config"]["model"]
+    model = Eva(
+        img_size=geometry["image_size"],
+        norm_layer=partial(nn.LayerNorm, eps=geometry["norm_eps"]),
+        global_pool="",
+        use_fc_norm=True,
+        **{key: value for key, value in geometry.items() if key not in ("image_size", "norm_eps")},
+    )
+    expected = set(model.state_dict())
+    state = {name: torch.from_numpy(value) for name, value in golden.weights.state(ref).items() if name in expected}
+    model.load_state_dict(state, strict=True)
+    model = model.double().eval()
+    table = golden.tensor(ref, "rope")
+    torch.testing.assert_close(model.rope.get_embed(), table, atol=1e-6, rtol=0)
+    model.rope.pos_embed = table  # timm computes it in float32
+    return model
+
+
+SEGMENTERS: dict[str, vitrim.MethodConfig] = {
+    "cropr/cropr_segm_llf": vitrim.Cropr(r=8, num_queries=64),
+    "cropr/cropr_segm_noprune": vitrim.NoReduction(),
+}
+
+
+def segmenting(name: str) -> tuple[dict[str, Any], nn.Module, vitrim.Reduction, range]:
+    ref, config = golden.load(name), SEGMENTERS[name]
+    model = segmenter(ref)
+    reduction = vitrim.reduce_(model, config, record=True)
+    routers = config.routers(6) if isinstance(config, vitrim.Cropr) else range(0)
+    learned.load_reducers(model, ref, {depth: f"cropr.{depth - 1}." for depth in routers}, RENAME)
+    return ref, model, reduction, routers
+
+
+def enlarged(logits: Tensor) -> Tensor:
+    """(B, P, classes) on 8 x 8 patches to masks (B, classes, 64, 64)."""
+    return nn.functional.interpolate(logits.transpose(1, 2).unflatten(2, (8, 8)), size=(64, 64), mode="bilinear")
+
+
+@pytest.mark.parametrize("name", SEGMENTERS)
+def test_segmentation_reference(name: str) -> None:
+    ref, model, reduction, routers = segmenting(name)
+    with torch.no_grad():
+        logits = model(golden.images(ref))[:, 1:]
+        torch.testing.assert_close(logits, golden.tensor(ref, "logits_tokens"), atol=1e-9, rtol=0)
+        row = golden.tensor(ref, "masks_row").double()
+        torch.testing.assert_close(enlarged(logits)[:, :, ::7], row, atol=2e-6 * row.abs().max().item(), rtol=0)
+    assert [reduction.states[depth + 1].num_tokens for depth in routers] == ref["tokens_after_module"].tolist()
+    for depth in routers:
+        for found, kept in zip(reduction.states[depth + 1].position, ref[f"kept/{depth - 1}"], strict=True):
+            assert set(found.tolist()) == set(kept.tolist())
+    with torch.no_grad():
+        logits = model.float()(golden.images(ref).float())[:, 1:]
+    torch.testing.assert_close(logits, golden.tensor(ref, "logits_tokens_f32"), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", SEGMENTERS)
+def test_segmentation_training(name: str) -> None:
+    ref, model, reduction, routers = segmenting(name)
+    labels = np.random.RandomState(7).randint(0, 7, (2, 64, 64))
+    labels[:, :5] = 255
+    masks, grid = torch.from_numpy(labels), golden.tensor(ref, "train/label_grid").long()
+    cross_entropy = partial(nn.functional.cross_entropy, ignore_index=255)
+    losses = [cross_entropy(enlarged(model.train()(golden.images(ref))[:, 1:]), masks)]
+    for index, auxiliary in enumerate(reduction.aux("auxiliary_logits") if routers else []):
+        maps = auxiliary.transpose(1, 2).unflatten(2, (8, 8))
+        if f"train/aux_logits/{index}" in ref:
+            stored = golden.tensor(ref, f"train/aux_logits/{index}")[0].double()
+            torch.testing.assert_close(maps, stored, atol=2e-6 * stored.abs().max().item(), rtol=0)
+        losses.append(cross_entropy(maps, grid))
+    torch.testing.assert_close(torch.stack(losses), golden.tensor(ref, "train/losses"), atol=1e-9, rtol=0)
+    torch.stack(losses).sum().backward()
+    names = {
+        f"cropr.{depth - 1}.{old}": f"blocks.{depth}.reducer.{new}"
+        for depth in routers
+        for old, new in {"": "", **RENAME}.items()
+    }
+    learned.check_gradients(ref, model, names, "train/")
 
 
 @pytest.mark.parametrize("term", ["main", "auxiliary"])

@@ -80,7 +80,7 @@ def bench(
     out = common.console(json)
     if not out.is_terminal:
         out.width = max(out.width, WIDTH)  # in a file or pipe, the 80 columns that rich assumes would fold the numbers
-    weights = "pretrained" if pretrained else str(checkpoint) if checkpoint else "random"
+    weights = common.weights_of(model, pretrained=pretrained, checkpoint=checkpoint)
     rows: list[Row] = []
     record = {
         "command": "bench",

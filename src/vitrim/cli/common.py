@@ -7,12 +7,13 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     import torch
@@ -23,15 +24,18 @@ if TYPE_CHECKING:
 
 # ---- options that several commands have; the text is their help ----------------------------------------------------
 
-Model = Annotated[str, typer.Argument(help="a timm model name, e.g. deit_small_patch16_224")]
+MODEL_NAMES = "of timm, e.g. deit_small_patch16_224, or torchvision:vit_b_16, or hf: and a local folder or a Hub name"
+Model = Annotated[str, typer.Argument(help=f"model {MODEL_NAMES}")]
 Methods = Annotated[
     list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat")
 ]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="load timm's pretrained weights (downloads them)")]
+Pretrained = Annotated[
+    bool, typer.Option("--pretrained", help="load the library's pretrained weights (downloads them)")
+]
 Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="a local safetensors file with the weights")]
 ModelOptions = Annotated[
     list[str] | None,
-    typer.Option("--model-option", help="key=value for timm.create_model, e.g. img_size=384; may repeat"),
+    typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
 ]
 Json = Annotated[str | None, typer.Option("--json", help="write the record to this file, or - for standard output")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps")]
@@ -68,22 +72,25 @@ def create_model(
     options: dict[str, Any] | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """The timm model ``name`` in eval mode, with random, pretrained or local weights.
+    """The model ``name`` of timm, ``torchvision:`` or ``hf:`` in eval mode, with random, pretrained or local weights.
 
     Raises:
         VitrimError: an unknown name (with the nearest one), options the model does not take, weights that do not fit.
+        MissingPackageError: its library is not installed.
     """
-    import timm
     import torch
 
-    if not timm.is_model(name.split(".")[0]):
-        raise _unknown_model(name)
+    from vitrim.cli.models import creator
+
+    create, own_name = creator(name)
     if pretrained and checkpoint is not None:
         raise VitrimError("give either --pretrained or --checkpoint, not both")
     try:
         with torch.device(device):
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **(options or {}))
-    except (TypeError, RuntimeError, OSError) as error:
+            model = create(own_name, pretrained, options or {})
+    except VitrimError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise VitrimError(f"cannot create {name}: {_first_line(error)}") from error
     if checkpoint is not None:
         load_checkpoint(model, checkpoint)
@@ -116,12 +123,14 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     model.load_state_dict(weights)
 
 
-def _unknown_model(name: str) -> VitrimError:
-    import timm
+def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:
+    """What the weights of such a model are, for the record: pretrained, the file or folder they are from, or random."""
+    from vitrim.cli.models import has_weights
 
-    error = unknown("model", name, timm.list_models("*vit*") + timm.list_models("deit*"))
-    hint = str(error).split(" valid:")[0]
-    return VitrimError(f"{hint} valid: the names that `vitrim list models` prints")
+    library, _, folder = name.partition(":")
+    if pretrained or checkpoint is not None:
+        return "pretrained" if checkpoint is None else str(checkpoint)
+    return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
 
 
 def _first_line(error: BaseException) -> str:
@@ -154,16 +163,17 @@ def set_threads(threads: int | None) -> int:
 
 def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
     """What a number depends on besides the command: versions, device, dtype, threads, seed."""
-    import timm
     import torch
 
     import vitrim
+    from vitrim.registry import libraries, missing_libraries
 
+    hosts = [library for library in libraries() if library not in ("vitrim", *missing_libraries())]
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
     return {
         "vitrim": vitrim.__version__,
         "torch": str(torch.__version__),
-        "timm": timm.__version__,
+        **{library: version(library) for library in hosts},
         "python": platform.python_version(),
         "device": device,
         "device_name": name,
@@ -210,13 +220,15 @@ def console(json_target: str | None = None) -> Console:
     return out
 
 
-def print_table(out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose first column is text and whose other columns are right-aligned."""
+def print_table(
+    out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1
+) -> None:
+    """A table whose first columns are text and whose other columns are right-aligned."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        table.add_column(column, justify="left" if index < text_columns else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     out.print(table)

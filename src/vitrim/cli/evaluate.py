@@ -69,7 +69,7 @@ def evaluate(
     dataset = _load(data, split, image_column, label_column)
     _check_labels(dataset, evaluation.num_classes)
     dataset.transform = eval_transform(dense)
-    weights = "pretrained" if pretrained else "random" if checkpoint is None else str(checkpoint)
+    weights = common.weights_of(model, pretrained=pretrained, checkpoint=checkpoint)
     record: dict[str, Any] = {
         "command": "eval",
         "environment": common.environment(device=str(target), dtype=DTYPES[dtype], seed=seed),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,15 @@ from vitrim.errors import VitrimError, unknown
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from vitrim.host import Head, Host
+
 TIMM_MODELS = "timm.models"
+YES, SUBSTITUTE, REFUSED = "work", "work with score=column_mean", "refused"
+HEADS: dict[Head, str] = {
+    "class token": "the head reads the class token (and other tokens in front of the patches) only",
+    "patches": "the head reads the patches too (mean, attention pool), or the model hands out its tokens",
+    "no class token": "as patches, and there is no class token",
+}
 
 Kind = Annotated[str, typer.Argument(help="methods, hosts or models")]
 Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names that contain this, e.g. deit")]
@@ -24,17 +33,17 @@ def list_(kind: Kind, text: Text = None, json: common.Json = None) -> None:
     """List methods, host families, or timm models that can be reduced."""
     if kind not in TABLES:
         raise unknown("list", kind, TABLES)
-    title, columns, collect = TABLES[kind]
+    title, columns, collect, footnotes = TABLES[kind]
     every = collect()
-    rows = [row for row in every if text is None or text in row["name"]]
+    rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
     if not rows:
         raise VitrimError(_no_match(kind, text or "", [row["name"] for row in every]))
     cells = [[_cell(row[key]) for key in columns] for row in rows]
     out = common.console(json)
-    common.print_table(out, title, list(columns.values()), cells)
-    for row in rows:
-        if row.get("paper"):  # a column of titles would leave no room for the others
-            out.print(f"{row['name']}: {row['paper']}", markup=False, highlight=False)
+    common.print_table(out, title, list(columns.values()), cells, text_columns=len(columns))
+    for line in footnotes(rows):
+        folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
+        out.print(folded, markup=False, highlight=False, soft_wrap=True)
     common.write_json(json, {"command": "list", "kind": kind, "environment": common.environment(), "rows": rows})
 
 
@@ -57,21 +66,80 @@ def methods() -> list[dict[str, Any]]:
     ]
 
 
+def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The papers of the methods: a column of them would leave no room for the others."""
+    return [f"{row['name']}: {row['paper']}" for row in rows if row["paper"]]
+
+
 def hosts() -> list[dict[str, Any]]:
-    """Every model class that has a host family; its subclasses belong to the same."""
+    """Every host family of the installed libraries, with what its heads read and how each method works on those."""
     from vitrim import registry
 
-    return [{"name": host.name, "model_class": key} for key, host in registry.backbones().items()]
+    classes: dict[type[Host], list[str]] = {}
+    for key, host in registry.backbones().items():
+        classes.setdefault(host, []).append(key)
+    return [
+        {
+            "name": host.name,
+            "classes": ", ".join(name.rpartition(".")[2] for name in names),
+            "model_classes": names,
+            "heads": list(host.heads),
+            "methods": {method: {head: fit(method, head) for head in host.heads} for method in registry.methods()},
+        }
+        for host, names in sorted(classes.items(), key=lambda entry: entry[0].name)
+    ]
+
+
+def fit(method: str, head: Head) -> str:
+    """How a method with its default options fits models with such a head: ``work``, with which option, or why not."""
+    from vitrim.reduce import misfit
+    from vitrim.registry import make_method
+
+    config = make_method(method)
+    if misfit(config, head) is None:
+        return YES
+    if "score" in type(config).model_fields:
+        config = make_method(method, score="column_mean")
+        if misfit(config, head) is None:
+            return SUBSTITUTE
+    return f"{REFUSED}, since it {str(misfit(config, head)).partition(';')[0]}"
+
+
+def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """For every kind of head in the table: the methods that work on it, need an option, or are refused and why."""
+    from vitrim.registry import missing_libraries
+
+    lines = []
+    for head, meaning in HEADS.items():
+        methods = next((row["methods"] for row in rows if head in row["heads"]), None)
+        if methods is None:
+            continue
+        lines.append(f"{head}: {meaning}")
+        answers = {method: found[head] for method, found in methods.items()}
+        for answer in sorted(set(answers.values()), key=_order):
+            names = [method for method, found in answers.items() if found == answer]
+            which = f"all {len(names)} methods" if len(names) == len(answers) else ", ".join(names)
+            lines.append(f"  {answer}: {which}")
+    missing = missing_libraries()
+    if missing:
+        lines.append(f"not installed, so their families are not listed: {', '.join(missing)}")
+    return lines
+
+
+def _order(answer: str) -> tuple[bool, bool, str]:
+    return answer != YES, answer.startswith(REFUSED), answer
 
 
 def models() -> list[dict[str, Any]]:
     """The names of timm models of a supported class, told by the module they are written in: none is built."""
-    import importlib
+    import importlib.util
 
     import timm
 
     rows = []
     for short in timm.list_modules():
+        if importlib.util.find_spec(f"{TIMM_MODELS}.{short}") is None:
+            continue  # registered by another package
         module = importlib.import_module(f"{TIMM_MODELS}.{short}")
         if _has_host_class(module):
             rows += [{"name": name, "module": short} for name in timm.list_models(module=short)]
@@ -87,9 +155,9 @@ def _has_host_class(module: ModuleType) -> bool:
     return any(f"{base.__module__}.{base.__qualname__}" in hosts for cls in classes for base in cls.__mro__)
 
 
-Collect = Callable[[], list[dict[str, Any]]]
+Rows = Sequence[dict[str, Any]]
 
-TABLES: dict[str, tuple[str, dict[str, str], Collect]] = {
+TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]], Callable[[Rows], list[str]]]] = {
     "methods": (
         "Methods (write them as name:key=value,key=value)",
         {
@@ -102,21 +170,30 @@ TABLES: dict[str, tuple[str, dict[str, str], Collect]] = {
             "needs_attention_map": "needs attention map",
         },
         methods,
+        titles,
     ),
-    "hosts": ("Host families", {"name": "family", "model_class": "model class (and its subclasses)"}, hosts),
+    "hosts": (
+        "Host families; heads: what the heads of their models read, which decides the methods that work (below)",
+        {"name": "family", "heads": "heads", "classes": "model classes (and their subclasses)"},
+        hosts,
+        heads,
+    ),
     "models": (
         "timm models, by the module they are in; a few variants with other blocks (parallel, post-norm, differential "
         "attention) are refused when they are reduced",
         {"name": "name", "module": "timm module"},
         models,
+        lambda rows: [],
     ),
 }
 
 
-def _cell(value: str | bool) -> str:
+def _cell(value: str | bool | list[str]) -> str:
     from rich.markup import escape
 
-    return ("yes" if value else "-") if isinstance(value, bool) else escape(value)
+    if isinstance(value, bool):
+        return "yes" if value else "-"
+    return escape(value if isinstance(value, str) else ", ".join(value))
 
 
 def _no_match(kind: str, text: str, names: Sequence[str]) -> str:

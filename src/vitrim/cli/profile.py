@@ -23,7 +23,7 @@ DENSE = "none"
 GROUPS_SHOWN = 6
 WIDTH = 120
 
-Models = Annotated[list[str], typer.Argument(metavar="MODEL", help="timm model names, e.g. deit_small_patch16_224")]
+Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {common.MODEL_NAMES}")]
 Methods = Annotated[
     list[str] | None,
     typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat; dense is always shown"),
@@ -79,7 +79,8 @@ def profile(
         host = common.create_model(name, pretrained=pretrained, checkpoint=checkpoint, options=options, device=device)
         rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, limit, seed))
     count = limit if dataset is None else min(limit, len(dataset))
-    weights = "pretrained" if pretrained else "random" if checkpoint is None else str(checkpoint)
+    found = [common.weights_of(name, pretrained=pretrained, checkpoint=checkpoint) for name in models]
+    weights = "random" if device == "meta" else ", ".join(dict.fromkeys(found))
     record = {
         "command": "profile",
         "environment": common.environment(device=device, seed=seed),
@@ -92,7 +93,7 @@ def profile(
     if not out.is_terminal:
         out.width = max(out.width, WIDTH)  # in a file or pipe, the 80 columns that rich assumes would fold the numbers
     _print(out, rows, convention)
-    for note in _notes(convention, adaptive, images, count, weights):
+    for note in (*_unused(rows), *_notes(convention, adaptive, images, count, weights)):
         out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     common.write_json(json, record)
 
@@ -121,19 +122,29 @@ def _open(source: str, split: str | None) -> ImageDataset:
 def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, limit: int, seed: int) -> list[Tensor]:
     """Batches (B, C, H, W) for every method in turn: of ``dataset``, else random ones."""
     import torch
-    from PIL import Image
 
     from vitrim.data import batches, eval_transform
 
-    transform = eval_transform(host)
     if dataset is not None:
-        dataset.transform = transform
+        dataset.transform = eval_transform(host)
         return [images for images, _ in batches(dataset, batch_size, limit=limit)]
-    shape = transform(Image.new("RGB", (1, 1))).shape  # what the model's own preprocessing makes of an image
+    shape = _input_size(host)
     if next(host.parameters()).is_meta:
         return [torch.empty(1, *shape, device="meta")]
     generator = torch.Generator().manual_seed(seed)
     return list(torch.randn(limit, *shape, generator=generator).split(batch_size))
+
+
+def _input_size(model: nn.Module) -> tuple[int, ...]:
+    """Channels, height and width of the images that ``model`` takes, a host or any other model of timm."""
+    from vitrim.registry import find_backbone
+
+    backbone = find_backbone(model)
+    if backbone is not None:
+        return backbone.facts(model).input_size
+    facts: Any = model
+    channels, *size = facts.pretrained_cfg["input_size"]
+    return getattr(model, "in_chans", channels), *getattr(model, "img_size", size)
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------
@@ -144,7 +155,9 @@ def _row(row: Profile) -> dict[str, Any]:
         "model": row.model,
         "method": row.method,
         "params": row.params,
+        "unused_params": row.unused_params,
         "gmacs": row.macs.gmacs(),
+        "exchange_gmacs": row.macs.exchange / 1e9,
         "tokens_per_block": list(row.tokens_per_block),
     }
 
@@ -196,13 +209,23 @@ def compact(tokens: Sequence[float]) -> str:
     return " ".join(words if len(words) <= GROUPS_SHOWN else [*words[:3], "..", *words[-2:]])
 
 
+def _unused(rows: Sequence[Profile]) -> Iterator[str]:
+    """Where a published count of parameters is higher, because the authors' code never uses some."""
+    for name, params, unused in {(row.model, row.params, row.unused_params): None for row in rows if row.unused_params}:
+        yield (
+            f"{name}: {params / 1e6:.2f} M parameters; the published {(params + unused) / 1e6:.2f} M include "
+            f"{unused / 1e6:.2f} M that are never used"
+        )
+
+
 def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str) -> Iterator[str]:
     """What a reader of the table must know to compare it with a published one."""
     yield {
         "all": "total = linear + attention + matching + norm, as fvcore counts attention written as matrix products "
         "(DeiT-S 4.61, DeiT-B 17.58: MCTF, and the ToMe rows of ViTTM)",
         "no-attention": "total = linear + matching + norm, as fvcore counts where attention is a fused kernel that it "
-        "does not see (ViT-S 4.25, ViT-B 16.87: the ViT and DeiT rows of ViTTM)",
+        "does not see (ViT-S 4.25, ViT-B 16.87: the ViT and DeiT rows of ViTTM), plus, in models with two streams, the "
+        "attention between them, which it sees (the ViTTM and LookupViT rows)",
         "no-norm": "total = linear + attention + matching (DeiT-S 4.60: ATM)",
     }[convention] + "; other tables need another --convention"
     if not adaptive:

@@ -1,0 +1,15 @@
+"""The papers' own architectures, registered with timm.
+
+Importing this package is what registers them::
+
+    import timm, vitrim.models
+    model = timm.create_model("lv_vit_small")
+
+``import vitrim`` alone does not: it imports neither torch nor timm. The command line imports them all.
+"""
+
+from vitrim.models import lookupvit as lookupvit
+from vitrim.models import lv_vit as lv_vit
+from vitrim.models import rev_vit as rev_vit
+from vitrim.models import t2t_vit as t2t_vit
+from vitrim.models import vittm as vittm

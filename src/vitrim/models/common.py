@@ -1,0 +1,120 @@
+"""What the models of this folder that are built on timm's `VisionTransformer` share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers.format import Format, nchw_to
+from timm.layers.patch_embed import PatchEmbed
+from timm.layers.pos_embed import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from vitrim.errors import VitrimError
+
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
+"""Where checkpoints keep their weights, in the order in which timm looks."""
+
+
+class Stem(PatchEmbed):
+    """timm's `PatchEmbed` with more than one convolution: subclasses implement `feature_map`.
+
+    Image sizes, padding and output format are as in timm. The patch size is fixed at construction.
+    """
+
+    def __init__(self, img_size: int | tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, **kwargs: Any):
+        super().__init__(img_size, patch_size, in_chans, embed_dim, **kwargs)
+        del self.proj  # subclasses have their own layers
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) images to (B, C, H/p, W/p), for patches of p pixels."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) images to (B, P, C) tokens, or to the ``output_fmt`` given at construction."""
+        x = self.feature_map(self.fitted(images))
+        if self.flatten:
+            x = x.flatten(2).transpose(1, 2)
+        elif self.output_fmt != Format.NCHW:
+            x = nchw_to(x, self.output_fmt)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def fitted(self, images: Tensor) -> Tensor:
+        """``images``, padded to whole patches if the model does that.
+
+        Raises:
+            VitrimError: a size the model does not take.
+        """
+        size = (images.shape[2], images.shape[3])
+        rest = tuple(-side % patch for side, patch in zip(size, self.patch_size, strict=True))
+        if self.img_size is not None and self.strict_img_size and size != tuple(self.img_size):
+            raise VitrimError(f"images are {_by(size)}, this model takes {_by(self.img_size)}; see set_input_size")
+        if not any(rest):
+            return images
+        if not self.dynamic_img_pad:
+            raise VitrimError(f"images are {_by(size)}, not a multiple of the patch size {_by(self.patch_size)}")
+        return F.pad(images, (0, rest[1], 0, rest[0]))
+
+    def set_input_size(
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Take images of another size from now on.
+
+        Raises:
+            VitrimError: another patch size.
+        """
+        if patch_size is not None and patch_size not in (self.patch_size, self.patch_size[0]):
+            raise VitrimError(f"the patch size of this stem is fixed to {_by(self.patch_size)}")
+        super().set_input_size(img_size=img_size)
+
+
+def _by(size: tuple[int, ...]) -> str:
+    return " x ".join(map(str, size))
+
+
+def pretrained_cfg(**changes: Any) -> dict[str, Any]:
+    """timm's description of a checkpoint, for models on ImageNet-1k at 224 pixels without a public address."""
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "classifier": "head",
+        **changes,
+    }
+
+
+def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights in a checkpoint: out of ``state_dict_ema`` and the like, and without ``module.`` before their names.
+
+    Example:
+        >>> unwrapped({"state_dict": {"module.head.bias": torch.zeros(2)}, "epoch": 3})
+        {'head.bias': tensor([0., 0.])}
+    """
+    for wrapper in WRAPPERS:
+        if checkpoint.get(wrapper) is not None:
+            checkpoint = checkpoint[wrapper]
+            break
+    return {name.removeprefix("module."): value for name, value in checkpoint.items()}
+
+
+def resampled_positions(table: Tensor, model: nn.Module, num_prefix: int = 1) -> Tensor:
+    """A position table (1, prefix + P0, C) for the grid that ``model`` has.
+
+    As it is if it fits; else it is taken for one of a square grid and resampled, bicubic. ``num_prefix`` rows in front
+    belong to no patch and stay.
+    """
+    stem: Any = model.patch_embed
+    if table.shape[1] == num_prefix + stem.num_patches:
+        return table
+    resampled: Tensor = resample_abs_pos_embed(table, list(stem.grid_size), num_prefix_tokens=num_prefix)
+    return resampled

@@ -1,0 +1,510 @@
+"""LookupViT (Koner et al., *LookupViT: Compressing visual information to a limited number of tokens*, ECCV 2024).
+
+Few compressed tokens run through transformer blocks; the many lookup tokens, which keep the details, only get what the
+compressed ones send back and a narrow MLP. One attention matrix A serves both directions ("multi-head bidirectional
+cross-attention", MHBC): compressed tokens gather with A, lookup tokens are infused with its transpose.
+
+Two classes, because the block of the paper and the one that the authors of ViTTM measured differ:
+
+* `LookupViT` is the paper's: parameters of its own in every layer, output projections, residuals around pre-norms, no
+  class token; the compressed tokens are the resized lookup tokens. Written from descriptions of the paper: the authors
+  published no code.
+* `SharedLookupViT` is the re-implementation of the ViTTM authors, which their Table 8 counts and times: one exchange,
+  one lookup MLP and two LayerNorms shared by all layers. It can load their checkpoints.
+
+``_3``, ``_5``, ``_7`` and ``_10`` in the names are the sides of the square grid of compressed tokens. Both classes take
+images of any size that divides into patches, and any other compressed grid (`set_compressed_grid`), also at test time.
+The prediction is the classifier of the compressed tokens; training adds the loss of the lookup tokens'
+(`vitrim.models.streams.objective`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath, LayerNorm, Mlp, PatchEmbed, calculate_drop_path_rates, to_2tuple
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrim.errors import VitrimError
+from vitrim.exchange import Exchange
+from vitrim.models.common import pretrained_cfg, unwrapped
+from vitrim.models.streams import Grid, TwoStreamClassifier, grid_of, initialise, resample_positions
+
+__all__ = ["Gather", "Infuse", "LookupLayer", "LookupViT", "SharedGather", "SharedLookupViT", "checkpoint_filter_fn"]
+
+
+# ---- exchange --------------------------------------------------------------------------------------------------------
+
+
+def split(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, C) to (B, H, N, C / H)."""
+    heads: Tensor = x.unflatten(-1, (num_heads, -1))
+    return heads.transpose(1, 2)
+
+
+def join(x: Tensor) -> Tensor:
+    """(B, H, N, d) to (B, N, H d)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class Gather(Exchange):
+    """Compressed tokens attend to lookup tokens, and hand the attention out for the way back.
+
+    Keys and values are one projection.
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = (dim // num_heads) ** -0.5
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+
+    def project(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, M, C) of the compressed, keys and values (B, N, C) of the lookup tokens."""
+        k, v = self.kv(lookup).chunk(2, dim=-1)
+        return self.q(compressed), k, v
+
+    def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, M, C) and (B, N, C) tokens to what is gathered (B, M, C) and the attention (B, H, M, N)."""
+        q, k, v = (split(x, self.num_heads) for x in self.project(compressed, lookup))
+        attention = (q * self.scale @ k.transpose(-2, -1)).softmax(-1)
+        return join(attention @ v), attention
+
+
+class SharedGather(Gather):
+    """`Gather` with LayerNorms on queries and keys, and on the values that compressed tokens send back."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__(dim, num_heads)
+        self.q_norm, self.k_norm, self.v_norm = (nn.LayerNorm(dim) for _ in range(3))
+
+    def project(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, M, C) of the compressed, keys and values (B, N, C) of the lookup tokens."""
+        q, k, v = super().project(compressed, lookup)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def values(self, compressed: Tensor) -> Tensor:
+        """(B, M, C) values of the compressed tokens, by the projection that the lookup tokens' values come from."""
+        dim = self.q.out_features
+        values: Tensor = self.v_norm(F.linear(compressed, self.kv.weight[dim:], self.kv.bias[dim:]))
+        return values
+
+
+class Infuse(Exchange):
+    """Values of the compressed tokens sent to the lookup tokens by the transposed attention. It is not normalised
+    again: lookup tokens that nobody attended to get little."""
+
+    def forward(self, attention: Tensor, values: Tensor) -> Tensor:
+        """(B, H, M, N) attention and (B, M, C) values to (B, N, C)."""
+        return join(attention.transpose(-2, -1) @ split(values, attention.shape[1]))
+
+
+# ---- what both classes share -----------------------------------------------------------------------------------------
+
+
+class LookupBase(TwoStreamClassifier):
+    """Patch embedding, sizes and stack of layers. Arguments as of `LookupViT`."""
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int],
+        patch_size: int,
+        compressed_grid: int | tuple[int, int],
+        in_chans: int,
+        num_classes: int,
+        global_pool: str,
+        embed_dim: int,
+        drop_rate: float,
+    ) -> None:
+        super().__init__(embed_dim, num_classes, drop_rate)
+        if global_pool != "avg":
+            raise VitrimError(f"LookupViT pools by the mean (avg) over its tokens, not '{global_pool}'")
+        self.img_size: Grid = to_2tuple(img_size)
+        self.in_chans = in_chans
+        self.global_pool = global_pool
+        self.patch_size = patch_size
+        self.grid = grid_of(torch.empty(0, 0, *self.img_size, device="meta"), patch_size)
+        self.patch_embed = PatchEmbed(
+            self.img_size, patch_size, in_chans, embed_dim, strict_img_size=False, output_fmt="NCHW"
+        )
+        self.set_compressed_grid(compressed_grid)
+
+    def set_compressed_grid(self, grid: int | tuple[int, int]) -> None:
+        """Use so many rows and columns of compressed tokens from now on; no parameter changes.
+
+        Raises:
+            VitrimError: fewer than one.
+
+        Example:
+            >>> model = LookupViT(img_size=64, patch_size=8, embed_dim=32, depth=1, num_heads=2)
+            >>> model.set_compressed_grid(7)
+            >>> model.forward_features(torch.zeros(1, 3, 64, 64))[0].shape
+            torch.Size([1, 49, 32])
+        """
+        rows, columns = to_2tuple(grid)
+        if min(rows, columns) < 1:
+            raise VitrimError(f"a compressed grid needs at least one row and column, got {(rows, columns)}")
+        self.compressed_grid: Grid = (rows, columns)
+
+    def _run(self, layer: nn.Module, *streams: Any) -> Any:
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(layer, *streams, use_reentrant=False)
+        return layer(*streams)
+
+
+def transformer_block(dim: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, drop: float, path: float) -> Block:
+    """timm's block with dropout ``drop`` behind its projections and stochastic depth ``path``."""
+    return Block(dim, num_heads, mlp_ratio, qkv_bias, proj_drop=drop, drop_path=path, norm_layer=LayerNorm)
+
+
+# ---- the paper's model -----------------------------------------------------------------------------------------------
+
+
+class LookupLayer(nn.Module):
+    """One layer (section 3.2): gather, process, infuse, lookup MLP; each with its own parameters and a residual."""
+
+    def __init__(self, dim: int, num_heads: int, block: nn.Module, lookup_mlp_ratio: float, drop_path: float) -> None:
+        super().__init__()
+        self.compressed_norm, self.lookup_norm, self.infuse_norm, self.mlp_norm = (LayerNorm(dim) for _ in range(4))
+        self.gather = Gather(dim, num_heads)
+        self.gather_proj = nn.Linear(dim, dim)
+        self.block = block
+        self.infuse_values = nn.Linear(dim, dim)
+        self.infuse = Infuse()
+        self.infuse_proj = nn.Linear(dim, dim)
+        self.mlp = Mlp(dim, int(dim * lookup_mlp_ratio))
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, M, C) compressed and (B, N, C) lookup tokens to the same."""
+        gathered, attention = self.gather(self.compressed_norm(compressed), self.lookup_norm(lookup))
+        compressed = self.block(compressed + self.drop_path(self.gather_proj(gathered)))
+        infused = self.infuse(attention, self.infuse_values(self.infuse_norm(compressed)))
+        lookup = lookup + self.drop_path(self.infuse_proj(infused))
+        return compressed, lookup + self.drop_path(self.mlp(self.mlp_norm(lookup)))
+
+
+class LookupViT(LookupBase):
+    """The model of the paper. ``model(images)`` are the logits of the compressed tokens' classifier.
+
+    Args:
+        img_size: height and width, or one number for both, that the position table is made for.
+        patch_size: side of the patches in pixels.
+        compressed_grid: rows and columns of compressed tokens, or one number for both.
+        in_chans: channels of the images.
+        num_classes: classes K; 0 for none.
+        global_pool: ``avg``; the papers know no other.
+        embed_dim: channels C.
+        depth: layers L.
+        num_heads: attention heads H of blocks and exchange.
+        mlp_ratio: hidden channels of the blocks' MLPs over C.
+        lookup_mlp_ratio: hidden channels of the lookup MLP over C (1 / q, with q = 2 in the paper).
+        qkv_bias: biases in the blocks' q, k and v.
+        drop_rate: dropout before the classifiers.
+        proj_drop_rate: dropout in the blocks.
+        drop_path_rate: stochastic depth of the last layer; grows linearly from 0.
+
+    Raises:
+        VitrimError: another pooling, or an image size that does not divide into patches.
+
+    Example:
+        >>> model = LookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)
+        >>> [stream.shape[1] for stream in model.forward_features(torch.zeros(2, 3, 64, 64))]
+        [9, 64]
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        compressed_grid: int | tuple[int, int] = 5,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        lookup_mlp_ratio: float = 0.5,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__(
+            img_size, patch_size, compressed_grid, in_chans, num_classes, global_pool, embed_dim, drop_rate
+        )
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], embed_dim))
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        self.layers = nn.ModuleList(
+            LookupLayer(
+                embed_dim,
+                num_heads,
+                transformer_block(embed_dim, num_heads, mlp_ratio, qkv_bias, proj_drop_rate, rate),
+                lookup_mlp_ratio,
+                rate,
+            )
+            for rate in rates
+        )
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        initialise(self.layers)
+
+    def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, M, C) compressed and (B, N, C) lookup tokens of images (B, 3, H, W)."""
+        grid = grid_of(x, self.patch_size)
+        lookup = self.patch_embed(x).flatten(2).transpose(1, 2) + resample_positions(self.pos_embed, self.grid, grid)
+        # patches and positions resized alike: one resizing of their sum, antialiased, since it is linear
+        patches = lookup.transpose(1, 2).unflatten(2, grid)
+        resized = F.interpolate(patches, size=self.compressed_grid, mode="bilinear", antialias=True)
+        compressed = resized.flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            compressed, lookup = self._run(layer, compressed, lookup)
+        return compressed, lookup
+
+
+# ---- the model of Table 8 --------------------------------------------------------------------------------------------
+
+
+class SharedLayer(nn.Module):
+    """One layer of `SharedLookupViT`, of which only the transformer block is its own.
+
+        t, c = LN_t(t), LN_c(c)                      replaced by their norms
+        c = Block(c + A V(t));  c = LN_c(c)
+        t = t + A^T LN(V(c));   t = t + MLP(t)
+
+    The shared parts are handed in.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, compressed: Tensor, lookup: Tensor, shared: SharedParts) -> tuple[Tensor, Tensor]:
+        """(B, M, C) compressed and (B, N, C) lookup tokens to the same."""
+        lookup, compressed = shared.lookup_norm(lookup), shared.compressed_norm(compressed)
+        gathered, attention = shared.gather(compressed, lookup)
+        compressed = shared.compressed_norm(self.block(compressed + gathered))
+        lookup = lookup + shared.infuse(attention, shared.gather.values(compressed))
+        return compressed, lookup + shared.mlp(lookup)
+
+
+class SharedParts(nn.Module):
+    """What all layers of `SharedLookupViT` share: exchange, lookup MLP and a LayerNorm for each stream."""
+
+    def __init__(self, dim: int, num_heads: int, lookup_mlp_ratio: float) -> None:
+        super().__init__()
+        self.lookup_norm, self.compressed_norm = LayerNorm(dim), LayerNorm(dim)
+        self.gather = SharedGather(dim, num_heads)
+        self.infuse = Infuse()
+        self.mlp = Mlp(dim, int(dim * lookup_mlp_ratio))
+
+
+class SharedLookupViT(LookupBase):
+    """LookupViT as re-implemented by the authors of ViTTM, with most parameters shared by all layers.
+
+    The compressed tokens are averages of the patch embeddings, with a position table of their own; the lookup tokens
+    have a class token, which counts in their mean.
+
+    Args:
+        class_token: put a class token in front of the lookup tokens.
+        others: as of `LookupViT`.
+
+    Raises:
+        VitrimError: as of `LookupViT`.
+
+    Example:
+        >>> model = SharedLookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)
+        >>> [stream.shape[1] for stream in model.forward_features(torch.zeros(2, 3, 64, 64))]
+        [9, 65]
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        compressed_grid: int | tuple[int, int] = 5,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        lookup_mlp_ratio: float = 0.5,
+        qkv_bias: bool = True,
+        class_token: bool = True,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__(
+            img_size, patch_size, compressed_grid, in_chans, num_classes, global_pool, embed_dim, drop_rate
+        )
+        self.num_prefix_tokens = int(class_token)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
+        rows = self.num_prefix_tokens + self.grid[0] * self.grid[1]
+        self.pos_embed = nn.Parameter(torch.zeros(1, rows, embed_dim))
+        self.compressed_table_grid = self.compressed_grid
+        rows = self.compressed_grid[0] * self.compressed_grid[1]
+        self.compressed_pos_embed = nn.Parameter(torch.zeros(1, rows, embed_dim))
+        self.shared = SharedParts(embed_dim, num_heads, lookup_mlp_ratio)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        self.layers = nn.ModuleList(
+            SharedLayer(transformer_block(embed_dim, num_heads, mlp_ratio, qkv_bias, proj_drop_rate, rate))
+            for rate in rates
+        )
+        for table in (self.pos_embed, self.compressed_pos_embed, self.cls_token):
+            if table is not None:
+                nn.init.trunc_normal_(table, std=0.02)
+        initialise(self.layers)
+        initialise(self.shared)
+
+    def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, M, C) compressed and (B, N, C) lookup tokens, class token first, of images (B, 3, H, W)."""
+        grid = grid_of(x, self.patch_size)
+        patches = self.patch_embed(x)
+        compressed = F.adaptive_avg_pool2d(patches, self.compressed_grid).flatten(2).transpose(1, 2)
+        compressed = compressed + resample_positions(
+            self.compressed_pos_embed, self.compressed_table_grid, self.compressed_grid
+        )
+        prefix = self.num_prefix_tokens
+        table = resample_positions(self.pos_embed[:, prefix:], self.grid, grid)
+        lookup = patches.flatten(2).transpose(1, 2) + table
+        if self.cls_token is not None:
+            class_token = (self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1)
+            lookup = torch.cat((class_token, lookup), dim=1)
+        for layer in self.layers:
+            compressed, lookup = self._run(layer, compressed, lookup, self.shared)
+        return compressed, lookup
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+_RENAMED = {
+    "blocks.": "layers.",
+    "mhbc.": "shared.gather.",
+    "global_mlp.": "shared.mlp.",
+    "lookup_norm.": "shared.lookup_norm.",
+    "compressed_norm.": "shared.compressed_norm.",
+    "fc_norm_compressed.": "fc_norm.",
+    "fc_norm.": "auxiliary_fc_norm.",
+    "compressed_head.": "head.",
+    "head.": "auxiliary_head.",
+}
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: LookupBase) -> dict[str, Tensor]:
+    """The weights of a checkpoint under the names and grids of ``model``.
+
+    Checkpoints of the ViTTM authors' LookupViT fit `SharedLookupViT`: their ``head`` and ``fc_norm`` are those of the
+    lookup tokens, here the auxiliary ones. Position tables are resampled to the model's image size and, there, to its
+    compressed grid. Weights that neither code knows stay under their name, so that loading reports them.
+
+    Example:
+        >>> model = SharedLookupViT(img_size=32, patch_size=8, compressed_grid=2, embed_dim=32, depth=1, num_heads=2)
+        >>> model.load_state_dict(checkpoint_filter_fn({"state_dict": model.state_dict()}, model))
+        <All keys matched successfully>
+    """
+    state = unwrapped(state_dict)
+    if any(name.startswith("mhbc.") for name in state):
+        state = _renamed(state)
+    if isinstance(model, SharedLookupViT):
+        _resample(state, "compressed_pos_embed", model.compressed_table_grid, 0)
+        _resample(state, "pos_embed", model.grid, model.num_prefix_tokens)
+    else:
+        _resample(state, "pos_embed", model.grid, 0)
+    return state
+
+
+def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The ViTTM authors' names to ours."""
+    out: dict[str, Tensor] = {}
+    for name, value in state.items():
+        old = next((old for old in _RENAMED if name.startswith(old)), "")
+        new = _RENAMED.get(old, "") + name.removeprefix(old)
+        if old == "blocks.":
+            number, _, rest = name.removeprefix(old).partition(".")
+            new = f"layers.{number}.block.{rest}"
+        out[new] = value
+    for kind in ("weight", "bias"):
+        parts = [out.pop(f"shared.gather.{name}.{kind}") for name in ("k", "v")]
+        out[f"shared.gather.kv.{kind}"] = torch.cat(parts)
+    return out
+
+
+def _resample(state: dict[str, Tensor], name: str, grid: Grid, prefix: int) -> None:
+    """Bring the position table ``name`` of a square grid behind ``prefix`` rows to ``grid``."""
+    if name in state and state[name].shape[1] != prefix + grid[0] * grid[1]:
+        table = state[name]
+        side = round((table.shape[1] - prefix) ** 0.5)
+        resampled = resample_positions(table[:, prefix:], (side, side), grid)
+        state[name] = torch.cat((table[:, :prefix], resampled), dim=1)
+
+
+# ---- the models of the papers ----------------------------------------------------------------------------------------
+
+_CFG = pretrained_cfg(fixed_input_size=False, classifier=("head", "auxiliary_head"))
+default_cfgs = generate_default_cfgs(
+    {f"{family}_{side}": _CFG for family in ("lookupvit_base", "lookupvit_shared_base") for side in (3, 5, 7, 10)}
+)
+
+
+def _create(variant: str, pretrained: bool, side: int, **kwargs: Any) -> LookupBase:
+    model: type[LookupBase] = SharedLookupViT if "shared" in variant else LookupViT
+    kwargs = {"compressed_grid": side, **kwargs}
+    return build_model_with_cfg(model, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
+
+
+@register_model
+def lookupvit_base_3(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+    """LookupViT-B/16 of the paper with 3x3 compressed tokens."""
+    return _create("lookupvit_base_3", pretrained, 3, **kwargs)
+
+
+@register_model
+def lookupvit_base_5(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+    """LookupViT-B/16 of the paper with 5x5 compressed tokens."""
+    return _create("lookupvit_base_5", pretrained, 5, **kwargs)
+
+
+@register_model
+def lookupvit_base_7(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+    """LookupViT-B/16 of the paper with 7x7 compressed tokens."""
+    return _create("lookupvit_base_7", pretrained, 7, **kwargs)
+
+
+@register_model
+def lookupvit_base_10(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+    """LookupViT-B/16 of the paper with 10x10 compressed tokens."""
+    return _create("lookupvit_base_10", pretrained, 10, **kwargs)
+
+
+@register_model
+def lookupvit_shared_base_3(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+    """LookupViT-B/16 of ViTTM's Table 8 with 3x3 compressed tokens."""
+    return _create("lookupvit_shared_base_3", pretrained, 3, **kwargs)
+
+
+@register_model
+def lookupvit_shared_base_5(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+    """LookupViT-B/16 of ViTTM's Table 8 with 5x5 compressed tokens."""
+    return _create("lookupvit_shared_base_5", pretrained, 5, **kwargs)
+
+
+@register_model
+def lookupvit_shared_base_7(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+    """LookupViT-B/16 of ViTTM's Table 8 with 7x7 compressed tokens."""
+    return _create("lookupvit_shared_base_7", pretrained, 7, **kwargs)
+
+
+@register_model
+def lookupvit_shared_base_10(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+    """LookupViT-B/16 of ViTTM's Table 8 with 10x10 compressed tokens."""
+    return _create("lookupvit_shared_base_10", pretrained, 10, **kwargs)

@@ -1,0 +1,368 @@
+"""LV-ViT: a ViT trained with a label for every token (Jiang et al., NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from timm.layers.attention import Attention
+from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from vitrim.errors import VitrimError
+from vitrim.models.common import Stem, pretrained_cfg, resampled_positions, unwrapped
+
+__all__ = ["Box", "DenseLogits", "LVViT", "checkpoint_filter_fn", "objective", "sample_box", "swap_box"]
+
+
+class Box(NamedTuple):
+    """Rows ``top`` to ``bottom`` and columns ``left`` to ``right`` of a grid of patches, ends not included."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+class DenseLogits(NamedTuple):
+    """Logits of the class token (B, K) and of every patch (B, P, K)."""
+
+    class_token: Tensor
+    patches: Tensor
+
+
+class ConvStem(Stem):
+    """Three convolutions at half resolution, then one on patches: the stem of LV-ViT (section 3.3, "4_2" in the code).
+
+    7 x 7 with stride 2, two of 3 x 3, each ``width`` channels wide with batch norm and ReLU; then p/2 x p/2 with
+    stride p/2, for patches of p pixels.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        embed_dim: int = 768,
+        *,
+        width: int = 64,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(img_size, patch_size, in_chans, embed_dim, **kwargs)
+        place = {"device": device, "dtype": dtype}
+        self.conv1 = nn.Conv2d(in_chans, width, 7, stride=2, padding=3, bias=False, **place)
+        self.bn1 = nn.BatchNorm2d(width, **place)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False, **place)
+        self.bn2 = nn.BatchNorm2d(width, **place)
+        self.conv3 = nn.Conv2d(width, width, 3, padding=1, bias=False, **place)
+        self.bn3 = nn.BatchNorm2d(width, **place)
+        step = patch_size // 2
+        self.proj = nn.Conv2d(width, embed_dim, step, stride=step, bias=bias, **place)
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(images)))
+        x = F.relu(self.bn2(self.conv2(x)))
+        x = F.relu(self.bn3(self.conv3(x)))
+        return self.proj(x)  # type: ignore[no-any-return]
+
+
+class SkipScale(nn.Module):
+    """Divides a residual branch by the skip lambda of its block. Stands where timm's `LayerScale` does."""
+
+    def __init__(self, skip_lambda: float) -> None:
+        super().__init__()
+        self.skip_lambda = skip_lambda
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.skip_lambda
+
+    def extra_repr(self) -> str:
+        return f"skip_lambda={self.skip_lambda}"
+
+
+class LVBlock(Block):
+    """x + attention(x) / lambda, then x + mlp(x) / lambda, pre-norm (section 3.3, "residual connection").
+
+    Args:
+        dim: channels C.
+        num_heads: attention heads H.
+        skip_lambda: the divisor of both branches.
+        head_dim: channels of a head, default C / H.
+        kwargs: as timm's `Block` takes.
+    """
+
+    ls1: Any
+    ls2: Any
+
+    def __init__(
+        self, dim: int, num_heads: int, *, skip_lambda: float = 1.0, head_dim: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(dim, num_heads, **kwargs)
+        if head_dim is not None:
+            self.attn = Attention(
+                dim,
+                num_heads,
+                attn_head_dim=head_dim,
+                qkv_bias=kwargs.get("qkv_bias", False),
+                attn_drop=kwargs.get("attn_drop", 0.0),
+                proj_drop=kwargs.get("proj_drop", 0.0),
+                device=kwargs.get("device"),
+                dtype=kwargs.get("dtype"),
+            )
+        if skip_lambda != 1.0:
+            self.ls1, self.ls2 = SkipScale(skip_lambda), SkipScale(skip_lambda)
+
+
+class LVViT(VisionTransformer):
+    """LV-ViT: convolutional stem, residual branches divided by lambda, and a second head that labels every patch.
+
+    A call gives (B, K) logits, in training too: those of the class token plus half the maximum over the patches of the
+    auxiliary head's logits, per class. `forward_dense` gives both apart, for training with labels per token and with
+    mixed tokens; `objective` is its loss.
+
+    Everything else is timm's `VisionTransformer`: any option of it, ``forward_features``, ``forward_intermediates``,
+    other image sizes. Pooling other than the class token has no auxiliary head.
+
+    To leave the auxiliary head out of a trained model, set ``model.aux_head = None``: its head then reads the class
+    token alone.
+
+    Deviations from the published code: a call in training mode returns logits like any other model, where the code
+    returns three values and mixes tokens by itself. Tables of positions are resampled with anti-aliasing.
+
+    Args:
+        skip_lambda: divisor of the residual branches.
+        head_dim: channels of an attention head, default C / H.
+        stem_width: channels of the stem's first three convolutions.
+        dense_head: have the auxiliary head.
+        aux_weight: weight of its maximum in the logits.
+        kwargs: as timm's `VisionTransformer` takes.
+
+    Example:
+        >>> import timm, vitrim.models
+        >>> model = timm.create_model("lv_vit_tiny", num_classes=10).eval()
+        >>> model(torch.zeros(1, 3, 224, 224)).shape
+        torch.Size([1, 10])
+        >>> model.forward_dense(torch.zeros(1, 3, 224, 224)).patches.shape
+        torch.Size([1, 196, 10])
+    """
+
+    aux_head: nn.Linear | None
+    norm: Any
+
+    def __init__(
+        self,
+        *,
+        skip_lambda: float = 1.0,
+        head_dim: int | None = None,
+        stem_width: int = 64,
+        dense_head: bool = True,
+        aux_weight: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        defaults = {
+            "mlp_ratio": 3.0,
+            "qkv_bias": False,
+            "norm_layer": partial(nn.LayerNorm, eps=1e-5),
+            "embed_layer": partial(ConvStem, width=stem_width),
+            "block_fn": partial(LVBlock, skip_lambda=skip_lambda, head_dim=head_dim),
+        }
+        super().__init__(**{**defaults, **kwargs})
+        self.dense_head = dense_head
+        self.aux_weight = aux_weight
+        self.aux_head = self._aux_head()
+        if self.aux_head is not None:
+            nn.init.trunc_normal_(self.aux_head.weight, std=0.02)
+            nn.init.zeros_(self.aux_head.bias)
+
+    def _aux_head(self) -> nn.Linear | None:
+        if not self.dense_head or self.num_classes == 0 or self.global_pool != "token":
+            return None
+        like = self.norm.weight
+        return nn.Linear(self.embed_dim, self.num_classes, device=like.device, dtype=like.dtype)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """New heads for ``num_classes``, 0 for none. The auxiliary one exists only with ``global_pool="token"``."""
+        super().reset_classifier(num_classes, global_pool)
+        self.aux_head = self._aux_head()
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens (B, N, C) to logits (B, K), or to the pooled feature (B, C). The maximum is over the tokens given."""
+        pooled: Tensor = self.head_drop(self.fc_norm(self.pool(x)))
+        if pre_logits:
+            return pooled
+        logits: Tensor = self.head(pooled)
+        if self.aux_head is None:
+            return logits
+        patches: Tensor = self.aux_head(x[:, self.num_prefix_tokens :])
+        return logits + self.aux_weight * patches.amax(dim=1)
+
+    def forward_dense(self, images: Tensor, box: Box | None = None) -> DenseLogits:
+        """Logits of the class token and of every patch apart, optionally on mixed tokens (section 3.2, "MixToken").
+
+        With ``box``, the patches in it come from the next image of the reversed batch: image b gets those of image
+        B - 1 - b, after the stem, so that no patch sees two images there. Their logits are handed back to their own
+        image: ``patches[b]`` are always about image b, while ``class_token[b]`` is about the mixture.
+
+        In a model that `vitrim.reduce_` has reduced, merged patches have the logits of their group, and those of pruned
+        ones mean nothing (where ``reduction.state.source`` is -1).
+
+        Args:
+            images: (B, 3, H, W).
+            box: patches to swap, e.g. of `sample_box`; None mixes nothing.
+
+        Raises:
+            VitrimError: the model has no auxiliary head.
+        """
+        if self.aux_head is None:
+            raise VitrimError("this model has no auxiliary head: create it with dense_head=True and num_classes > 0")
+        x = self.patch_embed(images)
+        grid = self.patch_embed.dynamic_feat_size(images.shape[-2:])
+        if box is not None:
+            x = swap_box(x.view(len(x), *grid, -1), box).view_as(x)
+        x = self.norm_pre(self.patch_drop(self._pos_embed(x)))
+        x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
+        x = self.norm(x)
+        patches = self.aux_head(x[:, self.num_prefix_tokens :])
+        if box is not None:
+            patches = swap_box(patches.view(len(x), *grid, -1), box).view_as(patches)
+        return DenseLogits(self.head(self.head_drop(self.pool(x))), patches)
+
+
+def swap_box(x: Tensor, box: Box) -> Tensor:
+    """(B, h, w, ...) with the patches in ``box`` taken from the reversed batch. Its own inverse.
+
+    Example:
+        >>> x = torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, 1, 3)
+        >>> swap_box(x, Box(0, 1, 1, 3))
+        tensor([[[0., 1., 1.]],
+        <BLANKLINE>
+                [[1., 0., 0.]]])
+    """
+    rows, columns = slice(box.top, box.bottom), slice(box.left, box.right)
+    mixed = x.clone()
+    mixed[:, rows, columns] = x.flip(0)[:, rows, columns]
+    return mixed
+
+
+def sample_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
+    """A random box as CutMix draws it: a uniform share of the area around a uniform centre, cut off at the border.
+
+    Args:
+        grid: rows and columns of patches.
+        generator: of the random numbers, default torch's own.
+
+    Example:
+        >>> sample_box((14, 14), torch.Generator().manual_seed(0))
+        Box(top=7, left=0, bottom=14, right=8)
+    """
+    share, row, column = torch.rand(3, generator=generator).tolist()
+    sides = []
+    for centre, size in ((row, grid[0]), (column, grid[1])):
+        half, middle = int(size * share**0.5) // 2, int(centre * size)
+        sides.append((max(middle - half, 0), min(middle + half, size)))
+    (top, bottom), (left, right) = sides
+    return Box(top, left, bottom, right)
+
+
+def objective(
+    logits: DenseLogits,
+    targets: Tensor,
+    *,
+    patch_targets: Tensor | None = None,
+    box_share: float = 0.0,
+    dense_weight: float = 1.0,
+    label_smoothing: float = 0.0,
+) -> dict[str, Tensor]:
+    """The loss of token labelling (section 3.1): cross entropy of the class token plus that of every patch.
+
+    Args:
+        logits: of `LVViT.forward_dense`.
+        targets: (B,) classes or (B, K) probabilities of the images.
+        patch_targets: (B, P) or (B, P, K) of the patches of each image; None gives every patch its image's.
+        box_share: share of the patches that were swapped, ``area / P``: the class token is held to the mixture.
+        dense_weight: weight of the patches' mean loss; 1 in the paper's experiments.
+        label_smoothing: as in `torch.nn.functional.cross_entropy`.
+
+    Returns:
+        The unweighted terms "class" and "patches", and "total", their weighted sum.
+
+    Example:
+        >>> logits = DenseLogits(torch.zeros(2, 10), torch.zeros(2, 4, 10))
+        >>> objective(logits, torch.tensor([1, 2]), box_share=0.25)["total"]
+        tensor(4.6052)
+    """
+    entropy = partial(F.cross_entropy, label_smoothing=label_smoothing)
+    own, other = entropy(logits.class_token, targets), entropy(logits.class_token, targets.flip(0))
+    batch, patches = logits.patches.shape[:2]
+    if patch_targets is None:
+        patch_targets = targets.unsqueeze(1).expand(batch, patches, *targets.shape[1:])
+    terms = {
+        "class": (1.0 - box_share) * own + box_share * other,
+        "patches": entropy(logits.patches.flatten(0, 1), patch_targets.flatten(0, 1)),
+    }
+    return {"total": terms["class"] + dense_weight * terms["patches"], **terms}
+
+
+def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: LVViT) -> dict[str, Tensor]:
+    """The authors' checkpoint as a state dict of ``model``. Names are the same; positions are resampled to its grid.
+
+    Example:
+        >>> model = LVViT(embed_dim=32, depth=1, num_heads=2, dense_head=False)
+        >>> weights = {f"module.{name}": value for name, value in model.state_dict().items()}
+        >>> model.load_state_dict(checkpoint_filter_fn({"state_dict_ema": weights}, model))
+        <All keys matched successfully>
+    """
+    state = unwrapped(checkpoint)
+    if "pos_embed" in state:
+        state["pos_embed"] = resampled_positions(state["pos_embed"], model)
+    if model.aux_head is None:
+        state = {name: value for name, value in state.items() if not name.startswith("aux_head.")}
+    return state
+
+
+_cfg = partial(pretrained_cfg, first_conv="patch_embed.conv1", classifier=("head", "aux_head"))
+
+default_cfgs = generate_default_cfgs(
+    {
+        "lv_vit_tiny.in1k": _cfg(),
+        "lv_vit_small.in1k": _cfg(),
+        "lv_vit_medium.in1k": _cfg(crop_pct=1.0),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **geometry: Any) -> LVViT:
+    model: LVViT = build_model_with_cfg(
+        LVViT,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        **{**geometry, **kwargs},
+    )
+    return model
+
+
+@register_model
+def lv_vit_tiny(pretrained: bool = False, **kwargs: Any) -> LVViT:
+    """LV-ViT-T: 8.5 M parameters, 2.88 GMACs at 224 pixels."""
+    return _create("lv_vit_tiny", pretrained, kwargs, embed_dim=240, depth=12, num_heads=4)
+
+
+@register_model
+def lv_vit_small(pretrained: bool = False, **kwargs: Any) -> LVViT:
+    """LV-ViT-S: 26.2 M parameters, 6.57 GMACs at 224 pixels."""
+    return _create("lv_vit_small", pretrained, kwargs, embed_dim=384, depth=16, num_heads=6, skip_lambda=2.0)
+
+
+@register_model
+def lv_vit_medium(pretrained: bool = False, **kwargs: Any) -> LVViT:
+    """LV-ViT-M: 55.8 M parameters, 12.70 GMACs at 224 pixels."""
+    return _create("lv_vit_medium", pretrained, kwargs, embed_dim=512, depth=20, num_heads=8, skip_lambda=2.0)

@@ -1,0 +1,445 @@
+"""Rev-ViT: a ViT of reversible blocks, which keeps no activations for training (Mangalam et al., CVPR 2022)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from timm.layers.attention import Attention
+from timm.layers.drop import DropPath, calculate_drop_path_rates
+from timm.layers.mlp import Mlp
+from timm.layers.patch_embed import PatchEmbed
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from vitrim.errors import VitrimError
+from vitrim.models.common import pretrained_cfg, resampled_positions, unwrapped
+
+__all__ = ["RevBlock", "RevViT", "checkpoint_filter_fn", "reversible"]
+
+Branch = Callable[[Tensor], Tensor]
+
+
+class RevBlock(nn.Module):
+    """Two residual branches over two streams (B, N, C), which can be undone (section 3.1):
+
+        y1 = x1 + attention(norm(x2)),      y2 = x2 + mlp(norm(y1)).
+
+    Args:
+        dim: channels C of a stream.
+        num_heads: attention heads H.
+        mlp_ratio: hidden channels of the MLP in units of C.
+        qkv_bias: bias of q, k and v.
+        proj_drop, attn_drop, drop_path: probabilities.
+        norm_layer: makes a norm of C channels.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        drop_path: float = 0.0,
+        norm_layer: Callable[..., nn.Module] = nn.LayerNorm,
+        **place: Any,
+    ) -> None:
+        super().__init__()
+        self.norm1 = norm_layer(dim, **place)
+        self.attn = Attention(dim, num_heads, qkv_bias=qkv_bias, attn_drop=attn_drop, proj_drop=proj_drop, **place)
+        self.norm2 = norm_layer(dim, **place)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, **place)
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
+
+    def attention_branch(self, x: Tensor) -> Tensor:
+        """What is added to the first stream, from the second one (B, N, C)."""
+        return self.drop_path1(self.attn(self.norm1(x)))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        """What is added to the second stream, from the first one (B, N, C)."""
+        return self.drop_path2(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
+
+    def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+        y1 = x1 + self.attention_branch(x2)
+        return y1, x2 + self.mlp_branch(y1)
+
+    def branches(self) -> tuple[tuple[Branch, list[nn.Parameter]], tuple[Branch, list[nn.Parameter]]]:
+        """Both branches, each with the parameters it trains."""
+        return (
+            (self.attention_branch, trained(self.norm1, self.attn)),
+            (self.mlp_branch, trained(self.norm2, self.mlp)),
+        )
+
+
+def trained(*modules: nn.Module) -> list[nn.Parameter]:
+    """The parameters of ``modules`` that want a gradient."""
+    return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+
+
+# ---- the reversible stack --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """Random state and autocast of a moment, so that what ran then can be run again, dropout and drop path included."""
+
+    random: Tensor
+    devices: list[int]
+    device_random: list[Tensor]
+    device_type: str
+    autocast: tuple[bool, torch.dtype] | None
+
+    @classmethod
+    def now(cls, x: Tensor) -> Circumstances:
+        """Those that the next operation on ``x`` will meet."""
+        kind = x.device.type
+        devices, states = get_device_states(x)
+        autocast = None
+        if torch.amp.is_autocast_available(kind):
+            autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return cls(torch.get_rng_state(), devices, states, kind, autocast)
+
+    def restore_random(self) -> None:
+        """Set the random state. Call it within ``torch.random.fork_rng``."""
+        torch.set_rng_state(self.random)
+        if self.devices:
+            set_device_states(self.devices, self.device_random, device_type=self.device_type)
+
+    def autocast_again(self) -> AbstractContextManager[object]:
+        """Autocast as it was."""
+        if self.autocast is None:
+            return nullcontext()
+        enabled, dtype = self.autocast
+        return torch.autocast(self.device_type, dtype=dtype, enabled=enabled)
+
+
+class Tape:
+    """The streams on their way back through the blocks of one forward: what the block undone last had read."""
+
+    def __init__(self) -> None:
+        self.streams: tuple[Tensor, Tensor] | None = None
+
+
+class ReversibleStep(torch.autograd.Function):
+    """One block that keeps nothing for backward; the last one keeps the two streams it puts out.
+
+    Backward undoes the block: it computes a branch again from what it read, takes it off the stream it was added to,
+    and differentiates it, before it turns to the other one. What comes out goes on the tape, for the block before. At
+    no time are there the activations of more than one branch, and gradients of parameters go out block by block.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, block: RevBlock, tape: Tape, last: bool, x1: Tensor, x2: Tensor, *parameters: nn.Parameter
+    ) -> tuple[Tensor, Tensor]:
+        (attention, _), (mlp, _) = block.branches()
+        before_attention = Circumstances.now(x2)
+        y1 = x1 + attention(x2)
+        before_mlp = Circumstances.now(y1)
+        y2 = x2 + mlp(y1)
+        ctx.block, ctx.tape, ctx.last, ctx.circumstances = block, tape, last, (before_attention, before_mlp)
+        if last:
+            ctx.save_for_backward(y1, y2)
+        return y1, y2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Any, ...]:
+        y1, y2 = ctx.saved_tensors if ctx.last else ctx.tape.streams
+        (attention, attention_weights), (mlp, mlp_weights) = ctx.block.branches()
+        before_attention, before_mlp = ctx.circumstances
+        x2, through_mlp, of_mlp = undone(mlp, mlp_weights, before_mlp, y1, y2, grad2)
+        grad1 = grad1 + through_mlp
+        x1, through_attention, of_attention = undone(attention, attention_weights, before_attention, x2, y1, grad1)
+        ctx.tape.streams = x1, x2
+        return None, None, None, grad1, grad2 + through_attention, *of_attention, *of_mlp
+
+
+def undone(
+    branch: Branch,
+    parameters: list[nn.Parameter],
+    circumstances: Circumstances,
+    read: Tensor,
+    sum_: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """Take back ``sum_ = x + branch(read)`` and differentiate it.
+
+    Args:
+        branch: computes the same again under the ``circumstances`` it ran in.
+        parameters: those of the branch that want a gradient.
+        read: (B, N, C), what the branch read.
+        sum_: (B, N, C), the stream after the branch was added.
+        grad: (B, N, C), the gradient of that stream.
+
+    Returns:
+        x (B, N, C), the gradient of ``read`` through the branch, those of the parameters.
+    """
+    read = read.detach().requires_grad_()
+    with torch.random.fork_rng(circumstances.devices, device_type=fork_type(circumstances)), torch.enable_grad():
+        circumstances.restore_random()
+        with circumstances.autocast_again():
+            added = branch(read)
+    through, *of_parameters = torch.autograd.grad(added, (read, *parameters), grad.to(added.dtype), allow_unused=True)
+    return sum_ - added.detach(), through, [*of_parameters]
+
+
+def fork_type(circumstances: Circumstances) -> str:
+    """The kind of devices whose random state is kept; any that exists where there are none."""
+    return circumstances.device_type if circumstances.devices else "cuda"
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def reversible(blocks: Sequence[RevBlock], x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the streams (B, N, C) through the ``blocks`` without keeping activations for backward.
+
+    The outputs are those of calling the blocks one after the other, bit for bit; the gradients are equal up to the
+    rounding of the streams that are recomputed. Differentiable once. Runs outside of compiled graphs.
+
+    Example:
+        >>> blocks = [RevBlock(8, 2) for _ in range(3)]
+        >>> x = torch.randn(1, 5, 8, requires_grad=True)
+        >>> y1, y2 = reversible(blocks, x, x)
+        >>> (y1 + y2).sum().backward()
+        >>> x.grad.shape
+        torch.Size([1, 5, 8])
+    """
+    tape = Tape()
+    for depth, block in enumerate(blocks):
+        weights = [weight for _, own in block.branches() for weight in own]
+        x1, x2 = ReversibleStep.apply(block, tape, depth == len(blocks) - 1, x1, x2, *weights)
+    return x1, x2
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+LAYER_NORM = partial(nn.LayerNorm, eps=1e-6)
+
+
+class RevViT(nn.Module):
+    """Rev-ViT: patches and positions as two equal streams, reversible blocks, both side by side, norm, mean, head.
+
+    In training the activations of one branch at a time exist, whatever the depth, for one more forward of the blocks
+    within backward. Drop path and dropout draw the same numbers again. Set ``model.reversible = False`` to train like
+    any other model, with all activations kept.
+
+    There is no class token. The published table of positions has a row for one, and the published model adds a class
+    token and drops it again before the blocks: those 2 C numbers take no part in anything. They are not parameters
+    here, and `checkpoint_filter_fn` leaves them out.
+
+    Not a host: methods reduce one stream of tokens, and a reduction cannot be undone.
+
+    Args:
+        img_size, patch_size, in_chans, embed_dim: as timm's `PatchEmbed`; C is the width of one stream.
+        num_classes: K, 0 for no head.
+        global_pool: "avg", or "" for all tokens.
+        depth, num_heads, mlp_ratio, qkv_bias: of the blocks.
+        drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the positions, in the
+            branches and of attention.
+        drop_path_rate: of the last block; it grows from 0 linearly.
+        norm_layer: makes a norm of so many channels.
+
+    Example:
+        >>> import timm, vitrim.models
+        >>> model = timm.create_model("rev_vit_base", img_size=32, depth=2, num_classes=10)
+        >>> model(torch.zeros(1, 3, 32, 32)).sum().backward()
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_layer: Callable[..., nn.Module] = LAYER_NORM,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        place = {"device": device, "dtype": dtype}
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.global_pool = check_pool(global_pool)
+        self.embed_dim = embed_dim
+        self.num_features = self.head_hidden_size = 2 * embed_dim
+        self.reversible = True
+        self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim, **place)
+        self.pos_embed = nn.Parameter(torch.empty(1, self.patch_embed.num_patches, embed_dim, **place))
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        self.blocks = nn.ModuleList(
+            RevBlock(
+                embed_dim,
+                num_heads,
+                mlp_ratio=mlp_ratio,
+                qkv_bias=qkv_bias,
+                proj_drop=proj_drop_rate,
+                attn_drop=attn_drop_rate,
+                drop_path=rate,
+                norm_layer=norm_layer,
+                **place,
+            )
+            for rate in cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
+        )
+        self.norm = norm_layer(self.num_features, **place)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(self.num_features, num_classes, **place) if num_classes > 0 else nn.Identity()
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Truncated normal weights of deviation 0.02, biases 0."""
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that weight decay leaves alone."""
+        return {"pos_embed"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns by which timm groups parameters for layer-wise learning rates."""
+        return {"stem": r"^pos_embed|patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Reversible blocks keep less than checkpoints would; there is nothing to switch on.
+
+        Raises:
+            VitrimError: when it is switched on.
+        """
+        if enable:
+            raise VitrimError("Rev-ViT keeps no activations to begin with: gradient checkpointing has nothing to save")
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Take images of another size from now on; positions are resampled."""
+        before = self.patch_embed.grid_size
+        self.patch_embed.set_input_size(img_size=img_size)
+        resampled = resample_abs_pos_embed(
+            self.pos_embed.detach(), list(self.patch_embed.grid_size), list(before), num_prefix_tokens=0
+        )
+        self.pos_embed = nn.Parameter(resampled, requires_grad=self.pos_embed.requires_grad)
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head for ``num_classes``, 0 for none."""
+        if global_pool is not None:
+            self.global_pool = check_pool(global_pool)
+        self.num_classes = num_classes
+        place: dict[str, Any] = {"device": self.pos_embed.device, "dtype": self.pos_embed.dtype}
+        self.head = nn.Linear(self.num_features, num_classes, **place) if num_classes > 0 else nn.Identity()
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to normed tokens (B, P, 2C), both streams side by side."""
+        x = self.pos_drop(self.patch_embed(x) + self.pos_embed)
+        x1, x2 = self.run_blocks(x, x)
+        return self.norm(torch.cat([x1, x2], dim=-1))  # type: ignore[no-any-return]
+
+    def run_blocks(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+        """The streams (B, P, C) through all blocks: reversibly where gradients are wanted."""
+        if self.reversible and torch.is_grad_enabled() and not torch.compiler.is_exporting():
+            y1, y2 = reversible(list(self.blocks), x1, x2)
+            return y1, y2
+        for block in self.blocks:
+            x1, x2 = block(x1, x2)
+        return x1, x2
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens (B, P, 2C) to logits (B, K), or to the pooled feature (B, 2C)."""
+        if self.global_pool == "avg":
+            x = x.mean(dim=1)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to logits (B, K)."""
+        return self.forward_head(self.forward_features(x))
+
+
+def check_pool(global_pool: str) -> str:
+    """``global_pool`` if the model has it.
+
+    Raises:
+        VitrimError: another one.
+    """
+    if global_pool not in ("avg", ""):
+        raise VitrimError(f"Rev-ViT pools by 'avg' or not at all (''), not by '{global_pool}': it has no class token")
+    return global_pool
+
+
+RENAMED = (
+    (r"^backbone\.", ""),
+    (r"^patch_embed\.projection\.", "patch_embed.proj."),
+    (r"^layers\.(\d+)\.ln1\.", r"blocks.\1.norm1."),
+    (r"^layers\.(\d+)\.ln2\.", r"blocks.\1.norm2."),
+    (r"^layers\.(\d+)\.ffn\.layers\.0\.0\.", r"blocks.\1.mlp.fc1."),
+    (r"^layers\.(\d+)\.ffn\.layers\.1\.", r"blocks.\1.mlp.fc2."),
+    (r"^layers\.(\d+)\.", r"blocks.\1."),
+    (r"^(ln1|norm1)\.", "norm."),
+    (r"^head\.(fc|layers\.head)\.", "head."),
+)
+"""mmpretrain's names to ours, each rule in turn. From its conventions: no published file was at hand to try them on."""
+
+
+def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[str, Tensor]:
+    """A checkpoint in mmpretrain's names, or in ours, as a state dict of ``model``.
+
+    The unused class token and its row of the table of positions are left out; positions are resampled to the model's
+    grid.
+    """
+    state = {}
+    for name, value in unwrapped(checkpoint).items():
+        for pattern, ours in RENAMED:
+            name = re.sub(pattern, ours, name)
+        if name != "cls_token":
+            state[name] = value
+    table = state.get("pos_embed")
+    if table is not None:
+        state["pos_embed"] = resampled_positions(without_class_row(table), model, num_prefix=0)
+    return state
+
+
+def without_class_row(table: Tensor) -> Tensor:
+    """A table of positions (1, P, C) or (1, 1 + P, C) for a square grid, as (1, P, C)."""
+    rows = table.shape[1]
+    square = round(rows**0.5) ** 2 == rows
+    return table if square else table[:, 1:]
+
+
+default_cfgs = generate_default_cfgs({"rev_vit_base.in1k": pretrained_cfg(first_conv="patch_embed.proj")})
+
+
+@register_model
+def rev_vit_base(pretrained: bool = False, **kwargs: Any) -> RevViT:
+    """Rev-ViT-B: 87.3 M parameters, 17.49 GMACs at 224 pixels."""
+    model: RevViT = build_model_with_cfg(
+        RevViT, "rev_vit_base", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs
+    )
+    return model

@@ -1,0 +1,172 @@
+"""What two-stream classifiers share: resampled position tables, a head on each stream, the loss on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNorm, trunc_normal_
+from torch import Tensor, nn
+
+from vitrim.errors import VitrimError
+
+Grid = tuple[int, int]
+
+
+def resample_positions(table: Tensor, old: Grid, new: Grid, *, mode: str = "bicubic") -> Tensor:
+    """A table of learned positions on another grid.
+
+    As `timm.layers.resample_abs_pos_embed`, but in the precision of the table where that is more than float32.
+
+    Args:
+        table: (1, H * W, C), rows first, without prefix tokens.
+        old: rows and columns (H, W) of the table.
+        new: rows and columns (H', W') wanted.
+        mode: ``bicubic`` or ``bilinear``, both antialiased.
+
+    Returns:
+        (1, H' * W', C); the table itself where the grids are equal.
+
+    Example:
+        >>> resample_positions(torch.ones(1, 4, 8), (2, 2), (3, 5)).shape
+        torch.Size([1, 15, 8])
+    """
+    if old == new:
+        return table
+    grid = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(1, old).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=new, mode=mode, antialias=True, align_corners=False)
+    return grid.flatten(2).transpose(1, 2).to(table.dtype)
+
+
+def grid_of(images: Tensor, patch_size: int) -> Grid:
+    """Rows and columns of patches of ``images`` (B, C, H, W).
+
+    Raises:
+        VitrimError: a side is not a multiple of the patch size.
+
+    Example:
+        >>> grid_of(torch.zeros(1, 3, 64, 96), 16)
+        (4, 6)
+    """
+    height, width = images.shape[-2:]
+    if height % patch_size or width % patch_size:
+        raise VitrimError(f"images of {height}x{width} px do not divide into patches of {patch_size} px")
+    return height // patch_size, width // patch_size
+
+
+class TwoStreamClassifier(nn.Module):
+    """A model that ends in two sets of tokens with a classifier on each, of which the first makes the prediction.
+
+    A subclass defines ``forward_features(images) -> (tokens, auxiliary_tokens)``. What the model returns does not
+    depend on its mode: ``model(images)`` are the logits of the prediction, and `forward_streams` gives both for the
+    loss of the papers, `objective`.
+
+    Args:
+        dim: channels C of both streams.
+        num_classes: classes K; 0 for none.
+        drop_rate: dropout before the classifiers.
+        norm_eps: of the LayerNorms between pooling and classifier.
+    """
+
+    def __init__(self, dim: int, num_classes: int, drop_rate: float = 0.0, norm_eps: float = 1e-6) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = self.embed_dim = dim
+        self.fc_norm = LayerNorm(dim, eps=norm_eps)
+        self.auxiliary_fc_norm = LayerNorm(dim, eps=norm_eps)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = classifier(dim, num_classes)
+        self.auxiliary_head = classifier(dim, num_classes)
+        self.grad_checkpointing = False
+
+    def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B, N, C) that the prediction is made from, and the auxiliary ones (B, M, C)."""
+        raise NotImplementedError
+
+    def forward_head(self, x: tuple[Tensor, Tensor], pre_logits: bool = False) -> Tensor:
+        """Logits (B, K) from the first of the two streams, or its pooled feature (B, C) with ``pre_logits``."""
+        pooled: Tensor = self.head_drop(self.fc_norm(x[0].mean(1)))
+        return pooled if pre_logits else self.head(pooled)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of images (B, C, H, W), in training as well."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, K) of both streams, the predicting one first: what `objective` takes."""
+        streams = self.forward_features(x)
+        auxiliary = self.auxiliary_head(self.head_drop(self.auxiliary_fc_norm(streams[1].mean(1))))
+        return self.forward_head(streams), auxiliary
+
+    def get_classifier(self) -> nn.Module:
+        """The classifier that makes the prediction."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """New classifiers on both streams, zero-initialised; 0 classes for none.
+
+        Raises:
+            VitrimError: a pooling other than the mean over the tokens.
+        """
+        if global_pool not in (None, "avg"):
+            raise VitrimError(f"{type(self).__name__} pools by the mean (avg) over its tokens, not '{global_pool}'")
+        weight = self.fc_norm.weight
+        self.num_classes = num_classes
+        self.head = classifier(self.embed_dim, num_classes).to(weight)
+        self.auxiliary_head = classifier(self.embed_dim, num_classes).to(weight)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute the layers again in the backward pass instead of keeping their activations."""
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the position tables and class tokens."""
+        return {name for name, parameter in self.named_parameters() if parameter.ndim == 3}
+
+
+def classifier(dim: int, num_classes: int) -> nn.Module:
+    """A zero-initialised linear classifier, or the identity for 0 classes."""
+    if num_classes == 0:
+        return nn.Identity()
+    head = nn.Linear(dim, num_classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def initialise(module: nn.Module) -> None:
+    """timm's start of ViTs for all linear layers and position tables of ``module``: truncated normal 0.02, no bias."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            trunc_normal_(part.weight, std=0.02)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        for parameter in part.parameters(recurse=False):
+            if parameter.ndim == 3:  # (1, N, C): positions and class tokens
+                trunc_normal_(parameter, std=0.02)
+
+
+def objective(
+    logits: tuple[Tensor, Tensor],
+    targets: Tensor,
+    *,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> dict[str, Tensor]:
+    """The training loss of two-stream models: the criterion on both classifiers, added with weight 1.
+
+    Args:
+        logits: of both streams, from `TwoStreamClassifier.forward_streams`.
+        targets: what ``criterion`` takes.
+        criterion: the classification loss.
+
+    Returns:
+        The terms "prediction" and "auxiliary", and their sum "total".
+
+    Example:
+        >>> losses = objective((torch.zeros(2, 4), torch.zeros(2, 4)), torch.tensor([0, 1]))
+        >>> sorted(losses), round(float(losses["total"]), 3)
+        (['auxiliary', 'prediction', 'total'], 2.773)
+    """
+    prediction, auxiliary = (criterion(stream, targets) for stream in logits)
+    return {"prediction": prediction, "auxiliary": auxiliary, "total": prediction + auxiliary}

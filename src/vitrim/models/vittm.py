@@ -1,0 +1,634 @@
+"""ViTTM: Vision Token Turing Machines (Jajal et al.), two streams of tokens, of which only one is processed.
+
+Process tokens run through transformer blocks; memory tokens keep the rest. In every layer process tokens read from
+memory, are processed, and write back:
+
+    m, p = LN(m), LN(p)                one LayerNorm for both streams; its output replaces them
+    p = fuse(Read(source=m, target=p), p)
+    p = Block(p)
+    m, p = LN'(m), LN'(p)
+    m = fuse(Write(source=p, target=m), m)
+    m = MemoryBlock(m)                 the identity, or m + MLP(LN(m))
+
+Both streams are made from the same image, by patches of their own size. Names: (28, 28) are the patch sizes of process
+and memory, in that order, as in the tables of the paper. The prediction is the memory's classifier; training adds the
+loss of the process tokens' (`vitrim.models.streams.objective`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath, LayerNorm, Mlp, PatchEmbed, calculate_drop_path_rates, to_2tuple
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrim.errors import VitrimError, unknown
+from vitrim.exchange import Exchange
+from vitrim.models.common import pretrained_cfg, unwrapped
+from vitrim.models.streams import Grid, TwoStreamClassifier, grid_of, initialise, resample_positions
+
+__all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed", "ViTTM", "checkpoint_filter_fn"]
+
+LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead
+PUBLISHED_PATCH = 16  # patch size of the ViT that the published code is built on, and whose unused parts it keeps
+
+
+# ---- read and write heads --------------------------------------------------------------------------------------------
+
+
+class ReadWriteHead(Exchange):
+    """Base class: what ``target`` tokens get from ``source`` tokens.
+
+    Args:
+        dim: channels C of both streams.
+        num_heads: attention heads H.
+        latent_dim: channels that keys and queries (or latents) are projected to.
+        num_source, num_target: tokens at the model's own image size.
+    """
+
+    fixed_length = False
+    """Whether the head works for the numbers of tokens it was made for only."""
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_target = num_target
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
+        raise NotImplementedError
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, H, N, C / H)."""
+        heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
+        return heads.transpose(1, 2)
+
+    def join(self, x: Tensor) -> Tensor:
+        """(B, H, N, d) to (B, N, H d)."""
+        return x.transpose(1, 2).flatten(2)
+
+
+class LinearHead(ReadWriteHead):
+    """Linear attention with the feature map elu + 1 (section 3; the head of the published models).
+
+    out = phi(q) (phi(k)^T v) / (phi(q) sum_n phi(k_n) + 1e-6), without output projection: cost is linear in both
+    numbers of tokens. Keys and values are one projection.
+    """
+
+    epsilon = 1e-6
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
+        self.q = nn.Linear(dim, latent_dim)
+        self.kv = nn.Linear(dim, latent_dim + dim)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
+        q = self.split(F.elu(self.q(target)) + 1)
+        k, v = self.kv(source).split((self.q.out_features, source.shape[-1]), dim=-1)
+        k, v = self.split(F.elu(k) + 1), self.split(v)
+        weight = q @ k.sum(-2).unsqueeze(-1) + self.epsilon  # (B, H, M, 1)
+        return self.join((q / weight) @ (k.transpose(-2, -1) @ v))
+
+
+class CrossHead(ReadWriteHead):
+    """Softmax cross attention with LayerNorms on queries, keys and values, each over all C channels."""
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.q_norm, self.k_norm, self.v_norm = (nn.LayerNorm(dim) for _ in range(3))
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
+        k, v = self.kv(source).chunk(2, dim=-1)
+        q, k, v = self.q_norm(self.q(target)), self.k_norm(k), self.v_norm(v)
+        out = F.scaled_dot_product_attention(self.split(q), self.split(k), self.split(v))
+        return self.proj(self.join(out))  # type: ignore[no-any-return]
+
+
+class LatentCrossHead(ReadWriteHead):
+    """Factorised cross attention: softmax of queries over channels and of keys over tokens, so that k^T v is small."""
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
+        self.q = nn.Linear(dim, latent_dim)
+        self.kv = nn.Linear(dim, latent_dim + dim)
+        self.q_norm, self.k_norm = nn.LayerNorm(latent_dim), nn.LayerNorm(latent_dim)
+        self.v_norm = nn.LayerNorm(dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
+        k, v = self.kv(source).split((self.q.out_features, source.shape[-1]), dim=-1)
+        q = self.split(self.q_norm(self.q(target))).softmax(-1)
+        k, v = self.split(self.k_norm(k)).softmax(-2), self.split(self.v_norm(v))
+        return self.proj(self.join(q @ (k.transpose(-2, -1) @ v)))  # type: ignore[no-any-return]
+
+
+class LatentHead(ReadWriteHead):
+    """Source tokens are mixed into a few latents and targets mix those; values are the source tokens as they are."""
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
+        self.k_norm, self.q_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.k_mlp = Mlp(dim, LATENT_BOTTLENECK, latent_dim)
+        self.q_mlp = Mlp(dim, LATENT_BOTTLENECK, latent_dim)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
+        k: Tensor = self.k_mlp(self.k_norm(source)).softmax(-2)
+        q: Tensor = self.q_mlp(self.q_norm(target)).softmax(-1)
+        return q @ (k.transpose(-2, -1) @ source)
+
+
+class TokenLearnerHead(ReadWriteHead):
+    """TokenLearner on both streams together: one learned mixture of all tokens for each target token."""
+
+    fixed_length = True
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
+        self.norm = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, num_target, num_target)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
+        tokens = torch.cat((source, target), dim=1)
+        weights = self.mlp(self.norm(tokens)).softmax(1)
+        return weights.transpose(1, 2) @ tokens  # type: ignore[no-any-return]
+
+
+HEADS: dict[str, type[ReadWriteHead]] = {
+    "linear": LinearHead,
+    "cross": CrossHead,
+    "latent_cross": LatentCrossHead,
+    "latent": LatentHead,
+    "token_learner": TokenLearnerHead,
+}
+"""Read and write heads by name. The published models use ``linear``."""
+
+
+# ---- fusion ----------------------------------------------------------------------------------------------------------
+
+
+class Fusion(nn.Module):
+    """How what was read or written joins the ``num_target`` tokens of C = ``dim`` channels. Base class: adds them."""
+
+    fixed_length = False
+    """Whether it works for the number of tokens it was made for only."""
+
+    def __init__(self, dim: int, num_target: int) -> None:
+        super().__init__()
+
+    def forward(self, update: Tensor, target: Tensor) -> Tensor:
+        """(B, M, C) update and (B, M, C) tokens to (B, M, C)."""
+        return target + update
+
+
+class Erase(Fusion):
+    """The update replaces the tokens."""
+
+    def forward(self, update: Tensor, target: Tensor) -> Tensor:
+        """(B, M, C) update and (B, M, C) tokens to (B, M, C)."""
+        return update
+
+
+class AddErase(Fusion):
+    """A gate g per token, computed from the mean update: t (1 - g) + u g. One gate is shared by all layers."""
+
+    fixed_length = True
+
+    def __init__(self, dim: int, num_target: int) -> None:
+        super().__init__(dim, num_target)
+        self.linear = nn.Linear(dim, num_target)
+
+    def forward(self, update: Tensor, target: Tensor) -> Tensor:
+        """(B, M, C) update and (B, M, C) tokens to (B, M, C)."""
+        gate: Tensor = self.linear(update.mean(1)).sigmoid().unsqueeze(-1)
+        return target + gate * (update - target)
+
+
+FUSIONS: dict[str, type[Fusion]] = {"add": Fusion, "erase": Erase, "add_erase": AddErase}
+"""Fusions by name. The published models use ``add``."""
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+class StreamEmbed(nn.Module):
+    """Patches of one image as the tokens of both streams, with learned positions.
+
+    Where both patch sizes are equal, one convolution makes both streams (memory in its first C outputs).
+    """
+
+    def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
+        super().__init__()
+        self.patch_sizes = memory_patch, process_patch
+        self.grids = tuple((img_size[0] // patch, img_size[1] // patch) for patch in self.patch_sizes)
+        self.shared = process_patch == memory_patch
+        widths = {memory_patch: 2 * dim} if self.shared else dict.fromkeys(self.patch_sizes, dim)
+        self.patches = nn.ModuleList(
+            PatchEmbed(img_size, patch, in_chans, width, strict_img_size=False) for patch, width in widths.items()
+        )
+        self.memory_pos, self.process_pos = (
+            nn.Parameter(torch.zeros(1, rows * columns, dim)) for rows, columns in self.grids
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) images to (B, N, D) memory and (B, M, D) process tokens.
+
+        Raises:
+            VitrimError: a side that does not divide into patches.
+        """
+        grids = [grid_of(images, patch) for patch in self.patch_sizes]
+        if self.shared:
+            memory, process = self.patches[0](images).chunk(2, dim=-1)
+        else:
+            memory, process = (embed(images) for embed in self.patches)
+        memory_pos, process_pos = (
+            resample_positions(table, own, grid)
+            for table, own, grid in zip((self.memory_pos, self.process_pos), self.grids, grids, strict=True)
+        )
+        return memory + memory_pos, process + process_pos
+
+
+class MemoryMlp(nn.Module):
+    """m + MLP(LN(m)) with C / 2 hidden channels: the optional memory block."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, dim // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
+
+
+class ViTTMLayer(nn.Module):
+    """Read, process, write: one layer (section 3). The fusions are handed in because all layers share them."""
+
+    def __init__(self, block: nn.Module, read: nn.Module, write: nn.Module, memory_block: nn.Module, dim: int) -> None:
+        super().__init__()
+        self.read_norm = LayerNorm(dim, eps=1e-6)
+        self.read = read
+        self.block = block
+        self.write_norm = LayerNorm(dim, eps=1e-6)
+        self.write = write
+        self.memory_block = memory_block
+
+    def forward(
+        self, memory: Tensor, process: Tensor, read_fusion: nn.Module, write_fusion: nn.Module, drop: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """(B, N, C) memory and (B, M, C) process tokens to the same."""
+        memory, process = self.read_norm(memory), self.read_norm(process)
+        process = self.block(read_fusion(drop(self.read(memory, process)), process))
+        memory, process = self.write_norm(memory), self.write_norm(process)
+        return self.memory_block(write_fusion(drop(self.write(process, memory)), memory)), process
+
+
+class ViTTM(TwoStreamClassifier):
+    """Vision Token Turing Machine. ``model(images)`` are the logits of the memory's classifier.
+
+    The parameters that the published code holds and never uses do not exist here; `published_unused_params` says how
+    many they are, and `checkpoint_filter_fn` drops them from a published checkpoint. Images of any size that divides
+    into both kinds of patches are taken, except by token_learner heads and add_erase fusion, which are made for one
+    number of tokens.
+
+    Args:
+        img_size: height and width, or one number for both, that the position tables are made for.
+        process_patch_size: side of the patches of the process stream, in pixels.
+        memory_patch_size: side of the patches of the memory stream, in pixels.
+        in_chans: channels of the images.
+        num_classes: classes K; 0 for none.
+        global_pool: ``avg``; the papers know no other.
+        embed_dim: channels C of both streams.
+        depth: layers L.
+        num_heads: attention heads of blocks and of read and write heads.
+        mlp_ratio: hidden channels of the blocks' MLPs over C.
+        qkv_bias: biases in the blocks' q, k and v.
+        read_write: a key of `HEADS`.
+        fusion: a key of `FUSIONS`.
+        latent_scale: C over the channels of queries and keys of the heads ("latent size scale").
+        memory_mlp: an MLP on the memory in every layer.
+        drop_rate: dropout before the classifiers.
+        proj_drop_rate, attn_drop_rate: dropout in the blocks.
+        drop_path_rate: stochastic depth of the last block; grows linearly from 0.
+        read_write_drop_path: stochastic depth of everything read and written (the published segmentation model).
+
+    Raises:
+        VitrimError: an unknown head, fusion or pooling, or an image size that does not divide into patches.
+
+    Example:
+        >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=4, embed_dim=32, depth=1, num_heads=2)
+        >>> model(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 1000])
+        >>> [stream.shape[1] for stream in model.forward_features(torch.zeros(2, 3, 32, 32))]
+        [64, 16]
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        process_patch_size: int = 28,
+        memory_patch_size: int = 28,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        read_write: str = "linear",
+        fusion: str = "add",
+        latent_scale: float = 4,
+        memory_mlp: bool = False,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        read_write_drop_path: float = 0.0,
+    ) -> None:
+        if read_write not in HEADS:
+            raise unknown("read/write head", read_write, HEADS)
+        if fusion not in FUSIONS:
+            raise unknown("fusion", fusion, FUSIONS)
+        if global_pool != "avg":
+            raise VitrimError(f"ViTTM pools by the mean (avg) over its tokens, not '{global_pool}'")
+        size = to_2tuple(img_size)
+        for patch in (process_patch_size, memory_patch_size):
+            grid_of(torch.empty(0, 0, *size, device="meta"), patch)
+        super().__init__(embed_dim, num_classes, drop_rate)
+        self.in_chans = in_chans
+        self.global_pool = global_pool
+        self.img_size = size
+        self.embed = StreamEmbed(size, process_patch_size, memory_patch_size, in_chans, embed_dim)
+        memory, process = (rows * columns for rows, columns in self.embed.grids)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)  # floats: nested only for models with stages
+        head, latent_dim = HEADS[read_write], int(embed_dim // latent_scale)
+        self.fixed_length = head.fixed_length or FUSIONS[fusion].fixed_length
+        self.read_fusion = FUSIONS[fusion](embed_dim, process)
+        self.write_fusion = FUSIONS[fusion](embed_dim, memory)
+        self.read_write_drop = DropPath(read_write_drop_path)
+        self.layers = nn.ModuleList(
+            ViTTMLayer(
+                Block(
+                    embed_dim,
+                    num_heads,
+                    mlp_ratio,
+                    qkv_bias,
+                    proj_drop=proj_drop_rate,
+                    attn_drop=attn_drop_rate,
+                    drop_path=rate,
+                    norm_layer=LayerNorm,
+                ),
+                head(embed_dim, num_heads, latent_dim, memory, process),
+                head(embed_dim, num_heads, latent_dim, process, memory),
+                MemoryMlp(embed_dim) if memory_mlp else nn.Identity(),
+                embed_dim,
+            )
+            for rate in rates
+        )
+        self.process_norm = LayerNorm(embed_dim, eps=1e-6)
+        channels = embed_dim * (2 if process_patch_size == memory_patch_size else 1)
+        self.feature_info = [
+            {"module": f"layers.{index}", "num_chs": channels, "reduction": process_patch_size}
+            for index in range(depth)
+        ]
+        initialise(self.embed)
+        initialise(self.layers)
+        initialise(self.read_fusion)
+        initialise(self.write_fusion)
+
+    # ---- forward -----------------------------------------------------------------------------------------------------
+
+    def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, N, C) memory and (B, M, C) normalised process tokens of images (B, 3, H, W)."""
+        memory, process = self.forward_layers(*self.embed(x))
+        return memory, self.process_norm(process)
+
+    def forward_layers(self, memory: Tensor, process: Tensor) -> tuple[Tensor, Tensor]:
+        """All layers on embedded tokens (B, N, C) and (B, M, C), which may be a part of the image's (pre-training)."""
+        for layer in self.layers:
+            memory, process = self._layer(layer, memory, process)
+        return memory, process
+
+    def _layer(self, layer: nn.Module, memory: Tensor, process: Tensor) -> tuple[Tensor, Tensor]:
+        if self.fixed_length and (memory.shape[1], process.shape[1]) != self._lengths:
+            raise VitrimError(
+                f"token_learner heads and add_erase fusion are made for {self._lengths} memory and process tokens, "
+                f"got {(memory.shape[1], process.shape[1])}"
+            )
+        shared = self.read_fusion, self.write_fusion, self.read_write_drop
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(layer, memory, process, *shared, use_reentrant=False)  # type: ignore[no-any-return]
+        return layer(memory, process, *shared)  # type: ignore[no-any-return]
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        return self.embed.memory_pos.shape[1], self.embed.process_pos.shape[1]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Feature maps after some layers, for dense prediction; timm's ``features_only=True`` uses this.
+
+        Where both streams have the same grid, a map holds process and memory channels in that order (B, 2C, H', W');
+        else it is the process stream alone (B, C, H', W').
+
+        Args:
+            x: (B, 3, H, W) images.
+            indices: layers, as everywhere in timm: the last so many if one int, all if None.
+            norm: put the process tokens of every map through their final LayerNorm; the published code does not.
+            stop_early: do not run layers behind the last one asked for.
+            output_fmt: ``NCHW`` maps, or ``NLC`` tokens.
+            intermediates_only: return the list alone.
+
+        Returns:
+            The list of maps; or, before it, what `forward_features` returns.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise unknown("output format", output_fmt, ("NCHW", "NLC"))
+        take, last = feature_take_indices(len(self.layers), indices)
+        memory_grid, process_grid = (grid_of(x, patch) for patch in self.embed.patch_sizes)
+        memory, process = self.embed(x)
+        maps: list[Tensor] = []
+        for index, layer in enumerate(self.layers[: last + 1] if stop_early else self.layers):
+            memory, process = self._layer(layer, memory, process)
+            if index in take:
+                tokens = self.process_norm(process) if norm else process
+                tokens = torch.cat((tokens, memory), -1) if memory_grid == process_grid else tokens
+                maps.append(
+                    tokens if output_fmt == "NLC" else tokens.transpose(1, 2).unflatten(2, process_grid).contiguous()
+                )
+        if intermediates_only:
+            return maps
+        return (memory, self.process_norm(process)), maps
+
+    # ---- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def published_unused_params(self) -> int:
+        """Parameters that the published code holds on top of this model's, and never uses.
+
+        An output projection in every linear head; class token, position table and (unless the memory uses it) patch
+        embedding of the ViT-*/16 that its model class inherits from.
+
+        Example:
+            >>> import timm
+            >>> with torch.device("meta"):
+            ...     model = timm.create_model("vittm_small_28_28")
+            >>> params = sum(parameter.numel() for parameter in model.parameters())
+            >>> params, params + model.published_unused_params
+            (29262800, 33182288)
+        """
+        dim: int = self.embed_dim
+        patch = PUBLISHED_PATCH
+        heads = sum(isinstance(module, LinearHead) for module in self.modules())
+        rows: int = 1 + (self.img_size[0] // patch) * (self.img_size[1] // patch)
+        embed = 0 if self.embed.patch_sizes[0] == patch else (self.in_chans * patch * patch + 1) * dim
+        return heads * (dim * dim + dim) + (1 + rows) * dim + embed
+
+
+# ---- published checkpoints -------------------------------------------------------------------------------------------
+
+_RENAMED = (
+    (r"memory_pos_embed", "embed.memory_pos"),
+    (r"process_pos_embed", "embed.process_pos"),
+    (r"blocks\.(\d+)\.", r"layers.\1.block."),
+    (r"(read|write)_norm\.(\d+)\.", r"layers.\2.\1_norm."),
+    (r"(read|write)_head\.(\d+)\.norm_q\.", r"layers.\2.\1.q_norm."),
+    (r"(read|write)_head\.(\d+)\.mlp2\.", r"layers.\2.\1.q_mlp."),
+    (r"(read|write)_head\.(\d+)\.", r"layers.\2.\1."),
+    (r"mem_blocks\.(\d+)\.", r"layers.\1.memory_block."),
+    (r"fc_norm_process\.", "auxiliary_fc_norm."),
+    (r"process_head\.", "auxiliary_head."),
+)
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: ViTTM) -> dict[str, Tensor]:
+    """The weights of a checkpoint of the authors' code, or of this class, under the names and grids of ``model``.
+
+    Unused parameters of the published code are dropped (`unused_names` lists them), keys and values and, where patch
+    sizes are equal, both patch embeddings are joined, and position tables are resampled to the model's image size.
+    Weights that neither code knows stay under their name, so that loading reports them.
+
+    Example:
+        >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
+        >>> state = checkpoint_filter_fn({"state_dict": model.state_dict()}, model)
+        >>> model.load_state_dict(state)
+        <All keys matched successfully>
+    """
+    state = unwrapped(state_dict)
+    if any(name.startswith("process_embedder.") for name in state):
+        state = _renamed(state, model)
+    for name, grid in zip(("embed.memory_pos", "embed.process_pos"), model.embed.grids, strict=True):
+        if name in state and state[name].shape[1] != grid[0] * grid[1]:
+            side = round(state[name].shape[1] ** 0.5)
+            state[name] = resample_positions(state[name], (side, side), grid)
+    return state
+
+
+def unused_names(state_dict: Mapping[str, Any], model: ViTTM) -> list[str]:
+    """Names of the weights in an authors' checkpoint that their code never uses, in its order.
+
+    A patch embedding stored under two names, because memory uses the one of the published code's base class, is not
+    among them.
+
+    Example:
+        >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
+        >>> unused_names({"cls_token": torch.zeros(1, 1, 32), "head.bias": torch.zeros(9)}, model)
+        ['cls_token']
+    """
+    state = unwrapped(state_dict)
+    pattern = r"cls_token|pos_embed"
+    if isinstance(model.layers[0].read, LinearHead):
+        pattern += r"|(read|write)_head\.\d+\.proj\..*"
+    own, memory = (state.get(f"{module}.proj.weight") for module in ("patch_embed", "memory_embedder"))
+    if own is not None and memory is not None and own.shape != memory.shape:
+        pattern += r"|patch_embed\..*"
+    return [name for name in state if re.fullmatch(pattern, name)]
+
+
+def _renamed(state: Mapping[str, Tensor], model: ViTTM) -> dict[str, Tensor]:
+    """The authors' names to ours."""
+    unused = set(unused_names(state, model))
+    out: dict[str, Tensor] = {}
+    latent = isinstance(model.layers[0].read, LatentHead)
+    for name, value in state.items():
+        if name in unused:
+            continue
+        for pattern, ours in _RENAMED:
+            new, count = re.subn(rf"^{pattern}", ours, name)
+            if count:
+                break
+        else:
+            new = name
+        if latent:
+            new = re.sub(r"\.(read|write)\.(norm|mlp)\.", r".\1.k_\2.", new)
+        out[new] = value
+    for layer in {name.rpartition(".k.")[0] for name in out if ".k." in name}:
+        for kind in ("weight", "bias"):
+            parts = out.pop(f"{layer}.k.{kind}"), out.pop(f"{layer}.v.{kind}")
+            out[f"{layer}.kv.{kind}"] = torch.cat(parts)
+    memory = "memory_embedder" if "memory_embedder.proj.weight" in out else "patch_embed"
+    for kind in ("weight", "bias"):
+        streams = out.pop(f"{memory}.proj.{kind}"), out.pop(f"process_embedder.proj.{kind}")
+        tables = (torch.cat(streams),) if model.embed.shared else streams
+        out.pop(f"patch_embed.proj.{kind}", None)  # the memory's, under a second name
+        out |= {f"embed.patches.{index}.proj.{kind}": table for index, table in enumerate(tables)}
+    return out
+
+
+# ---- the models of the paper -----------------------------------------------------------------------------------------
+
+NAMES = ("vittm_small_28_28", "vittm_base_28_28", "vittm_base_32_16")
+_CFG = pretrained_cfg(fixed_input_size=False, classifier=("head", "auxiliary_head"))
+default_cfgs = generate_default_cfgs(dict.fromkeys(NAMES, _CFG))
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> ViTTM:
+    return build_model_with_cfg(
+        ViTTM,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": 1, "feature_cls": "getter"},
+        **kwargs,
+    )
+
+
+@register_model
+def vittm_small_28_28(pretrained: bool = False, **kwargs: Any) -> ViTTM:
+    """ViTTM-S(28,28): 64 process and 64 memory tokens at 224 px."""
+    return _create("vittm_small_28_28", pretrained, **{"embed_dim": 384, "num_heads": 6, **kwargs})
+
+
+@register_model
+def vittm_base_28_28(pretrained: bool = False, **kwargs: Any) -> ViTTM:
+    """ViTTM-B(28,28): 64 process and 64 memory tokens at 224 px."""
+    return _create("vittm_base_28_28", pretrained, **kwargs)
+
+
+@register_model
+def vittm_base_32_16(pretrained: bool = False, **kwargs: Any) -> ViTTM:
+    """ViTTM-B(32,16): 49 process and 196 memory tokens at 224 px."""
+    return _create("vittm_base_32_16", pretrained, **{"process_patch_size": 32, "memory_patch_size": 16, **kwargs})

@@ -1,0 +1,195 @@
+"""Models of other libraries on the command line: ``torchvision:NAME`` and ``hf:FOLDER``, offline."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.models import VisionTransformer
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+    ViTModel,
+)
+
+from vitrim import cli
+from vitrim.cli import common
+from vitrim.cli import models as by_name
+from vitrim.data import DataError, eval_transform
+from vitrim.errors import MissingPackageError, VitrimError
+
+TINY = {
+    "image_size": 16,
+    "patch_size": 4,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+TORCHVISION_OPTIONS = ["--model-option", "image_size=32", "--model-option", "num_classes=4"]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``vitrim`` with the given arguments: exit code, standard output, standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vitrim", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face classifier of four classes with its weights and its image processor."""
+    path = tmp_path_factory.mktemp("models") / "vit"
+    torch.manual_seed(0)
+    ViTForImageClassification(ViTConfig(**TINY, num_labels=4)).save_pretrained(path)
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """One image in each of four classes."""
+    random = np.random.default_rng(0)
+    for name in ("ant", "bee", "cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        pixels = random.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / name / "0.png")
+    return tmp_path / "images"
+
+
+def test_a_folder_with_weights_is_loaded_with_them(folder: Path) -> None:
+    model = common.create_model(f"hf:{folder}")
+    assert isinstance(model, ViTForImageClassification)
+    assert not model.training
+    expected = ViTForImageClassification.from_pretrained(folder).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    assert common.weights_of(f"hf:{folder}") == str(folder)
+    assert common.weights_of(f"hf:{folder}", pretrained=True) == "pretrained"
+
+
+def test_a_folder_with_a_config_alone_gives_random_weights(tmp_path: Path) -> None:
+    ViTConfig(**TINY).save_pretrained(tmp_path)
+    model = common.create_model(f"hf:{tmp_path}", options={"num_labels": 3, "num_hidden_layers": 2})
+    assert isinstance(model, ViTForImageClassification)
+    assert (model.config.num_labels, len(model.vit.layers)) == (3, 2)
+    assert common.weights_of(f"hf:{tmp_path}") == "random"
+
+
+def test_a_model_is_what_it_was_saved_as_if_it_takes_images_alone(tmp_path: Path) -> None:
+    ViTModel(ViTConfig(**TINY)).save_pretrained(tmp_path / "bare")
+    assert isinstance(common.create_model(f"hf:{tmp_path / 'bare'}"), ViTModel)
+    text = {**{key: TINY[key] for key in list(TINY)[2:]}, "vocab_size": 8}
+    CLIPModel(CLIPConfig(vision_config=TINY, text_config=text)).save_pretrained(tmp_path / "clip")
+    assert type(common.create_model(f"hf:{tmp_path / 'clip'}")).__name__ == "CLIPForImageClassification"
+
+
+def test_torchvision() -> None:
+    options = {"image_size": 32, "num_classes": 4}
+    with torch.device("meta"):
+        assert isinstance(
+            common.create_model("torchvision:vit_b_16", options=options, device="meta"), VisionTransformer
+        )
+
+
+def test_profile_of_the_three_libraries_in_one_table(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    names = [f"hf:{folder}", "test_vit"]
+    code, _, err = run("profile", *names, "-m", "tome:r=3", "--json", out)
+    assert code == 0, err
+    record = json.loads(out.read_text())
+    assert [row["model"] for row in record["rows"]] == [name for name in names for _ in range(2)]
+    assert record["rows"][1]["tokens_per_block"] == [14, 11, 8]
+    assert {"timm", "torchvision", "transformers"} <= set(record["environment"])
+    code, _, err = run("profile", "torchvision:vit_b_32", *TORCHVISION_OPTIONS[:2], "--json", out)
+    assert code == 0, err
+    assert json.loads(out.read_text())["rows"][0]["tokens_per_block"] == [2] * 12
+
+
+def test_bench(run: Run, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    code, _, err = run(
+        "bench", f"hf:{folder}", "-m", "tome:r=3", "-b", 1, "--repeats", 1, "--min-seconds", 0, "--json", out
+    )
+    assert code == 0, err
+    assert json.loads(out.read_text())["weights"] == str(folder)
+
+
+def test_eval_prepares_images_as_the_saved_processor_does(run: Run, folder: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "eval.json"
+    code, _, err = run("eval", f"hf:{folder}", "-m", "tome:r=3", "--data", images, "--json", out)
+    assert code == 0, err
+    assert json.loads(out.read_text())["weights"] == str(folder)
+    image = Image.open(images / "ant" / "0.png")
+    expected = ViTImageProcessor.from_pretrained(folder)(images=image, return_tensors="pt")["pixel_values"][0]
+    found = eval_transform(common.create_model(f"hf:{folder}"))(image)
+    assert found.shape == (3, 16, 16)
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.0)  # two implementations of resizing
+
+
+def test_eval_without_a_saved_processor_says_what_is_missing(tmp_path: Path) -> None:
+    ViTConfig(**TINY).save_pretrained(tmp_path)
+    with pytest.raises(DataError, match=r"cannot read how images are prepared from .*preprocessor_config.json"):
+        eval_transform(common.create_model(f"hf:{tmp_path}"))
+
+
+def test_torchvision_prepares_images_as_its_weights_do_at_the_size_of_the_model() -> None:
+    image = Image.new("L", (300, 200))
+    model = common.create_model("torchvision:vit_b_16", options={"num_classes": 4}, device="meta")
+    assert eval_transform(model)(image).shape == (3, 224, 224)
+    assert model.eval_transform.resize_size == [256]
+    model = common.create_model("torchvision:vit_b_16", options={"image_size": 112}, device="meta")
+    assert eval_transform(model)(image).shape == (3, 112, 112)
+    assert model.eval_transform.resize_size == [128]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hub:vit_b_16", "unknown library 'hub'; valid: hf, torchvision"),
+        ("torchvision:", "'torchvision:' names no model"),
+        ("torchvision:vit_b_61", "unknown model of torchvision 'vit_b_61'; did you mean 'vit_b_16'?"),
+        ("hf:./no-such-folder", "no folder ./no-such-folder; write hf: and a folder with config.json"),
+        ("hf:.", "no config.json in .: it is not the folder of a Hugging Face model"),
+    ],
+)
+def test_errors_are_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("profile", name)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_an_option_that_the_config_does_not_have(folder: Path) -> None:
+    with pytest.raises(VitrimError, match="unknown option of vit 'image_sise'; did you mean 'image_size'"):
+        common.create_model(f"hf:{folder}", options={"image_sise": 32})
+
+
+def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingPackageError, match=r"models of transformers need .*: pip install 'vitrim\[hf\]'"):
+        by_name.hf_model("some/name", False, {})

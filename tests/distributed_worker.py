@@ -1,0 +1,169 @@
+"""One of two processes that train reduced models together; `test_distributed.py` starts them and reads what they found.
+
+    python distributed_worker.py RANK FOLDER
+
+Every case: one training step on two images per process must be the step of one process on all four. Process 0 writes
+``FOLDER/found.json``: for every case the largest difference, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import vitrim
+from tiny_hosts import timm_vit, transformers_vit
+from vitrim.block import ReducedBlock
+from vitrim.registry import backbone_of
+
+PROCESSES = 2
+IMAGES = 4
+HOSTS = {"vit": timm_vit.HOSTS["vit"], "hf_vit": transformers_vit.HOSTS["hf_vit"]}
+METHODS = (
+    "tome:r=4",
+    "evit:keep_rate=0.6",
+    "mctf:r=4",
+    "cropr",
+    "atm:alpha=0.9,beta=0.2,theta_min=0.1,granularity=image",
+)
+
+
+def ddp(model: nn.Module, method: str) -> nn.Module:
+    vitrim.reduce_(model, method)
+    return DistributedDataParallel(model)
+
+
+def fsdp(model: nn.Module, method: str) -> nn.Module:
+    vitrim.reduce_(model, method)
+    return shard(model)
+
+
+def fsdp_checkpointed(model: nn.Module, method: str) -> nn.Module:
+    vitrim.reduce_(model, method)
+    if hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(True)
+    else:
+        model.gradient_checkpointing_enable()
+    return shard(model)
+
+
+def fsdp_first(model: nn.Module, method: str) -> nn.Module:
+    vitrim.reduce_(shard(model), method)
+    return model
+
+
+def shard(model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    for block in backbone_of(model).blocks(model):
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+Wrap = Callable[[nn.Module, str], nn.Module]
+
+CASES: dict[str, tuple[str, str, Wrap]] = {
+    f"{wrap.__name__}-{host}-{method}": (host, method, wrap)
+    for wrap, hosts, chosen in (
+        (ddp, HOSTS, METHODS),
+        (fsdp, HOSTS, METHODS),
+        (fsdp_checkpointed, HOSTS, METHODS[:1]),
+        (fsdp_first, HOSTS, METHODS[:3]),
+    )
+    for host in hosts
+    for method in chosen
+}
+
+
+def images_and_labels() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randn(IMAGES, 3, 24, 24, generator=generator, dtype=torch.float64)
+    return images, torch.arange(IMAGES)
+
+
+def step(model: nn.Module, wrapped: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """One step of SGD on the loss, a mean over the images that auxiliary outputs are part of."""
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    loss = F.cross_entropy(backbone_of(model).logits(wrapped(images)), labels)
+    for _, _, value in vitrim.get_reduction(model).state.aux:
+        loss = loss + value.square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def difference(case: str, rank: int) -> float:
+    """The largest difference in loss, gradients, updated parameters and, restored, in outputs."""
+    host, method, wrap = CASES[case]
+    images, labels = images_and_labels()
+    alone = HOSTS[host]().double().train()
+    vitrim.reduce_(alone, method)
+    loss = step(alone, alone, images, labels)
+
+    model = HOSTS[host]().double().train()
+    wrapped = wrap(model, method)
+    part = slice(rank * IMAGES // PROCESSES, (rank + 1) * IMAGES // PROCESSES)
+    mean_loss = step(model, wrapped, images[part], labels[part]) / PROCESSES
+    dist.all_reduce(mean_loss)
+    found = [(mean_loss - loss).abs()]
+    together = dict(model.named_parameters())
+    for name, parameter in alone.named_parameters():
+        assert parameter.grad is not None, name
+        found.append((whole(together[name].grad) - parameter.grad).abs().max())
+        found.append((whole(together[name].detach()) - parameter.detach()).abs().max())
+
+    was_sharded = isinstance(model, FSDPModule)
+    for each in (model, alone):
+        vitrim.restore_(each)
+    for block in backbone_of(model).blocks(model):
+        assert not isinstance(block, ReducedBlock)
+        assert isinstance(block, FSDPModule) == was_sharded
+    with torch.no_grad():
+        outputs = [backbone_of(each).logits(each.eval()(images)) for each in (model, alone)]
+    found.append((outputs[0] - outputs[1]).abs().max())
+    return float(torch.stack(found).max())
+
+
+def refused_when_sharded() -> str:
+    """The error of a method that learns parameters on a model that is sharded already."""
+    model = shard(HOSTS["vit"]())
+    try:
+        vitrim.reduce_(model, "cropr")
+    except vitrim.UnsupportedModelError as error:
+        return str(error)
+    return "no error"
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES)
+    found: dict[str, Any] = {}
+    for case in CASES:
+        try:
+            found[case] = difference(case, rank)
+        except Exception as error:  # both processes fail alike; the test shows it
+            found[case] = f"{type(error).__name__}: {error}"
+    found["refused"] = refused_when_sharded()
+    if rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

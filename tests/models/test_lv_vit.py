@@ -1,0 +1,288 @@
+"""LV-ViT against its reference vectors, dense and under methods; its counts, its training, its checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import golden_learned as learned
+import golden_models as golden
+import tiny
+import vitrim
+import vitrim.models
+from vitrim.models.lv_vit import Box, DenseLogits, LVViT, checkpoint_filter_fn, objective, sample_box, swap_box
+from vitrim.profiling.macs import count_macs
+
+DENSE = ["lvvit_lam2", "lvvit_headdim16", "lvvit_nodense"]
+
+
+def lv_vit(ref: dict[str, Any]) -> LVViT:
+    """The LV-ViT behind a reference file, float64, eval mode."""
+    geometry = ref["config"]["model"]
+    model = LVViT(
+        img_size=geometry["image_size"],
+        patch_size=geometry["patch_size"],
+        embed_dim=geometry["embed_dim"],
+        depth=geometry["depth"],
+        num_heads=geometry["num_heads"],
+        mlp_ratio=geometry["mlp_ratio"],
+        num_classes=geometry["num_classes"],
+        head_dim=geometry.get("head_dim"),
+        skip_lambda=geometry["skip_lam"],
+        dense_head=geometry["return_dense"],
+    )
+    state = {name: torch.from_numpy(value) for name, value in golden.weights.state(ref).items()}
+    own = {name: value for name, value in state.items() if not name.startswith("score_predictor.")}
+    model.load_state_dict(own, strict=True)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_reference(name: str) -> None:
+    ref = golden.load(f"backbones/{name}")
+    model = lv_vit(ref)
+    images = golden.images(ref)
+    with torch.no_grad():
+        stem = model.patch_embed(images)
+        expected = golden.tensor(ref, "patch_embed").double().flatten(2).transpose(1, 2)
+        torch.testing.assert_close(stem, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+        if model.aux_head is not None:
+            logits = model.forward_dense(images)
+            torch.testing.assert_close(logits.class_token, golden.tensor(ref, "cls_logits"), atol=1e-9, rtol=0)
+            torch.testing.assert_close(logits.patches, golden.tensor(ref, "aux_logits"), atol=1e-9, rtol=0)
+    reduction = vitrim.reduce_(model, "none", record=True)
+    learned.check_outputs(ref, model, reduction)
+    vitrim.restore_(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+    learned.check_float32(ref, model)
+
+
+def test_reference_of_mixed_tokens() -> None:
+    ref = golden.load("backbones/lvvit_mixtoken_train")
+    model = lv_vit(ref).train()
+    model.patch_embed.eval()  # the reference keeps its batch norms in evaluation
+    with torch.no_grad():
+        logits = model.forward_dense(golden.images(ref), Box(*ref["config"]["args"]["box"]))
+    torch.testing.assert_close(logits.class_token, golden.tensor(ref, "cls_logits"), atol=1e-9, rtol=0)
+    torch.testing.assert_close(logits.patches, golden.tensor(ref, "aux_logits"), atol=1e-9, rtol=0)
+
+
+def test_reference_under_dynamicvit() -> None:
+    ref = golden.load("pruning/dynamicvit_lvvit_eval_rho0.7")
+    model = lv_vit(ref)
+    blocks = ref["config"]["args"]["blocks"]
+    reduction = vitrim.reduce_(model, vitrim.DynamicViT(keep_rate=0.7, blocks=blocks), record=True)
+    prefixes = {block: f"score_predictor.{stage}." for stage, block in enumerate(blocks)}
+    learned.load_reducers(model, ref, prefixes, {"in_conv": "predictor.in_conv", "out_conv": "predictor.out_conv"})
+    model.double()
+    learned.check_outputs(ref, model, reduction)
+    check_kept(ref, reduction, blocks)
+    learned.check_float32(ref, model)
+
+
+def test_reference_under_gtp() -> None:
+    ref = golden.load("pruning/gtp_lvvit_mixed_p5")
+    model = lv_vit(ref)
+    args = ref["config"]["args"]
+    method = vitrim.GTP(
+        num_prop=args["num_prop"],
+        num_neighbours=args["num_neighbours"],
+        alpha=args["alpha"],
+        token_scale=args["token_scale"],
+        graph=args["graph_type"].lower(),
+    )
+    reduction = vitrim.reduce_(model, method, record=True)
+    learned.check_outputs(ref, model, reduction)
+    check_kept(ref, reduction, range(5))
+    learned.check_float32(ref, model)
+
+
+def check_kept(ref: dict[str, Any], reduction: vitrim.Reduction, blocks: Any) -> None:
+    for block in blocks:
+        before, after = (state.position[:, 1:] for state in reduction.states[block : block + 2])
+        kept = before.gather(1, golden.tensor(ref, f"kept/{block}").long())
+        assert torch.equal(after.sort(1).values, kept.sort(1).values)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "gmacs"),
+    [
+        ("lv_vit_tiny", 8_534_720, 2.8787),
+        ("lv_vit_small", 26_151_824, 6.5688),
+        ("lv_vit_medium", 55_830_544, 12.7035),
+    ],
+)
+def test_counts_of_the_tables(name: str, params: int, gmacs: float) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+        images = torch.zeros(1, 3, 224, 224)
+    assert sum(parameter.numel() for parameter in model.parameters()) == params
+    assert count_macs(model, images).total / 1e9 == pytest.approx(gmacs, abs=5e-5)
+
+
+def test_small_without_its_auxiliary_head_is_the_base_of_mctf() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("lv_vit_small", dense_head=False)
+        images = torch.zeros(1, 3, 224, 224)
+    assert count_macs(model, images).total / 1e9 == pytest.approx(6.4935, abs=5e-5)
+
+
+def official(model: nn.Module) -> dict[str, Tensor]:
+    """A checkpoint of the authors: their names are ours."""
+    return {f"module.{name}": torch.rand_like(value.float()) for name, value in model.state_dict().items()}
+
+
+def test_authors_checkpoint_loads() -> None:
+    model = tiny.HOSTS["lv_vit"]()
+    weights = official(model)
+    model.load_state_dict(checkpoint_filter_fn({"state_dict": {}, "state_dict_ema": weights, "epoch": 3}, model))
+    assert torch.equal(model.aux_head.weight, weights["module.aux_head.weight"])
+    bare = tiny.HOSTS["lv_vit_no_aux"]()
+    bare.load_state_dict(checkpoint_filter_fn(weights, bare))
+    assert torch.equal(bare.blocks[3].mlp.fc2.bias, weights["module.blocks.3.mlp.fc2.bias"])
+
+
+def test_authors_checkpoint_loads_at_another_image_size() -> None:
+    small, large = tiny.HOSTS["lv_vit"](), lv_vit_of(img_size=32)
+    large.load_state_dict(checkpoint_filter_fn(small.state_dict(), large))
+    assert large.pos_embed.shape == (1, 65, 32)
+    assert torch.equal(large.pos_embed[:, 0], small.pos_embed[:, 0])
+    torch.testing.assert_close(large.pos_embed[:, 1:].mean(), small.pos_embed[:, 1:].mean(), atol=0.02, rtol=0)
+    small.set_input_size(32)
+    assert torch.equal(small.pos_embed, large.pos_embed)
+    images = tiny.images(size=32)
+    assert torch.equal(small(images), large(images))
+    with pytest.raises(vitrim.VitrimError, match="patch size of this stem is fixed to 4 x 4"):
+        small.set_input_size(32, patch_size=8)
+
+
+def lv_vit_of(**kwargs: Any) -> LVViT:
+    return LVViT(**{**tiny.GEOMETRY, "skip_lambda": 2.0, "stem_width": 8, **kwargs}).eval()
+
+
+def test_image_sizes() -> None:
+    fixed, dynamic, padding = lv_vit_of(), lv_vit_of(dynamic_img_size=True), lv_vit_of(dynamic_img_pad=True)
+    padding.patch_embed.strict_img_size = False
+    for other in (dynamic, padding):
+        other.load_state_dict(fixed.state_dict())
+        torch.testing.assert_close(other(tiny.images()), fixed(tiny.images()))
+    assert dynamic(tiny.images(size=32)).shape == (2, 5)
+    assert dynamic.forward_dense(tiny.images(size=32), Box(1, 2, 7, 8)).patches.shape == (2, 64, 5)
+    assert padding(tiny.images(size=24)[:, :, :22, :23]).shape == (2, 5)
+    with pytest.raises(vitrim.VitrimError, match="images are 32 x 32, this model takes 24 x 24"):
+        fixed(tiny.images(size=32))
+    with pytest.raises(vitrim.VitrimError, match="30 x 32, not a multiple of the patch size 4 x 4"):
+        dynamic(tiny.images(size=32)[:, :, :30])
+
+
+def test_classifiers_are_reset_together() -> None:
+    model = tiny.HOSTS["lv_vit"]()
+    model.reset_classifier(7)
+    assert model(tiny.images()).shape == (2, 7)
+    assert model.get_classifier().out_features == model.aux_head.out_features == 7
+    model.reset_classifier(0)
+    assert model.aux_head is None
+    assert model(tiny.images()).shape == (2, 32)
+    with pytest.raises(vitrim.VitrimError, match="no auxiliary head"):
+        model.forward_dense(tiny.images())
+
+
+def test_a_call_gives_the_class_token_and_half_the_maximum() -> None:
+    model = tiny.HOSTS["lv_vit"]().double()
+    images = tiny.images().double()
+    apart = model.forward_dense(images)
+    torch.testing.assert_close(model(images), apart.class_token + 0.5 * apart.patches.max(1).values)
+    model.aux_head = None
+    torch.testing.assert_close(model(images), apart.class_token)
+    assert type(tiny.HOSTS["lv_vit"]().train()(tiny.images())) is Tensor  # in training too
+
+
+@pytest.mark.parametrize("method", ["ats", "a_vit:gate_scale=1.0,gate_center=1.0"])
+def test_padding_takes_no_part_in_the_maximum(method: str) -> None:
+    model = tiny.HOSTS["lv_vit"]().double()
+    reduction = vitrim.reduce_(model, method)
+    images = tiny.images(4).double()
+    with torch.no_grad():
+        features = model.forward_features(images)
+        logits = model.forward_head(features)
+    mask = reduction.state.mask
+    assert mask is not None
+    assert not mask[:, 1:].all()
+    patches = model.aux_head(features[:, 1:])
+    for image, row in enumerate(mask[:, 1:]):
+        if row.any():
+            expected = model.head(features[image, 0]) + 0.5 * patches[image, row].amax(0)
+            torch.testing.assert_close(logits[image], expected)
+
+
+@pytest.mark.parametrize("method", ["tome:r=4", "topk"])
+def test_dense_logits_of_a_reduced_model_cover_the_grid(method: str) -> None:
+    model = tiny.HOSTS["lv_vit"]().double()
+    reduction = vitrim.reduce_(model, method)
+    images = tiny.images().double()
+    with torch.no_grad():
+        logits = model(images)
+        dense = model.forward_dense(images, Box(0, 0, 2, 3))
+        plain = model.forward_dense(images)
+    assert dense.patches.shape == (2, 36, 5)
+    left = (reduction.state.source[:, 1:] >= 0).unsqueeze(-1)
+    highest = plain.patches.masked_fill(~left, -torch.inf).amax(1)
+    torch.testing.assert_close(logits, plain.class_token + 0.5 * highest)
+    vitrim.restore_(model)
+    assert "forward_dense" not in vars(model)
+
+
+def test_swapped_boxes() -> None:
+    grid = torch.arange(2 * 3 * 4).view(2, 3, 4)
+    box = Box(0, 1, 2, 3)
+    mixed = swap_box(grid, box)
+    assert torch.equal(mixed[0, :2, 1:3], grid[1, :2, 1:3])
+    assert torch.equal(mixed[0, 2], grid[0, 2])
+    assert torch.equal(swap_box(mixed, box), grid)
+
+
+def test_sampled_boxes_lie_on_the_grid_and_vary() -> None:
+    generator = torch.Generator().manual_seed(0)
+    areas = []
+    for _ in range(300):
+        box = sample_box((8, 12), generator)
+        assert 0 <= box.top <= box.bottom <= 8
+        assert 0 <= box.left <= box.right <= 12
+        areas.append((box.bottom - box.top) * (box.right - box.left) / 96)
+    assert min(areas) == 0
+    assert max(areas) > 0.6
+    assert 0.2 < sum(areas) / 300 < 0.45
+
+
+def test_objective() -> None:
+    torch.manual_seed(0)
+    logits = DenseLogits(torch.randn(3, 5), torch.randn(3, 4, 5))
+    classes = torch.tensor([0, 3, 1])
+    entropy = nn.functional.cross_entropy
+    losses = objective(logits, classes, box_share=0.25, dense_weight=0.5)
+    mixture = 0.75 * nn.functional.one_hot(classes, 5) + 0.25 * nn.functional.one_hot(classes.flip(0), 5)
+    torch.testing.assert_close(losses["class"], entropy(logits.class_token, mixture))
+    each = torch.stack([entropy(logits.patches[:, patch], classes) for patch in range(4)])
+    torch.testing.assert_close(losses["patches"], each.mean())
+    torch.testing.assert_close(losses["total"], losses["class"] + 0.5 * losses["patches"])
+    soft = nn.functional.one_hot(classes, 5).float()
+    again = objective(logits, soft, patch_targets=soft[:, None].expand(3, 4, 5), box_share=0.25, dense_weight=0.5)
+    torch.testing.assert_close(again["total"], losses["total"])
+
+
+def test_training_on_mixed_tokens_reaches_every_parameter() -> None:
+    model = tiny.HOSTS["lv_vit"]().train()
+    box = Box(1, 0, 4, 4)
+    losses = objective(model.forward_dense(tiny.images(), box), torch.tensor([1, 2]), box_share=12 / 36)
+    losses["total"].backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+def test_features_by_timm() -> None:
+    model = timm.create_model("lv_vit_tiny", img_size=32, features_only=True, out_indices=(0, 2))
+    assert [tuple(level.shape) for level in model(torch.zeros(1, 3, 32, 32))] == [(1, 240, 2, 2)] * 2
