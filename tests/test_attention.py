@@ -204,3 +204,13 @@ def test_detach_cuts_decisions_off_the_graph() -> None:
     assert not detached.column_mean().requires_grad
     assert not detached.mean_keys().requires_grad
     assert torch.equal(detached.class_row(), attention.class_row())
+
+
+@pytest.mark.parametrize("budget", [0, 2 * BATCH * N * N * 8, 10**9])
+def test_column_means_do_not_depend_on_how_many_heads_are_taken_at_once(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vitrim.attention.MAP_BYTES, "cpu", budget)
+    attention = make("full")
+    expected = explicit_map(attention).mean(dim=(1, 2))
+    torch.testing.assert_close(attention.column_mean(), expected, atol=1e-12, rtol=1e-12)

@@ -99,6 +99,8 @@ class Hard:
     def expand(self, y: Tensor, n: int) -> Tensor:
         """New tokens (B, M, C) copied back to the n old places (B, n, C); places of dropped tokens get zeros."""
         target = self.target(n)
+        if not self._loses(n) and self.dropped is None:
+            return take(y, target)
         return take(y, target.clamp_min(0)) * (target >= 0).unsqueeze(-1).to(y.dtype)
 
     def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:

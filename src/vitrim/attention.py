@@ -112,19 +112,41 @@ class Attention:
     def column_mean(self) -> Tensor:
         """(B, N) attention each token receives, averaged over heads and queries, in at least float32.
 
-        One pass over the full map, one head at a time: B*N*N memory. For methods that are defined by it.
+        One pass over the full map, as many heads at a time as fit a small budget of memory (`MAP_BYTES`), at least one:
+        the whole map is never held for large batches. For methods that are defined by it.
         """
-        heads, m = self.q.shape[1:3]
-        received = self._head(0).probabilities().sum(dim=(1, 2))
-        for head in range(1, heads):
-            received = received + self._head(head).probabilities().sum(dim=(1, 2))
+        batch, heads, m, _ = self.q.shape
+        n = self.k.shape[2]
+        step = 1
+        if not torch.compiler.is_compiling():  # a compiler fuses the steps, and must not specialise on the batch size
+            bytes_per_head = batch * m * n * decision_dtype(self.q.dtype).itemsize
+            step = heads_at_once(bytes_per_head, heads, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
+        received = self._heads(0, step).probabilities().sum(dim=(1, 2))
+        for first in range(step, heads, step):
+            received = received + self._heads(first, step).probabilities().sum(dim=(1, 2))
         return received / (heads * m)
 
-    def _head(self, head: int) -> Attention:
-        """One head without its values, for what is averaged over heads."""
-        own = slice(head, head + 1)
+    def _heads(self, first: int, count: int) -> Attention:
+        """``count`` heads without their values, for what is averaged over heads."""
+        if first == 0 and count >= self.q.shape[1]:
+            return self
+        own = slice(first, first + count)
         bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, own]
         return replace(self, q=self.q[:, own], k=self.k[:, own], v=None, k_raw=None, bias=bias)
+
+
+MAP_BYTES = {"cpu": 4 * 2**20, "gpu": 64 * 2**20}
+"""Memory that one step of `Attention.column_mean` may take: about a core's cache, and what keeps a GPU busy."""
+
+
+def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:
+    """How many of ``heads`` fit ``budget`` bytes, at least one.
+
+    Example:
+        >>> heads_at_once(197 * 197 * 4, 12, 4 * 2**20), heads_at_once(32 * 197 * 197 * 4, 12, 4 * 2**20)
+        (12, 1)
+    """
+    return heads if bytes_per_head * heads <= budget else max(1, budget // bytes_per_head)
 
 
 def add_bias(*biases: Tensor | None) -> Tensor | None:

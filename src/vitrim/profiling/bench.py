@@ -24,9 +24,10 @@ from vitrim.profiling.latency import (
     summarise,
     time_interleaved,
 )
-from vitrim.profiling.macs import profile
+from vitrim.profiling.macs import count_macs
 from vitrim.profiling.memory import peak_memory_mib
-from vitrim.registry import backbone_of, make_method
+from vitrim.reduce import get_reduction
+from vitrim.registry import backbone_of
 
 Row = dict[str, Any]
 
@@ -70,10 +71,11 @@ def measure(
         >>> [row["method"] for row in rows]
         ['dense', 'tome:r=1']
     """
-    promised = {name: promised_speedup(model, config, images) for name, config in methods.items()}
     kernels = dense_copies(model)
     models = {_dense_name(kernel): dense for kernel, dense in kernels.items()}
     models |= {name: reduced_copy(model, config) for name, config in methods.items()}
+    # counted on the very copies that are timed: learned reducers are drawn anew for every copy
+    promised = {name: promised_speedup(model, models[name], images) for name in methods}
     with torch.inference_mode(), compilation(compiled):
         if compiled:
             models = {name: torch.compile(candidate) for name, candidate in models.items()}  # type: ignore[misc]
@@ -125,14 +127,13 @@ def _row(
     }
 
 
-def promised_speedup(model: nn.Module, method: MethodConfig, images: Tensor) -> float:
-    """Dense MACs over the MACs under ``method``: the speed-up if time were proportional to MACs.
+def promised_speedup(dense: nn.Module, reduced: nn.Module, images: Tensor) -> float:
+    """Dense MACs over the MACs of the ``reduced`` model: the speed-up if time were proportional to MACs.
 
     Counted on all of ``images`` (B, C, H, W) where counts depend on them, else on one.
     """
-    sample = images if method.adaptive else images[:1]
-    dense, reduced = (profile(model, config, sample).macs.total for config in (make_method("none"), method))
-    return dense / reduced
+    sample = images if get_reduction(reduced).config.adaptive else images[:1]
+    return count_macs(dense, sample).total / count_macs(reduced, sample).total
 
 
 @contextmanager
