@@ -19,11 +19,11 @@ types: $(VENV)/.installed
 
 # One torch thread per worker: as many workers as cores already use every core.
 pytest: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 # Every method on every host in every contract test: takes about an hour on two cores.
 test-full: $(VENV)/.installed
-	VITRIM_FULL_MATRIX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/test_contract.py
+	VITRIM_FULL_MATRIX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup tests/test_contract.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import tiny
 import vitrim
 from vitrim import registry
-from vitrim.backbones.timm_vit import TimmViT
+from vitrim.backbones.timm.vit import TimmViT
 from vitrim.host import Host
 from vitrim.registry import backbone_of, backbones, make_method, methods, parse_method
 
@@ -234,7 +235,7 @@ def test_hosts_are_found_over_the_classes_a_model_inherits_from() -> None:
 
     with torch.device("meta"):
         assert backbone_of(Mine(**tiny.GEOMETRY)) is TimmViT
-        assert backbone_of(tiny.VisionTransformerDistilled(**tiny.GEOMETRY)) is TimmViT
+        assert backbone_of(VisionTransformerDistilled(**tiny.GEOMETRY)) is TimmViT
 
 
 def test_a_class_that_only_shares_the_name_is_not_the_host() -> None:
@@ -244,8 +245,8 @@ def test_a_class_that_only_shares_the_name_is_not_the_host() -> None:
     message = str(caught.value)
     assert "VisionTransformer (from torchvision.models.somewhere) is not a supported host" in message
     assert "\n" not in message
-    for supported in backbones():
-        assert supported in message
+    for supported in backbones().values():
+        assert supported.name in message
 
 
 def test_options_are_validated_by_make_method_too() -> None:

@@ -72,8 +72,7 @@ def test_logits_and_tokens(name: str) -> None:
         assert largest_difference(found, expected) < STORED_AS_FLOAT32 * abs(expected).max()
 
 
-@pytest.mark.parametrize("name", VECTORS)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("name", "checkpointing"), [(VECTORS[0], False), (VECTORS[0], True), (VECTORS[1], False)])
 def test_loss_and_gradients(name: str, checkpointing: bool) -> None:
     ref = load(name)
     model = loaded(ref, build(ref), checkpoint_filter_fn).train()
@@ -117,7 +116,7 @@ def test_table_8(side: int) -> None:
     assert found.params == 86_567_656 + exchange + mlp + 2 * 2 * D + (2 * D + 1000 * D + 1000) + few * D
 
 
-@pytest.mark.parametrize(("side", "gmacs"), [(3, "6.67"), (5, "8.47"), (7, "11.2"), (10, "17.0")])
+@pytest.mark.parametrize(("side", "gmacs"), [(5, "8.47"), (10, "17.0")])
 def test_the_paper_s_block(side: int, gmacs: str) -> None:
     found = counted(f"lookupvit_base_{side}")
     few = side**2

@@ -161,6 +161,20 @@ def test_authors_checkpoint_loads_at_another_image_size() -> None:
         small.set_input_size(32, patch_size=8)
 
 
+def test_a_local_checkpoint_by_timm(tmp_path) -> None:
+    geometry = {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    weights = official(timm.create_model("lv_vit_tiny", **{**geometry, "img_size": 64}))
+    torch.save({"state_dict": weights}, tmp_path / "lvvit_t.pth")
+    overlay = {"file": str(tmp_path / "lvvit_t.pth")}
+    model = timm.create_model("lv_vit_tiny", **geometry, pretrained=True, pretrained_cfg_overlay=overlay)
+    assert torch.equal(model.patch_embed.conv1.weight, weights["module.patch_embed.conv1.weight"])
+    other = timm.create_model(
+        "lv_vit_tiny", **geometry, num_classes=3, in_chans=1, pretrained=True, pretrained_cfg_overlay=overlay
+    )
+    assert torch.equal(other.patch_embed.proj.bias, weights["module.patch_embed.proj.bias"])
+    assert other(torch.zeros(1, 1, 32, 32)).shape == (1, 3)
+
+
 def lv_vit_of(**kwargs: Any) -> LVViT:
     return LVViT(**{**tiny.GEOMETRY, "skip_lambda": 2.0, "stem_width": 8, **kwargs}).eval()
 

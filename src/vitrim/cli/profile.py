@@ -137,12 +137,11 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 
 def _input_size(model: nn.Module) -> tuple[int, ...]:
     """Channels, height and width of the images that ``model`` takes, a host or any other model of timm."""
-    from vitrim.registry import find_backbone
+    from vitrim.registry import backbone_of, find_backbone
 
-    backbone = find_backbone(model)
-    if backbone is not None:
-        return backbone.facts(model).input_size
     facts: Any = model
+    if find_backbone(model) is not None or not hasattr(model, "pretrained_cfg"):
+        return backbone_of(model).facts(model).input_size
     channels, *size = facts.pretrained_cfg["input_size"]
     return getattr(model, "in_chans", channels), *getattr(model, "img_size", size)
 

@@ -378,7 +378,7 @@ class SharedLookupViT(LookupBase):
         table = resample_positions(self.pos_embed[:, prefix:], self.grid, grid)
         lookup = patches.flatten(2).transpose(1, 2) + table
         if self.cls_token is not None:
-            class_token = (self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1)
+            class_token = (self.cls_token + self.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
             lookup = torch.cat((class_token, lookup), dim=1)
         for layer in self.layers:
             compressed, lookup = self._run(layer, compressed, lookup, self.shared)

@@ -80,7 +80,7 @@ def matched_mask(mask: StreamMask, grid: tuple[int, int], finer: tuple[int, int]
     """
     if finer[0] % grid[0] or finer[1] % grid[1]:
         raise VitrimError(f"masks of a {grid} grid cannot be matched on {finer}, which is not a multiple of it")
-    hidden = torch.zeros(len(mask.kept), grid[0] * grid[1], device=mask.kept.device).scatter_(1, mask.masked, 1.0)
+    hidden = torch.zeros(mask.kept.shape[0], grid[0] * grid[1], device=mask.kept.device).scatter_(1, mask.masked, 1.0)
     hidden = F.interpolate(hidden.unflatten(1, grid).unsqueeze(1), size=finer, mode="nearest").flatten(1)
     order = hidden.argsort(dim=1, stable=True)
     number = mask.kept.shape[1] * finer[0] * finer[1] // (grid[0] * grid[1])
@@ -89,7 +89,7 @@ def matched_mask(mask: StreamMask, grid: tuple[int, int], finer: tuple[int, int]
 
 def gather(tokens: Tensor, index: Tensor) -> Tensor:
     """Rows ``index`` (B, K) of tokens (B, N, C), or of a table (1, N, C) for all images: (B, K, C)."""
-    tokens = tokens.expand(len(index), -1, -1)
+    tokens = tokens.expand(index.shape[0], -1, -1)
     return tokens.gather(1, index.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
 
 
