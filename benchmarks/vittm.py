@@ -15,6 +15,7 @@ with those apart whose published latencies are within 5 %. Run it on a machine t
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.cli import common
-from vitrim.errors import unknown
+from vitrim.errors import ReductionWarning, unknown
 from vitrim.profiling.bench import DTYPES, Row, one_line_errors
 from vitrim.profiling.latency import (
     Budget,
@@ -230,6 +231,7 @@ def main() -> None:
     common.set_threads(arguments.threads)
     device = common.select_device(arguments.device)
     torch.manual_seed(arguments.seed)
+    warnings.simplefilter("ignore", ReductionWarning)  # at r = 16 the last block can merge 10, as in the paper
     budget = Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds, warmup_rounds=arguments.warmup_rounds)
     options = {} if arguments.depth is None else {"depth": arguments.depth}
     models = candidates(labels, options, device)

@@ -97,6 +97,7 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights in a checkpoint: out of ``state_dict_ema`` and the like, and without ``module.`` before their names.
 
     Example:
+        >>> import torch
         >>> unwrapped({"state_dict": {"module.head.bias": torch.zeros(2)}, "epoch": 3})
         {'head.bias': tensor([0., 0.])}
     """

@@ -176,7 +176,7 @@ def sinusoid_table(num_tokens: int, dim: int) -> Tensor:
 
     Example:
         >>> sinusoid_table(2, 4)[0, 1].round(decimals=4)
-        tensor([0.8415, 0.5403, 0.0100, 0.9999], dtype=torch.float64)
+        tensor([0.8415, 0.5403, 0.0100, 1.0000], dtype=torch.float64)
     """
     position = torch.arange(num_tokens, dtype=torch.float64).unsqueeze(1)
     channel = torch.arange(dim, dtype=torch.float64)

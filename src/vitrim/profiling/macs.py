@@ -182,7 +182,7 @@ def count_macs(model: nn.Module, images: Tensor) -> Macs:
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 2, stride=2), nn.Flatten(), nn.Linear(32, 10))
         >>> count_macs(model, torch.zeros(5, 3, 4, 4))
-        Macs(linear=704, attention=0, matching=0, norm=0)
+        Macs(linear=704, attention=0, matching=0, norm=0, exchange=0)
     """
     return _per_image(_count(model, images), images.shape[0])
 
