@@ -214,3 +214,10 @@ def test_column_means_do_not_depend_on_how_many_heads_are_taken_at_once(
     attention = make("full")
     expected = explicit_map(attention).mean(dim=(1, 2))
     torch.testing.assert_close(attention.column_mean(), expected, atol=1e-12, rtol=1e-12)
+
+
+def test_a_learned_bias_gets_no_gradient_from_decisions() -> None:
+    attention = make("full")
+    attention.bias.requires_grad_()
+    assert attention.column_mean().requires_grad
+    assert not attention.detach().column_mean().requires_grad

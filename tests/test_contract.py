@@ -26,7 +26,9 @@ PAIR = ("host", "config")
 every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=tiny.PLAIN))
 gradient_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"]))
 plain_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
-static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
+# exporting and compiling take seconds each
+static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=["vit"], others=["tome"]))
+training_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[]))
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
 
@@ -261,18 +263,27 @@ def test_export(host: str, config: vitrim.MethodConfig) -> None:
     copy.deepcopy(model)  # what export leaves behind in the trace must not poison copies
 
 
-@pytest.mark.parametrize("training", [False, True])
-@static_pair
-def test_compile_fullgraph(training: bool, host: str, config: vitrim.MethodConfig) -> None:
-    model, _ = reduced(host, config)
-    model.train(training)
+def whole_graph(model: torch.nn.Module) -> object:
     torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
+
+
+@static_pair
+def test_compile_fullgraph(host: str, config: vitrim.MethodConfig) -> None:
+    model, _ = reduced(host, config)
     images = tiny.images()
+    with torch.no_grad():
+        torch.testing.assert_close(run(whole_graph(model), images), run(model, images), atol=1e-5, rtol=1e-5)
+
+
+@training_pair
+def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -> None:
+    model, _ = reduced(host, config)
+    model.train()
+    compiled, images = whole_graph(model), tiny.images()
     torch.testing.assert_close(run(compiled, images), run(model, images), atol=1e-5, rtol=1e-5)
-    if training:
-        loss_of(model, compiled(images)).backward()
-        assert trained(model)
+    loss_of(model, compiled(images)).backward()
+    assert trained(model)
 
 
 @pytest.mark.parametrize("config", [config for config in CONFIGS if config.adaptive], ids=describe)

@@ -15,10 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from timm.models import vision_transformer as timm_vit
-from timm.models.beit import Beit
-from timm.models.eva import Eva
+from timm.models.cait import Cait
 from timm.models.swin_transformer import SwinTransformer
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
@@ -200,10 +198,8 @@ UNSUPPORTED: dict[str, Callable[[], nn.Module]] = {
     "SwinTransformer": lambda: SwinTransformer(
         img_size=16, patch_size=4, window_size=2, embed_dim=8, depths=(1,), num_heads=(1,), num_classes=3
     ),
-    "Beit": lambda: Beit(depth=1, **SMALL),
-    "Eva": lambda: Eva(depth=1, **SMALL),
+    "Cait": lambda: Cait(depth=1, **SMALL),
     "VisionTransformerSAM": lambda: VisionTransformerSAM(depth=1, **SMALL),
-    "VisionTransformerRelPos": lambda: VisionTransformerRelPos(depth=1, **SMALL),
 }
 
 

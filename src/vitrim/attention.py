@@ -103,7 +103,9 @@ class Attention:
 
     def detach(self) -> Attention:
         """The same attention outside the autograd graph: decisions carry no gradient."""
-        return replace(self, q=self.q.detach(), k=self.k.detach())
+        k_raw = None if self.k_raw is None else self.k_raw.detach()
+        bias = None if self.bias is None else self.bias.detach()  # a relative position bias is learned
+        return replace(self, q=self.q.detach(), k=self.k.detach(), k_raw=k_raw, bias=bias)
 
     def class_row(self) -> Tensor:
         """(B, H, N) attention probabilities of the class token (query 0) over all tokens, in at least float32."""

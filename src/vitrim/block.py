@@ -35,6 +35,11 @@ class Reducer(nn.Module):
 
     amount: Amount | None
 
+    @property
+    def needs_full_last_block(self) -> bool:
+        """In the last block, `reduce` has something to do behind attention: all tokens must then be computed."""
+        return self.site == "after"
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.site not in get_args(Site):  # a misspelt site would reduce nothing, silently

@@ -82,6 +82,10 @@ class MethodConfig(BaseModel):
         """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
         return [None] * num_layers
 
+    def check(self, num_layers: int) -> None:
+        """Raise `VitrimError` if these options do not fit a model of ``num_layers`` blocks. Called before any edit."""
+        self.schedule(num_layers)
+
     def requires_class_token(self) -> bool:
         """Whether these options need a class token; by default what the method says in general."""
         return self.needs_class_token

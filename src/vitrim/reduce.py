@@ -307,7 +307,7 @@ def _check_fit(config: MethodConfig, facts: HostFacts) -> None:
 
 
 def _check_last_block(config: MethodConfig, reducer: Reducer, head_rows: int | None) -> None:
-    if head_rows is not None and reducer.site == "after":
+    if head_rows is not None and reducer.needs_full_last_block:
         raise UnsupportedModelError(
             f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
         )
@@ -324,6 +324,7 @@ def _check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: lis
 
 def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int) -> None:
     """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size."""
+    config.check(num_layers)
     if config.adaptive:
         return
     initial = current = facts.grid_size[0] * facts.grid_size[1]

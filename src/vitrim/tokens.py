@@ -161,15 +161,15 @@ class TokenState:
         rows: Tensor = table.index_select(-2, index.reshape(-1)).unflatten(-2, index.shape)
         return rows.movedim(-3, 0)
 
-    def pair_bias(self, table: Tensor) -> Tensor:
+    def pair_bias(self, table: Tensor, rows: int | None = None) -> Tensor:
         """Rows and columns of a table over pairs of input tokens, (H, N0, N0), for the tokens of now, (B, H, N, N).
 
-        ``(1, H, N0, N0)`` while nothing was reduced.
+        ``(1, H, N0, N0)`` while nothing was reduced. With ``rows`` only the first so many queries: (B, H, rows, N).
         """
         heads, n = table.shape[0], table.shape[-1]
         if not self.reduced:
-            return table.unsqueeze(0)
-        pairs = self.position.unsqueeze(2) * n + self.position.unsqueeze(1)
+            return table[:, :rows].unsqueeze(0)
+        pairs = self.position[:, :rows].unsqueeze(2) * n + self.position.unsqueeze(1)
         return table.reshape(heads, n * n)[:, pairs].transpose(0, 1)
 
     def report(self, name: str, depth: int, value: Tensor) -> TokenState:

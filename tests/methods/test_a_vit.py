@@ -95,9 +95,9 @@ def test_objective_trains_the_gate() -> None:
             distribution_scale=0.1,
         )
         expected = parts["classification"] + parts["ponder"] + 0.1 * parts["distribution"]
-        torch.testing.assert_close(parts["loss"], expected)
+        torch.testing.assert_close(parts["total"], expected)
         optimizer.zero_grad()
-        parts["loss"].backward()
+        parts["total"].backward()
         optimizer.step()
         ponders.append(parts["ponder"].item())
     assert ponders[-1] < ponders[0]

@@ -112,9 +112,9 @@ def test_training_matches_reference(attention_map: str) -> None:
         weight=args["consistency_weight"],
         confidence=args["confidence_threshold"],
     )
-    torch.testing.assert_close(losses["loss"], golden.tensor(ref, "loss/total"), atol=1e-9, rtol=0)
+    torch.testing.assert_close(losses["total"], golden.tensor(ref, "loss/total"), atol=1e-9, rtol=0)
     torch.testing.assert_close(losses["consistency"], golden.tensor(ref, "loss/consistency"), atol=1e-9, rtol=0)
-    losses["loss"].backward()
+    losses["total"].backward()
     parameters = dict(model.named_parameters())
     names = ref["gradnorm_names"]
     norms = torch.stack([parameters[name].grad.norm() for name in names])

@@ -126,3 +126,8 @@ def test_amount_may_change_between_forwards() -> None:
     with pytest.raises(vitrim.VitrimError, match="r must not be negative"):
         reduction.set(r=-3)
     assert reduction.config.r == 2
+
+
+def test_options_that_would_play_no_part_are_refused() -> None:
+    with pytest.raises(vitrim.VitrimError, match="blocks and rule go with keep_rate"):
+        vitrim.registry.make_method("tome", r=4, blocks=(3,))

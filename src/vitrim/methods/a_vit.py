@@ -160,7 +160,7 @@ def objective(
         target_depth: block around which halting should happen, 0-based; default two thirds of the depth (8 of 12).
 
     Returns:
-        ``loss`` and its parts ``classification``, ``ponder``, ``distribution`` (unweighted), all scalars.
+        ``total`` and its parts ``classification``, ``ponder``, ``distribution`` (unweighted), all scalars.
 
     Example:
         >>> h = [torch.full((2, 5), 0.1), torch.full((2, 5), 0.9)]
@@ -176,7 +176,7 @@ def objective(
         "distribution": distribution_loss(mean, depth),
     }
     loss = parts["classification"] + ponder_scale * parts["ponder"] + distribution_scale * parts["distribution"]
-    return {"loss": loss, **parts}
+    return {"total": loss, **parts}
 
 
 def halting_prior(num_layers: int, depth: int) -> Tensor:

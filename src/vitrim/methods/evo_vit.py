@@ -135,6 +135,10 @@ class EvoViTReducer(Reducer):
             nn.init.trunc_normal_(self.head.weight, std=0.02)
             nn.init.zeros_(self.head.bias)
 
+    @property
+    def needs_full_last_block(self) -> bool:
+        return self.norm is not None  # the training head works after the block
+
     def configure(self, config: MethodConfig) -> None:
         assert isinstance(config, EvoViT)
         amounts, depth = config.working(self.layer.num_layers), self.layer.depth

@@ -149,21 +149,26 @@ class WithinLine(Pattern):
 class FixedRadialReducer(Reducer):
     site = "before"
 
+    index: Tensor
+
     def configure(self, config: MethodConfig) -> None:
         schedule = config.schedule(self.layer.num_layers)
         self.amount = schedule[self.layer.depth]
         self.earlier = next((amount for amount in schedule[: self.layer.depth][::-1] if amount is not None), None)
-        # the model's own size once and for all; other sizes are worked out when they come
-        self.index = self._index(self.layer.initial_patches)
+        # the model's own size once and for all; other sizes are worked out when they come. A buffer, so that it is
+        # where the tokens are
+        device = self.index.device if "index" in self._buffers else None
+        index = torch.tensor(self._index(self.layer.initial_patches), dtype=torch.int64, device=device)
+        self.register_buffer("index", index, persistent=False)
 
     def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
         if self.amount is None:
             return None
         own_size = state.initial_patches == self.layer.initial_patches
-        index = self.index if own_size else self._index(state.initial_patches)
-        if len(index) == state.num_patches:
+        index = self.index if own_size else torch.tensor(self._index(state.initial_patches), device=x.device)
+        if index.shape[0] == state.num_patches:
             return None
-        return prune(state, torch.tensor(index, device=x.device).expand(x.shape[0], len(index)))
+        return prune(state, index.expand(x.shape[0], -1))
 
     def _index(self, initial: int) -> list[int]:
         """Which of the current patches stay: patterns are nested and keep their order."""

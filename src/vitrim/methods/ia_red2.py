@@ -79,19 +79,13 @@ class IARED2(MethodConfig):
         return tuple(sorted({num_layers * third // 3 for third in range(3)}))
 
     def build(self, layer: Layer) -> Reducer | None:
-        return IARED2Reducer(self, layer) if layer.depth in self.checked_stages(layer.num_layers) else None
+        return IARED2Reducer(self, layer) if layer.depth in self.stages(layer.num_layers) else None
 
-    def checked_stages(self, num_layers: int) -> tuple[int, ...]:
-        """The stages, which exist.
-
-        Raises:
-            VitrimError: a block that the model does not have, or a ``stage`` beyond the last group.
-        """
+    def check(self, num_layers: int) -> None:
         stages = self.stages(num_layers)
         check_blocks(stages, num_layers)
         if self.stage is not None and self.stage >= len(stages):
             raise VitrimError(f"ia_red2: stage={self.stage} does not exist: the groups are 0 to {len(stages) - 1}")
-        return stages
 
 
 class IARED2Reducer(Reducer):
@@ -107,7 +101,7 @@ class IARED2Reducer(Reducer):
         assert isinstance(config, IARED2)
         super().configure(config)
         self.threshold = config.threshold
-        own = config.checked_stages(self.layer.num_layers).index(self.layer.depth)
+        own = config.stages(self.layer.num_layers).index(self.layer.depth)
         self.acts = config.stage is None or own <= config.stage
         self.draws = config.stage is None or own == config.stage
 

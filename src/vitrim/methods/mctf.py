@@ -282,6 +282,10 @@ class KnownMap(Attention):
     def rows(self, count: int) -> Attention:
         return KnownMap(**{**vars(super().rows(count)), "known": self.known[:, :, :count]})
 
+    def select(self, index: Tensor) -> Attention:
+        rows = index[:, None, :, None].expand(-1, self.known.shape[1], -1, self.known.shape[3])
+        return KnownMap(**{**vars(super().select(index)), "known": self.known.gather(2, rows)})
+
     def detach(self) -> Attention:
         return KnownMap(**{**vars(super().detach()), "known": self.known.detach()})
 
@@ -372,7 +376,7 @@ def objective(
         label_smoothing: of both cross entropies.
 
     Returns:
-        ``loss`` and its parts ``student``, ``teacher``, ``consistency`` (unweighted), all scalars.
+        ``total`` and its parts ``student``, ``teacher``, ``consistency`` (unweighted), all scalars.
 
     Example:
         >>> import timm, torch, vitrim
@@ -385,7 +389,7 @@ def objective(
         ...     tokens = model.forward_features(images)
         ...     runs.append((model.forward_head(tokens), tokens[:, 0]))
         >>> (student, z_student), (teacher, z_teacher) = runs
-        >>> objective(student, teacher, z_student, z_teacher, targets)["loss"].backward()
+        >>> objective(student, teacher, z_student, z_teacher, targets)["total"].backward()
         >>> reduction.set(r=16)
     """
     student = F.cross_entropy(student_logits, targets, label_smoothing=label_smoothing)
@@ -397,7 +401,7 @@ def objective(
     distance = (teacher_features.detach().to(wide) - student_features.to(wide)).square().mean(dim=1)
     consistency = (distance * counts).sum() / counts.sum().clamp_min(1.0)
     return {
-        "loss": student + teacher + weight * consistency,
+        "total": student + teacher + weight * consistency,
         "student": student,
         "teacher": teacher,
         "consistency": consistency,

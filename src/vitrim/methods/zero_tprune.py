@@ -132,18 +132,23 @@ class ZeroTPruneReducer(Reducer):
         similar = self.amount.similar(state.num_patches)
         with torch.no_grad():
             graph = attention.probabilities()
-            left = torch.ones_like(state.size, dtype=torch.bool)
+            left = None
             if similar:
-                rank = self.importance(graph, left, 1)[:, state.num_prefix :]
+                rank = self.importance(graph, None, 1)[:, state.num_prefix :]
                 dropped = similar_patches(rank, attention.mean_keys()[:, state.num_prefix :], similar)
-                left = left.scatter(1, dropped + state.num_prefix, False)
-            score = self.importance(graph, left, self.iterations).masked_fill(~left, -torch.inf)
+                left = torch.ones_like(state.size, dtype=torch.bool).scatter(1, dropped + state.num_prefix, False)
+            score = self.importance(graph, left, self.iterations)
+            if left is not None:
+                score = score.masked_fill(~left, -torch.inf)
             return prune(state, score[:, state.num_prefix :].topk(keep, dim=1).indices)
 
-    def importance(self, graph: Tensor, left: Tensor, iterations: int) -> Tensor:
-        """(B, N) importance among the tokens ``left`` (B, N) of the attention map (B, H, N, N)."""
-        graph = graph * left[:, None, None, :]
-        graph = graph / graph.sum(-1, keepdim=True).clamp_min(torch.finfo(graph.dtype).tiny)
+    def importance(self, graph: Tensor, left: Tensor | None, iterations: int) -> Tensor:
+        """(B, N) importance among the tokens ``left`` (B, N), None for all, of the attention map (B, H, N, N)."""
+        if left is None:
+            left = torch.ones_like(graph[:, 0, 0], dtype=torch.bool)
+        else:
+            graph = graph * left[:, None, None, :]
+            graph = graph / graph.sum(-1, keepdim=True).clamp_min(torch.finfo(graph.dtype).tiny)
         start = left.to(graph.dtype)
         if self.boost:
             boosted = start[:, :1] * start.sum(1, keepdim=True).sqrt()

@@ -63,7 +63,7 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 def position_bias(table: Tensor | None, state: TokenState, rows: int | None, dtype: torch.dtype) -> Tensor | None:
     """Bias (B, H, M, N) in ``dtype`` from a table over pairs of input tokens (H, N0, N0); the first ``rows`` only."""
-    return None if table is None else state.pair_bias(table)[:, :, :rows].to(dtype)
+    return None if table is None else state.pair_bias(table, rows).to(dtype)
 
 
 def scaled(update: Tensor, gamma: Tensor | None) -> Tensor:

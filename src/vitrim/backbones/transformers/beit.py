@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.models.beit.modeling_beit import BeitForImageClassification, BeitLayer, BeitModel
+from transformers.models.beit.modeling_beit import BeitAttention, BeitForImageClassification, BeitLayer, BeitModel
 
 from vitrim.attention import Attention, add_bias
 from vitrim.backbones.transformers.common import ReducedLayer, TransformersHost, refuse_mask
@@ -18,6 +18,7 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
     """`BeitLayer` under reduction."""
 
     host_class = BeitLayer
+    attention_class = BeitAttention
 
     def forward(
         self,

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 from transformers.models.clip.modeling_clip import (
+    CLIPAttention,
     CLIPEncoderLayer,
     CLIPModel,
     CLIPVisionModel,
@@ -20,6 +21,7 @@ class ReducedCLIPEncoderLayer(ReducedClipLayer, CLIPEncoderLayer):
     """`CLIPEncoderLayer` under reduction."""
 
     host_class = CLIPEncoderLayer
+    attention_class = CLIPAttention
 
 
 @register_backbone(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.attention import Attention
-from vitrim.block import ReducedBlock
+from vitrim.block import ReducedBlock, class_of
 from vitrim.errors import UnsupportedModelError
 from vitrim.host import Host, HostFacts
 from vitrim.reduce import get_reduction
@@ -28,6 +28,8 @@ class ReducedLayer(ReducedBlock):
     Attention, norms and projections are called as modules, so adapters and hooks on them keep working.
     """
 
+    attention_class: ClassVar[type[nn.Module]]
+    """The host's own attention class; with another one the layer is refused."""
     scale_name: ClassVar[str] = "scaling"
     dropout_name: ClassVar[str] = "attention_dropout"
 
@@ -214,8 +216,21 @@ class TransformersHost(Host):
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
+        trunk = cls.trunk(model)
+        if all(type(trunk).forward is not known.forward for known in cls.trunk_classes):
+            raise UnsupportedModelError(
+                f"{type(trunk).__name__} overrides the forward of {cls.trunk_classes[0].__name__}, so vitrim cannot "
+                "know what it does with its tokens"
+            )
         for block in cls.blocks(model):
-            cls.reduced_class(block)
+            reduced = cls.reduced_class(block)
+            assert issubclass(reduced, ReducedLayer)
+            attn = reduced.attn.fget(block)  # type: ignore[attr-defined]
+            if class_of(attn) is not reduced.attention_class:
+                raise UnsupportedModelError(
+                    f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "
+                    f"{reduced.attention_class.__name__}"
+                )
 
     @classmethod
     def blocks(cls, model: nn.Module) -> list[nn.Module]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Backbone, Dinov2Layer, Dinov2Model
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Attention, Dinov2Backbone, Dinov2Layer, Dinov2Model
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
+    Dinov2WithRegistersAttention,
     Dinov2WithRegistersBackbone,
     Dinov2WithRegistersLayer,
     Dinov2WithRegistersModel,
@@ -20,12 +21,14 @@ class ReducedDinov2Layer(ReducedDinoLayer, Dinov2Layer):
     """`Dinov2Layer` under reduction."""
 
     host_class = Dinov2Layer
+    attention_class = Dinov2Attention
 
 
 class ReducedDinov2WithRegistersLayer(ReducedDinoLayer, Dinov2WithRegistersLayer):
     """`Dinov2WithRegistersLayer` under reduction."""
 
     host_class = Dinov2WithRegistersLayer
+    attention_class = Dinov2WithRegistersAttention
 
 
 class _Dino(TransformersHost):

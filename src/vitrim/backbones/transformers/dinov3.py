@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.dinov3_vit.modeling_dinov3_vit import (
+    DINOv3ViTAttention,
     DINOv3ViTBackbone,
     DINOv3ViTLayer,
     DINOv3ViTModel,
@@ -24,6 +25,7 @@ class ReducedDINOv3ViTLayer(ReducedDinoLayer, DINOv3ViTLayer):
     """`DINOv3ViTLayer` under reduction: patch tokens are rotated by the angles of their own place."""
 
     host_class = DINOv3ViTLayer
+    attention_class = DINOv3ViTAttention
     dropout_name = "dropout"
 
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, SiglipVisionModel
+from transformers.models.siglip.modeling_siglip import SiglipAttention, SiglipEncoderLayer, SiglipVisionModel
 
 from vitrim.backbones.transformers.common import ReducedClipLayer, TransformersHost
 from vitrim.registry import register_backbone
@@ -15,6 +15,7 @@ class ReducedSiglipEncoderLayer(ReducedClipLayer, SiglipEncoderLayer):
     """`SiglipEncoderLayer` under reduction."""
 
     host_class = SiglipEncoderLayer
+    attention_class = SiglipAttention
 
 
 @register_backbone(

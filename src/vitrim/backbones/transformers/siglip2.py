@@ -10,7 +10,7 @@ from math import isqrt
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer, Siglip2VisionModel
+from transformers.models.siglip2.modeling_siglip2 import Siglip2Attention, Siglip2EncoderLayer, Siglip2VisionModel
 
 from vitrim.backbones.transformers.common import ReducedClipLayer, TransformersHost
 from vitrim.errors import UnsupportedModelError
@@ -22,6 +22,7 @@ class ReducedSiglip2EncoderLayer(ReducedClipLayer, Siglip2EncoderLayer):
     """`Siglip2EncoderLayer` under reduction."""
 
     host_class = Siglip2EncoderLayer
+    attention_class = Siglip2Attention
 
 
 class PaddingHook:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.models.deit.modeling_deit import DeiTLayer, DeiTModel
-from transformers.models.vit.modeling_vit import ViTLayer, ViTModel
+from transformers.models.deit.modeling_deit import DeiTAttention, DeiTLayer, DeiTModel
+from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer, ViTModel
 
 from vitrim.backbones.transformers.common import ReducedLayer, TransformersHost
 from vitrim.registry import register_backbone
@@ -33,12 +33,14 @@ class ReducedViTLayer(_ReducedPlainLayer, ViTLayer):
     """`ViTLayer` under reduction."""
 
     host_class = ViTLayer
+    attention_class = ViTAttention
 
 
 class ReducedDeiTLayer(_ReducedPlainLayer, DeiTLayer):
     """`DeiTLayer` under reduction."""
 
     host_class = DeiTLayer
+    attention_class = DeiTAttention
 
 
 class _Plain(TransformersHost):
