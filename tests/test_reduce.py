@@ -551,3 +551,57 @@ def test_an_empty_batch_comes_out_empty(method: vitrim.MethodConfig) -> None:
     assert model(tiny.images()[:0]).shape == (0, 5)  # as it does without vitrim
     vitrim.reduce_(model, method)
     assert model(tiny.images()[:0]).shape == (0, 5)
+
+
+# ---- what would break later is refused now ---------------------------------------------------------------------------
+
+
+def test_a_block_in_two_places_is_refused() -> None:
+    model = tiny.HOSTS["vit"]()
+    model.blocks[2] = model.blocks[1]
+    with refused("stands in two places", vitrim.UnsupportedModelError):
+        vitrim.reduce_(model, "tome:r=4")
+
+
+@pytest.mark.parametrize("host", ["vit", "hf_vit", "torchvision"])
+def test_hooks_on_the_attention_module_are_refused(host: str) -> None:
+    model = tiny.HOSTS[host]() if host in tiny.HOSTS else tiny.HOSTS["torchvision_vit"]()
+    block = tiny.blocks(model)[1]
+    attn = next(getattr(block, name) for name in ("attn", "attention", "self_attention") if hasattr(block, name))
+    handle = attn.register_forward_hook(lambda module, args, out: None)
+    with refused("has hooks or a forward of its own", vitrim.UnsupportedModelError):
+        vitrim.reduce_(model, "tome:r=4")
+    handle.remove()
+    vitrim.reduce_(model, "tome:r=4")
+
+
+def test_hidden_states_asked_for_before_do_not_stand_in_the_way() -> None:
+    model = tiny.HOSTS["hf_vit"]()
+    with torch.no_grad():
+        model(tiny.images(), output_hidden_states=True)  # the library leaves recording hooks, on attention too
+    vitrim.reduce_(model, "tome:r=4")
+
+
+def test_a_block_that_was_replaced_is_left_alone_by_restore() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, "tome:r=4")
+    model.blocks[1] = own = tiny.HOSTS["vit"]().blocks[1]
+    vitrim.restore_(model)
+    assert model.blocks[1] is own
+    assert {type(block) for block in model.blocks} == {type(own)}
+
+
+def test_a_reduction_that_was_undone_answers_no_more(tmp_path: Path) -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, "tome:r=4")
+    vitrim.restore_(model)
+    with refused("this reduction was undone"):
+        reduction.set(r=3)
+    with refused("this reduction was undone"):
+        reduction.save(tmp_path)
+
+
+def test_saving_onto_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with refused("cannot save to .*file: File exists"):
+        vitrim.reduce_(tiny.HOSTS["vit"](), "tome:r=4").save(tmp_path / "file")

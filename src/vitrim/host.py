@@ -123,6 +123,24 @@ class Host:
         )
 
 
+def refuse_altered(attn: nn.Module, family: str) -> None:
+    """Refuse an attention module with hooks or a forward put on the instance: a reduced block does not call it.
+
+    Hooks of the host library itself, which only record what passes, may stay.
+
+    Raises:
+        UnsupportedModelError: saying so.
+    """
+    library = type(attn).__module__.partition(".")[0]
+    hooks = [*attn._forward_hooks.values(), *attn._forward_pre_hooks.values()]
+    foreign = [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(f"{library}.")]
+    if foreign or "forward" in vars(attn):
+        raise UnsupportedModelError(
+            f"{family}: the attention module {type(attn).__name__} has hooks or a forward of its own, and a reduced "
+            "block calls its projections, not the module; put them on the block or the projections instead"
+        )
+
+
 class DenseCall:
     """A method of a reduced model whose tokens come out on the full grid of patches, un-merged after every block.
 

@@ -99,8 +99,8 @@ def restore_(model: nn.Module) -> None:
     get_reduction(model)
     host = backbone_of(model)
     for block in host.blocks(model):
-        assert isinstance(block, ReducedBlock)
-        block.release()
+        if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
+            block.release()
     host.uninstall(model)
     delattr(model, HANDLE)
 
@@ -180,6 +180,7 @@ class Reduction:
         Raises:
             VitrimError: an option that cannot change at run time, or an invalid value. Nothing is changed then.
         """
+        self._check_alive()
         fixed = sorted(set(changes) - self.config.runtime)
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
@@ -197,8 +198,12 @@ class Reduction:
 
         Two files: ``reduction.json`` and, if the method learns anything, ``reducers.safetensors``.
         """
+        self._check_alive()
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
         weights = _reducer_weights(self._blocks())
         if weights:
             save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS_FILE)
@@ -222,6 +227,11 @@ class Reduction:
         folder = Path(folder)
         saved = _read_config(folder)
         config = make_method(saved["method"], **saved["options"])
+        if saved.get("version") != config.version:
+            raise VitrimError(
+                f"{folder} holds version {saved.get('version')} of {config.name}, this vitrim has version "
+                f"{config.version}"
+            )
         weights = _read_weights(folder / saved["weights"]) if saved.get("weights") else {}
         reduction = reduce_(model, config, record=record)
         expected = _reducer_weights(reduction._blocks())
@@ -233,6 +243,10 @@ class Reduction:
             for name, value in weights.items():
                 expected[name].copy_(value)
         return reduction
+
+    def _check_alive(self) -> None:
+        if getattr(self.model, HANDLE, None) is not self:
+            raise VitrimError("this reduction was undone: call vitrim.reduce_(model, method) again")
 
     def _blocks(self) -> list[ReducedBlock]:
         return [block for block in backbone_of(self.model).blocks(self.model) if isinstance(block, ReducedBlock)]
@@ -247,6 +261,11 @@ def _host(model: nn.Module) -> type[Host]:
     host = backbone_of(model)
     if any(isinstance(block, ReducedBlock) for block in host.blocks(model)):
         raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
+    if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
+        raise UnsupportedModelError(
+            f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
+            "cannot be shared"
+        )
     host.check(model)
     return host
 
@@ -369,6 +388,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
     if saved["format"] != FORMAT:
         raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
+    if saved.get("weights") not in (None, WEIGHTS_FILE):
+        raise VitrimError(
+            f"{path} names the weights {saved['weights']!r}; they are in {WEIGHTS_FILE} or there are none"
+        )
     return dict(saved)
 
 

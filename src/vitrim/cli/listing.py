@@ -179,8 +179,8 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         heads,
     ),
     "models": (
-        "timm models, by the module they are in; a few variants with other blocks (parallel, post-norm, differential "
-        "attention) are refused when they are reduced",
+        "timm models, by the module they are in; a few variants (differential or gated attention) are "
+        "refused when they are reduced",
         {"name": "name", "module": "timm module"},
         models,
         lambda rows: [],

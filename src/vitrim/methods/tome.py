@@ -64,7 +64,7 @@ class ToMe(MethodConfig):
             raise ValueError("r must not be negative")
         if self.keep_rate is not None and {"r", "inflect"} & self.model_fields_set:
             raise ValueError("give either r (with inflect) or keep_rate, not both")
-        if self.keep_rate is None and {"blocks", "rule"} & self.model_fields_set:
+        if self.keep_rate is None and (self.blocks is not None or self.rule != "floor_initial_power"):
             raise ValueError("blocks and rule go with keep_rate; with r every block merges, a list gives each its own")
         if not isinstance(self.r, int) and self.inflect != 0.0:
             raise ValueError("inflect goes with one r for all blocks, not with a list")

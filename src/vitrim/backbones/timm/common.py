@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrim.block import ReducedBlock, class_of
 from vitrim.errors import UnsupportedModelError
-from vitrim.host import DenseCall, Host, HostFacts
+from vitrim.host import DenseCall, Host, HostFacts, refuse_altered
 from vitrim.tokens import TokenState, Trace
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")
@@ -134,6 +134,8 @@ class TimmHost(Host):
         for block in cls.blocks(model):
             classes = cls.reduced_class(block).attention_classes
             for attn in cls.attentions(block):
+                if attn is not block:
+                    refuse_altered(attn, cls.name)
                 if class_of(attn) not in classes:
                     raise UnsupportedModelError(
                         f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "

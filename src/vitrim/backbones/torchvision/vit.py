@@ -11,7 +11,7 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from vitrim.attention import Attention
 from vitrim.block import ReducedBlock
 from vitrim.errors import UnsupportedModelError
-from vitrim.host import Host, HostFacts
+from vitrim.host import Host, HostFacts, refuse_altered
 from vitrim.registry import register_backbone
 from vitrim.tokens import TokenState
 
@@ -89,7 +89,9 @@ class TorchvisionViT(Host):
             )
         for block in cls.blocks(model):
             cls.reduced_class(block)
-            _check_attention(block.self_attention)
+            attn: Any = block.self_attention
+            refuse_altered(attn, cls.name)
+            _check_attention(attn)
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrim.attention import Attention
 from vitrim.block import ReducedBlock, class_of
 from vitrim.errors import UnsupportedModelError
-from vitrim.host import Host, HostFacts
+from vitrim.host import Host, HostFacts, refuse_altered
 from vitrim.reduce import get_reduction
 from vitrim.tokens import TokenState, Trace
 
@@ -226,6 +226,7 @@ class TransformersHost(Host):
             reduced = cls.reduced_class(block)
             assert issubclass(reduced, ReducedLayer)
             attn = reduced.attn.fget(block)  # type: ignore[attr-defined]
+            refuse_altered(attn, cls.name)
             if class_of(attn) is not reduced.attention_class:
                 raise UnsupportedModelError(
                     f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "
