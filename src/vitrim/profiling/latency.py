@@ -20,7 +20,7 @@ from torch import nn
 from vitrim.config import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.reduce import reduce_
-from vitrim.registry import backbone_of
+from vitrim.registry import find_backbone
 
 FloatArray = NDArray[np.float64]
 
@@ -238,9 +238,9 @@ def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
         >>> [dense.blocks[0].attn.fused_attn for dense in copies.values()]
         [True, False]
     """
-    host = backbone_of(model)
+    host = find_backbone(model)
     fused, unfused = shared_copy(model), shared_copy(model)
-    if not host.set_fused(fused, True):
+    if host is None or not host.set_fused(fused, True):
         return {"host": fused}
     host.set_fused(unfused, False)
     return {"fused": fused, "unfused": unfused}

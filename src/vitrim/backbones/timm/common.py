@@ -186,9 +186,10 @@ class TimmHost(Host):
 
     @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:
-        for block in cls.blocks(model):
-            for attn in cls.attentions(block):
-                attn.fused_attn = fused
+        module: Any
+        for module in model.modules():  # attention pooling has the switch, too
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
         return True
 
     @classmethod
