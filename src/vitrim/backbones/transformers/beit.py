@@ -85,10 +85,7 @@ class HFBeit(TransformersHost):
     heads = ("class token", "patches")
     reduced_blocks = (ReducedBeitLayer,)
     trunk_classes = (BeitModel,)
-
-    @classmethod
-    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
-        return trunk.layers  # type: ignore[no-any-return]
+    layers_name = "layers"
 
     @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 from transformers.models.clip.modeling_clip import (
     CLIPAttention,
@@ -40,10 +38,7 @@ class HFCLIP(TransformersHost):
     heads = ("class token", "patches")
     reduced_blocks = (ReducedCLIPEncoderLayer,)
     trunk_classes = (CLIPVisionModel,)
-
-    @classmethod
-    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
-        return trunk.encoder.layers  # type: ignore[no-any-return]
+    layers_name = "encoder.layers"
 
     @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:

@@ -192,10 +192,12 @@ def _wanted(name: str, trunk: Any, kwargs: dict[str, Any]) -> bool:
 
 
 class TransformersHost(Host):
-    """A family of Hugging Face models. Subclasses name their classes and write `trunk_layers` and `head_rows`."""
+    """A family of Hugging Face models. Subclasses name their classes and where the layers are."""
 
     trunk_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
     """The classes that own patch embedding and layers; a task model holds one of them."""
+    layers_name: ClassVar[str] = ""
+    """Where a trunk keeps its layers, e.g. ``encoder.layers``."""
     num_prefix: ClassVar[int] = 1
     has_class_token: ClassVar[bool] = True
 
@@ -205,14 +207,9 @@ class TransformersHost(Host):
         return next(module for module in model.modules() if isinstance(module, cls.trunk_classes))
 
     @classmethod
-    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
-        """The layers of a trunk."""
-        raise NotImplementedError
-
-    @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:
-        """See `HostFacts.head_rows`. None for models that hand out their last hidden states."""
-        raise NotImplementedError
+        """See `HostFacts.head_rows`. None for models that average patches or hand out their last hidden states."""
+        return None
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -235,7 +232,7 @@ class TransformersHost(Host):
 
     @classmethod
     def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        return list(cls.trunk_layers(cls.trunk(model)))
+        return list(cls.trunk(model).get_submodule(cls.layers_name))
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:

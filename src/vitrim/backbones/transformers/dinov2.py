@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Attention, Dinov2Backbone, Dinov2Layer, Dinov2Model
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
     Dinov2WithRegistersAttention,
@@ -34,13 +33,7 @@ class ReducedDinov2WithRegistersLayer(ReducedDinoLayer, Dinov2WithRegistersLayer
 class _Dino(TransformersHost):
     """The classifier reads the class token and the mean of the patches; model and backbone hand out tokens."""
 
-    @classmethod
-    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
-        return trunk.encoder.layer  # type: ignore[no-any-return]
-
-    @classmethod
-    def head_rows(cls, model: nn.Module) -> int | None:
-        return None
+    layers_name = "encoder.layer"
 
 
 @register_backbone(

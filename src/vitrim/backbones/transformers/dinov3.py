@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.dinov3_vit.modeling_dinov3_vit import (
     DINOv3ViTAttention,
     DINOv3ViTBackbone,
@@ -67,14 +67,7 @@ class HFDINOv3(TransformersHost):
     heads = ("patches",)
     reduced_blocks = (ReducedDINOv3ViTLayer,)
     trunk_classes = (DINOv3ViTModel, DINOv3ViTBackbone)
-
-    @classmethod
-    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
-        return trunk.model.layer  # type: ignore[no-any-return]
-
-    @classmethod
-    def head_rows(cls, model: nn.Module) -> int | None:
-        return None
+    layers_name = "model.layer"
 
     @classmethod
     def prefix_of(cls, trunk: Any) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
 from transformers.models.siglip.modeling_siglip import SiglipAttention, SiglipEncoderLayer, SiglipVisionModel
 
 from vitrim.backbones.transformers.common import ReducedClipLayer, TransformersHost
@@ -35,11 +32,4 @@ class HFSiglip(TransformersHost):
     trunk_classes = (SiglipVisionModel,)
     num_prefix = 0
     has_class_token = False
-
-    @classmethod
-    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
-        return trunk.encoder.layers  # type: ignore[no-any-return]
-
-    @classmethod
-    def head_rows(cls, model: nn.Module) -> int | None:
-        return None
+    layers_name = "encoder.layers"

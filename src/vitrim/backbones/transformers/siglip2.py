@@ -62,14 +62,7 @@ class HFSiglip2(TransformersHost):
     trunk_classes = (Siglip2VisionModel,)
     num_prefix = 0
     has_class_token = False
-
-    @classmethod
-    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
-        return trunk.encoder.layers  # type: ignore[no-any-return]
-
-    @classmethod
-    def head_rows(cls, model: nn.Module) -> int | None:
-        return None
+    layers_name = "encoder.layers"
 
     @classmethod
     def image_size(cls, config: Any) -> tuple[int, int]:

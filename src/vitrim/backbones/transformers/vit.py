@@ -44,9 +44,7 @@ class ReducedDeiTLayer(_ReducedPlainLayer, DeiTLayer):
 
 
 class _Plain(TransformersHost):
-    @classmethod
-    def trunk_layers(cls, trunk: Any) -> nn.ModuleList:
-        return trunk.layers  # type: ignore[no-any-return]
+    layers_name = "layers"
 
     @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:
