@@ -18,10 +18,10 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import vitrim.data
+import vitrim.data.dataset
 from vitrim.data import DataError, ImageDataset, batches, eval_transform, load_images, to_tensor
 
-CIFAR10_TEST = Path(__file__).parents[2] / "shared" / "data" / "cifar10-test.parquet"
+CIFAR10_TEST = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +177,7 @@ def test_without_the_package(tmp_path, monkeypatch):
 def test_importing_the_module_imports_nothing_optional(monkeypatch):
     for name in ("datasets", "pyarrow", "PIL", "timm"):
         monkeypatch.setitem(sys.modules, name, None)
-    spec = importlib.util.spec_from_file_location("vitrim_data_again", vitrim.data.__file__)
+    spec = importlib.util.spec_from_file_location("vitrim_data_again", vitrim.data.dataset.__file__)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
@@ -540,7 +540,7 @@ def test_wrong_batches(wrong):
 
 
 def test_examples():
-    result = doctest.testmod(vitrim.data)
+    result = doctest.testmod(vitrim.data.dataset)
     assert result.attempted > 10
     assert result.failed == 0
 
