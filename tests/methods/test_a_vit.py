@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import golden_models as golden
 import tiny
 import vitrim
 from vitrim.methods.a_vit import AViT, distribution_loss, halting_prior, objective
+from vitrim.training.step import Step
 
 NAMES = ["pruning/avit_gs1_gc1", "pruning/avit_gs1_gc1_clslong"]
 CONFIG = AViT(gate_scale=1.0, gate_center=1.0)
@@ -86,14 +88,7 @@ def test_objective_trains_the_gate() -> None:
     ponders = []
     for _ in range(8):
         logits = model(tiny.images())
-        parts = objective(
-            logits,
-            torch.tensor([1, 2]),
-            reduction.aux("ponder")[0],
-            reduction.aux("halting"),
-            ponder_scale=1.0,
-            distribution_scale=0.1,
-        )
+        parts = objective(reduction, logits, torch.tensor([1, 2]), ponder_scale=1.0, distribution_scale=0.1)
         expected = parts["classification"] + parts["ponder"] + 0.1 * parts["distribution"]
         torch.testing.assert_close(parts["total"], expected)
         optimizer.zero_grad()
@@ -101,6 +96,36 @@ def test_objective_trains_the_gate() -> None:
         optimizer.step()
         ponders.append(parts["ponder"].item())
     assert ponders[-1] < ponders[0]
+
+
+@pytest.mark.parametrize("host", ["vit", "registers"])
+def test_losses_of_a_step(host: str) -> None:
+    model = tiny.HOSTS[host]().double().train()
+    reduction = vitrim.reduce_(model, CONFIG)
+    targets = torch.tensor([1, 2])
+    step = Step(model, reduction, tiny.images().double(), targets, lambda *pair: 3 * cross_entropy(*pair))
+    losses = CONFIG.losses(step, ponder_scale=0.5, distribution_scale=0.25, target_depth=1)
+    halting = [h[:, model.num_prefix_tokens :].mean() for h in reduction.aux("halting")]  # of patches alone
+    torch.testing.assert_close(losses["distribution"], distribution_loss(torch.stack(halting), 1))
+    torch.testing.assert_close(losses["ponder"], reduction.aux("ponder")[0].mean())
+    torch.testing.assert_close(losses["classification"], 3 * cross_entropy(model(step.images), targets))
+    expected = losses["classification"] + 0.5 * losses["ponder"] + 0.25 * losses["distribution"]
+    torch.testing.assert_close(losses["total"], expected)
+    published = CONFIG.losses(step)
+    expected = published["classification"] + 5e-4 * published["ponder"] + 1e-3 * published["distribution"]
+    torch.testing.assert_close(published["total"], expected)
+    torch.testing.assert_close(published["distribution"], distribution_loss(torch.stack(halting), 2))
+    losses["ponder"].backward()
+    assert model.blocks[0].mlp.fc2.bias.grad[0] != 0  # channel 0 is the gate
+
+
+@pytest.mark.parametrize("depth", [0, 4, -1])
+def test_target_depths_that_are_refused(depth: int) -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, CONFIG)
+    step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), cross_entropy)
+    with pytest.raises(vitrim.VitrimError, match=f"target_depth={depth} must be a block from 1 to 3"):
+        CONFIG.losses(step, target_depth=depth)
 
 
 @pytest.mark.parametrize("host", ["distilled", "registers"])

@@ -16,6 +16,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.methods.cropr import CrossAttention, curriculum, objective
+from vitrim.training.step import Step
 
 AVERAGE = {"global_pool": "avg", "pool_include_prefix": True}
 RENAME = {"cross_attn.mlp_norm": "cross_attn.mlp.norm"}
@@ -77,12 +78,47 @@ def test_training_losses_and_isolated_gradients(name: str) -> None:
     found = torch.cat([losses["main"][None], losses["auxiliary"]])
     torch.testing.assert_close(found, golden.tensor(ref, "train/losses"), atol=1e-9, rtol=0)
     losses["total"].backward()
-    names = {
+    learned.check_gradients(ref, model, renamed(name), "train/")
+
+
+def renamed(name: str) -> dict[str, str]:
+    return {
         f"cropr.{depth - 1}.{old}": f"blocks.{depth}.reducer.{new}"
         for depth in CASES[name][0].routers(6)
         for old, new in {"": "", **RENAME}.items()
     }
-    learned.check_gradients(ref, model, names, "train/")
+
+
+@every_case
+def test_a_step_has_the_losses_and_gradients_of_the_reference(name: str) -> None:
+    ref, model, reduction = reduced(name)
+    targets = torch.tensor(ref["config"]["targets"])
+    step = Step(model.train(), reduction, golden.images(ref), targets, nn.functional.cross_entropy)
+    losses = reduction.config.losses(step)
+    stored = golden.tensor(ref, "train/losses")
+    torch.testing.assert_close(losses["main"], stored[0], atol=1e-9, rtol=0)
+    torch.testing.assert_close(losses["auxiliary"], stored[1:].mean(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(losses["total"], stored.sum(), atol=1e-9, rtol=0)
+    losses["total"].backward()
+    learned.check_gradients(ref, model, renamed(name), "train/")
+
+
+def test_the_criterion_is_that_of_the_model_and_of_all_routers() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, vitrim.Cropr(r=4))
+    soft = torch.tensor([[0.5, 0.5, 0, 0, 0], [0, 0, 0.2, 0.8, 0]])
+    doubled = Step(model, reduction, tiny.images(), soft, lambda *pair: 2 * nn.functional.cross_entropy(*pair))
+    single = Step(model, reduction, tiny.images(), soft, nn.functional.cross_entropy)
+    ours, half = reduction.config.losses(doubled), reduction.config.losses(single)
+    assert all(torch.equal(ours[key], 2 * half[key]) for key in ("total", "main", "auxiliary"))
+
+
+def test_one_output_per_query_has_no_loss_of_the_image() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, vitrim.Cropr(r=4, num_queries=36))
+    step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), nn.functional.cross_entropy)
+    with pytest.raises(vitrim.VitrimError, match=r"\(2, 36, 5\), one output per query, and the model \(2, 5\)"):
+        reduction.config.losses(step)
 
 
 def test_the_reference_without_pruning() -> None:

@@ -13,6 +13,7 @@ from vitrim.config import Layer
 from vitrim.methods.diffrate import KeptShare, block_macs, learned, objective
 from vitrim.profiling.macs import count_macs
 from vitrim.registry import make_method
+from vitrim.training.step import Step
 
 
 @pytest.mark.parametrize("name", ["diffrate_r8_merge", "diffrate_prune4_merge4"])
@@ -204,6 +205,34 @@ def test_objective() -> None:
     plain = vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.DiffRate(r=2))
     with pytest.raises(vitrim.VitrimError, match="use diffrate:learn=true"):
         learned(plain)
+
+
+def test_losses_of_a_step() -> None:
+    model, reduction = learning(shares=SHARES)
+    targets = torch.tensor([1, 2])
+    step = Step(model.train(), reduction, tiny.images(), targets, torch.nn.functional.cross_entropy)
+    losses = reduction.config.losses(step, target_gmacs=1e-4, weight=3.0, mlp_ratio=2.0)
+    expected = objective(reduction, model(step.images), targets, target_gmacs=1e-4, weight=3.0, mlp_ratio=2.0)
+    assert set(losses) == {"total", "base", "cost", "gmacs"}
+    for term, value in losses.items():
+        torch.testing.assert_close(value, expected[term])
+    losses["total"].backward()
+    own = [p for name, p in model.named_parameters() if ".reducer." in name]
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in own)
+    with pytest.raises(vitrim.VitrimError, match="learn=true needs target_gmacs"):
+        reduction.config.losses(step)
+
+
+def test_with_given_amounts_a_step_learns_the_task_alone() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, vitrim.DiffRate(r=4))
+    targets = torch.tensor([1, 2])
+    step = Step(model, reduction, tiny.images(), targets, torch.nn.functional.cross_entropy)
+    losses = reduction.config.losses(step)
+    assert set(losses) == {"total"}
+    torch.testing.assert_close(losses["total"], torch.nn.functional.cross_entropy(model(step.images), targets))
+    with pytest.raises(vitrim.VitrimError, match="target_gmacs is what learn=true aims at"):
+        reduction.config.losses(step, target_gmacs=1.0)
 
 
 def test_amounts_learn_to_meet_the_target() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.methods.dynamicvit import masked_softmax, objective
+from vitrim.training.step import Step
 
 RENAME = {"in_conv": "predictor.in_conv", "out_conv": "predictor.out_conv"}
 PREFIX = "score_predictor.{}."
@@ -44,8 +46,8 @@ def test_reference(name: str, config: vitrim.MethodConfig) -> None:
     learned.check_float32(ref, model)
 
 
-def trained(name: str, **options: Any) -> tuple[dict[str, Any], nn.Module, vitrim.Reduction, dict[str, Tensor]]:
-    """A forward in training mode with the reference's noise, and what `objective` needs of student and teacher."""
+def prepared(name: str, **options: Any) -> tuple[dict[str, Any], nn.Module, vitrim.Reduction, nn.Module]:
+    """Reference file, model in training mode with the reference's noise, handle, teacher."""
     ref, model, reduction = learned.reduced(name, vitrim.DynamicViT(**options, epsilon_from_start=True), RENAME, PREFIX)
     for stage, block in enumerate(ref["config"]["args"]["blocks"]):
         noise = golden.tensor(ref, "gumbel_noise")[stage].double() if "gumbel_noise" in ref else torch.zeros(())
@@ -53,11 +55,17 @@ def trained(name: str, **options: Any) -> tuple[dict[str, Any], nn.Module, vitri
     teacher = golden.vit({**ref, "params": [[n.removeprefix("teacher."), s] for n, s in ref["teacher_params"]]})
     state = golden.weights.state(ref, "teacher_params", "teacher.")
     teacher.load_state_dict({key: torch.from_numpy(value) for key, value in state.items()})
+    return ref, model.train(), reduction, teacher
+
+
+def trained(name: str, **options: Any) -> tuple[dict[str, Any], nn.Module, vitrim.Reduction, dict[str, Tensor]]:
+    """A forward in training mode with the reference's noise, and what `objective` needs of student and teacher."""
+    ref, model, reduction, teacher = prepared(name, **options)
     images = golden.images(ref)
     with torch.no_grad():
         taught = teacher.forward_features(images)
         teacher_logits = teacher.forward_head(taught)
-    features = model.train().forward_features(images)
+    features = model.forward_features(images)
     logits = model.forward_head(features)
     parts = {
         "logits": logits,
@@ -135,6 +143,65 @@ def test_losses_and_gradients_of_the_release() -> None:
         torch.testing.assert_close(losses["total"], golden.tensor(ref, f"loss/total_{token_loss}"), atol=1e-8, rtol=0)
     losses["total"].backward()
     learned.check_gradients(ref, model, renamed((1, 3, 4)))
+
+
+def test_a_step_has_the_losses_and_gradients_of_the_study() -> None:
+    ref, model, reduction, teacher = prepared("haurum/dyvit_train_p64_r50", **STUDY)
+    targets = golden.tensor(ref, "target_soft").double()
+    step = Step(model, reduction, golden.images(ref), targets, soft_cross_entropy, teacher)
+    losses = reduction.config.losses(step)
+    expected = {"base": "base", "ratio": "ratio", "class": "class_kl", "token": "token_mse", "total": "total"}
+    assert set(losses) == set(expected)
+    for own, key in expected.items():
+        torch.testing.assert_close(losses[own], golden.tensor(ref, f"loss/soft/{key}"), atol=1e-8, rtol=1e-9)
+    losses["total"].backward()
+    learned.check_gradients(ref, model, renamed((1, 3, 5)))
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    other = reduction.config.losses(step, token_loss="kl", weights=[1, 0, 0, 3])
+    torch.testing.assert_close(other["token"], golden.tensor(ref, "loss/soft/token_kl"), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(other["total"], other["base"] + 3 * other["token"])
+
+
+def test_a_step_without_a_teacher_has_two_terms_on_every_host() -> None:
+    for host in ("vit", "hf_vit"):
+        model = tiny.HOSTS[host]().train()
+        reduction = vitrim.reduce_(model, vitrim.DynamicViT())
+        step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), nn.functional.cross_entropy)
+        losses = reduction.config.losses(step, weights=(1.0, 7.0, 0.0, 0.0))
+        assert set(losses) == {"base", "ratio", "total"}
+        torch.testing.assert_close(losses["total"], losses["base"] + 7 * losses["ratio"])
+        losses["total"].backward()
+        predictors = [p for name, p in model.named_parameters() if ".predictor." in name]
+        assert predictors
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in predictors)
+
+
+def test_prefix_tokens_are_not_compared() -> None:
+    model = tiny.HOSTS["registers"]()
+    teacher = copy.deepcopy(model).eval()
+    reduction = vitrim.reduce_(model.train(), vitrim.DynamicViT())
+    with torch.no_grad():
+        model.cls_token += 100.0  # far from the teacher's; blocks that hand tokens through keep it in the prefix
+        for block in model.blocks:
+            block.attn.proj.weight.zero_()
+        for block in teacher.blocks:
+            block.attn.proj.weight.zero_()
+    step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), nn.functional.cross_entropy, teacher)
+    assert reduction.config.losses(step)["token"].item() == 0.0
+
+
+def test_options_that_are_refused() -> None:
+    model = tiny.HOSTS["vit"]()
+    teacher = copy.deepcopy(model)
+    reduction = vitrim.reduce_(model.train(), vitrim.DynamicViT())
+    step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), nn.functional.cross_entropy, teacher)
+    with pytest.raises(vitrim.VitrimError, match="base, ratio, class and token, got 3 numbers"):
+        reduction.config.losses(step, weights=(1, 2, 3))
+    with pytest.raises(vitrim.VitrimError, match="unknown token_loss 'l1'; valid: mse, kl"):
+        reduction.config.losses(step, token_loss="l1")
+    smaller = Step(model, reduction, tiny.images(), step.targets, step.criterion, tiny.vit(embed_dim=16)())
+    with pytest.raises(vitrim.VitrimError, match="teacher must be the same model"):
+        reduction.config.losses(smaller)
 
 
 def renamed(blocks: tuple[int, ...]) -> dict[str, str]:

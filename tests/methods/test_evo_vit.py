@@ -16,6 +16,7 @@ import vitrim
 from vitrim.methods.evo_vit import IMPORTANCE, objective
 from vitrim.methods.topk import patch_score
 from vitrim.registry import make_method
+from vitrim.training.step import Step
 
 NAMES = ["pruning/evovit_stage_r0.5", "pruning/evovit_layerwise_r0.5"]
 every_file = pytest.mark.parametrize("name", NAMES)
@@ -93,6 +94,20 @@ def test_training_has_two_heads(name: str) -> None:
     losses["total"].backward()
     used = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert used == {name for name, _ in model.named_parameters()}
+    step = Step(model, reduction, golden.images(ref), targets, nn.functional.cross_entropy)
+    again = reduction.config.losses(step)
+    assert set(again) == set(losses)
+    for term, value in again.items():
+        torch.testing.assert_close(value, losses[term])
+
+
+def test_without_the_second_head_a_step_learns_the_task_alone() -> None:
+    model = tiny.HOSTS["avg_fc_norm"]().train()
+    reduction = vitrim.reduce_(model, vitrim.EvoViT())
+    targets = torch.tensor([1, 2])
+    losses = reduction.config.losses(Step(model, reduction, tiny.images(), targets, nn.functional.cross_entropy))
+    assert set(losses) == {"total"}
+    torch.testing.assert_close(losses["total"], nn.functional.cross_entropy(model(tiny.images()), targets))
 
 
 @every_file

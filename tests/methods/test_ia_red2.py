@@ -11,6 +11,7 @@ import tiny
 import vitrim
 from vitrim.methods.ia_red2 import Interpreter, objective, reward
 from vitrim.registry import make_method
+from vitrim.training.step import Step
 
 
 def prepared(host: str = "vit", **options: Any) -> tuple[torch.nn.Module, vitrim.Reduction]:
@@ -118,7 +119,7 @@ def test_gradients_are_those_of_reinforce_and_do_not_mix() -> None:
     model, reduction = prepared()
     targets, baseline = torch.tensor([1, 2]), torch.tensor([0.3, -0.4])
     logits = model.train()(tiny.images())
-    losses = objective(reduction, logits, targets, baseline)
+    losses = objective(reduction, logits, targets, baseline=baseline)
     share = reduction.aux("kept")[-1]
     right = logits.argmax(1) == targets
     advantage = [(1 - s**2 if r else -0.5) - b for s, r, b in zip(share, right, baseline, strict=True)]
@@ -131,6 +132,57 @@ def test_gradients_are_those_of_reinforce_and_do_not_mix() -> None:
         torch.testing.assert_close(parameter.grad, -(advantage[0] * first + advantage[1] * second) / 2)
     torch.testing.assert_close(losses["base"], torch.nn.functional.cross_entropy(logits, targets))
     assert all(p.grad is not None for p in model.parameters())
+
+
+def step_of(targets: torch.Tensor, **options: Any) -> Step:
+    model, reduction = prepared(**options)
+    return Step(model.train(), reduction, tiny.images(), targets, torch.nn.functional.cross_entropy)
+
+
+def test_losses_of_a_step_have_the_evaluation_of_the_same_images_as_baseline() -> None:
+    model, reduction = prepared()
+    with torch.no_grad():
+        targets = model.eval()(tiny.images()).argmax(1)  # right at least there, so that what is saved counts
+        step = Step(model.train(), reduction, tiny.images(), targets, torch.nn.functional.cross_entropy)
+        baseline = reward(model.eval()(step.images), step.targets, reduction.aux("kept"), tau=0.3)
+    torch.manual_seed(7)
+    expected = objective(reduction, model.train()(step.images), step.targets, baseline=baseline, tau=0.3)
+    torch.manual_seed(7)
+    losses = reduction.config.losses(step, tau=0.3)
+    for term, value in losses.items():
+        torch.testing.assert_close(value, expected[term])
+    assert losses["policy"].item() != 0
+    losses["total"].backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_step_leaves_every_module_in_its_mode() -> None:
+    step = step_of(torch.tensor([1, 2]))
+    step.model.norm.eval()
+    modes = [module.training for module in step.model.modules()]
+    assert not all(modes)
+    step.reduction.config.losses(step)
+    assert [module.training for module in step.model.modules()] == modes
+    step.model.head.register_forward_pre_hook(lambda module, args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step.reduction.config.losses(step)
+    assert [module.training for module in step.model.modules()] == modes
+
+
+def test_weights_cast_for_the_baseline_still_get_gradients_under_autocast() -> None:
+    """Autocast keeps cast weights; older torch kept those of a forward without gradients, too."""
+    step = step_of(torch.tensor([1, 2]))
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = step.reduction.config.losses(step)
+    losses["total"].backward()
+    missing = [name for name, parameter in step.model.named_parameters() if parameter.grad is None]
+    assert missing == []
+
+
+def test_mixed_labels_have_no_reward() -> None:
+    step = step_of(torch.full((2, 5), 0.2))
+    with pytest.raises(vitrim.VitrimError, match=r"one class per image: set mix.mixup=0"):
+        step.reduction.config.losses(step)
 
 
 def test_policy_learns_to_keep_less_where_that_costs_nothing() -> None:
@@ -146,7 +198,7 @@ def test_policy_learns_to_keep_less_where_that_costs_nothing() -> None:
     for _ in range(20):
         with torch.no_grad():
             baseline = reward(model.eval()(images), targets, reduction.aux("kept"))
-        losses = objective(reduction, model.train()(images), targets, baseline)
+        losses = objective(reduction, model.train()(images), targets, baseline=baseline)
         shares.append(reduction.aux("kept")[-1].mean().item())
         optimizer.zero_grad()
         losses["total"].backward()

@@ -17,8 +17,9 @@ import tiny
 import vitrim
 from vitrim.attention import Attention
 from vitrim.config import Layer
-from vitrim.methods.mctf import Fuse, KnownMap, fuse_map, match, objective
+from vitrim.methods.mctf import Fuse, KnownMap, draw, fuse_map, match, objective, teacher_amounts
 from vitrim.profiling.macs import profile
+from vitrim.training.step import Step
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("mctf_r8", {"r": 8}),
@@ -30,7 +31,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mctf_r8_no_osa", {"r": 8, "attention": "after"}),
     ("mctf_ratio035_fast", {"r": 0.35, "blocks": (1, 3, 5)}),
 ]
-MAPS = ("recomputed", "shared")
+MAPS = ("recomputed", "kept", "shared")
 
 
 def forward(model: torch.nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -105,16 +106,20 @@ def test_training_matches_reference(attention_map: str) -> None:
     args = ref["config"]["args"]
     losses = objective(
         student,
-        teacher,
-        z_student,
-        z_teacher,
         targets,
+        features=z_student,
+        teacher_logits=teacher,
+        teacher_features=z_teacher,
         weight=args["consistency_weight"],
         confidence=args["confidence_threshold"],
     )
     torch.testing.assert_close(losses["total"], golden.tensor(ref, "loss/total"), atol=1e-9, rtol=0)
     torch.testing.assert_close(losses["consistency"], golden.tensor(ref, "loss/consistency"), atol=1e-9, rtol=0)
     losses["total"].backward()
+    check_gradients(ref, model)
+
+
+def check_gradients(ref: dict[str, Any], model: torch.nn.Module) -> None:
     parameters = dict(model.named_parameters())
     names = ref["gradnorm_names"]
     norms = torch.stack([parameters[name].grad.norm() for name in names])
@@ -128,13 +133,120 @@ def test_consistency_counts_confident_images_only_and_spares_the_teacher() -> No
     z_student = torch.tensor([[1.0, 1.0], [9.0, 9.0]], requires_grad=True)
     z_teacher = torch.zeros(2, 2, requires_grad=True)
     targets = torch.tensor([0, 0])  # the second image is wrong, so not confident
-    losses = objective(logits, logits, z_student, z_teacher, targets)
+    runs = {"features": z_student, "teacher_logits": logits, "teacher_features": z_teacher}
+    losses = objective(logits, targets, **runs)
     assert losses["consistency"].item() == 1.0
     losses["consistency"].backward()
     assert z_teacher.grad is None
     assert z_student.grad.tolist() == [[1.0, 1.0], [0.0, 0.0]]
-    none = objective(logits, logits, z_student, z_teacher, targets, confidence=0.999)
+    none = objective(logits, targets, **runs, confidence=0.999)
     assert none["consistency"].item() == 0.0
+
+
+def smooth(logits: Tensor, targets: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
+
+
+def step_of(host: str = "vit", r: float = 4, targets: Tensor | None = None) -> Step:
+    model = tiny.HOSTS[host]().train()
+    reduction = vitrim.reduce_(model, vitrim.MCTF(r=r))
+    return Step(model, reduction, tiny.images(), torch.tensor([1, 2]) if targets is None else targets, smooth)
+
+
+def test_a_step_has_the_losses_and_gradients_of_the_reference() -> None:
+    ref = golden.load("merging/mctf_train_teacher_r0")
+    model = golden.vit(ref).train()
+    reduction = vitrim.reduce_(model, vitrim.MCTF(r=8))
+    cross_entropy = torch.nn.functional.cross_entropy
+    step = Step(model, reduction, golden.images(ref), torch.tensor(ref["config"]["targets"]), cross_entropy)
+    args = ref["config"]["args"]
+    options = {"weight": args["consistency_weight"], "confidence": args["confidence_threshold"]}
+    losses = reduction.config.losses(step, **options, teacher_r=0)
+    torch.testing.assert_close(losses["total"], golden.tensor(ref, "loss/total"), atol=1e-9, rtol=0)
+    torch.testing.assert_close(losses["consistency"], golden.tensor(ref, "loss/consistency"), atol=1e-9, rtol=0)
+    assert reduction.config.r == 8
+    assert reduction.state.num_tokens == ref["student_tokens"]  # the handle shows the student
+    losses["total"].backward()
+    check_gradients(ref, model)
+
+
+@pytest.mark.parametrize(
+    ("r", "teacher_r", "amounts"),
+    [(4, None, range(4)), (4, (1, 2), (1, 2)), (4, 0.1, None), (0.2, 0.1, None), (0.2, None, range(8))],
+)
+def test_the_teacher_draws_its_amount_and_the_model_keeps_its_own(r: float, teacher_r: Any, amounts: Any) -> None:
+    step = step_of(r=r)
+    drawn = []
+    own = step.reduction.set
+
+    def spy(r: float) -> None:
+        drawn.append(r)
+        own(r=r)
+
+    step.reduction.set = spy
+    for _ in range(12):
+        step.reduction.config.losses(step, teacher_r=teacher_r)
+    assert drawn[1::2] == [r] * 12
+    allowed = [hundredth / 100 for hundredth in range(11)] if amounts is None else amounts
+    assert set(drawn[::2]) <= set(allowed)
+    assert len(set(drawn[::2])) > 1
+
+
+def test_draws_reach_both_ends() -> None:
+    assert {draw(0, 7) for _ in range(200)} == set(range(8))
+    assert {draw(0.02, 0.05) for _ in range(100)} == {0.02, 0.03, 0.04, 0.05}
+    assert all(isinstance(draw(0, 7), int) for _ in range(3))
+
+
+def test_the_criterion_of_the_recipe_is_that_of_both_runs() -> None:
+    step = step_of()
+    losses = step.reduction.config.losses(step, weight=0.0, teacher_r=0)
+    logits = step.model(step.images)
+    torch.testing.assert_close(losses["student"], smooth(logits, step.targets))
+    vitrim.restore_(step.model)
+    torch.testing.assert_close(losses["teacher"], smooth(step.model(step.images), step.targets))
+    torch.testing.assert_close(losses["total"], losses["student"] + losses["teacher"])
+
+
+def test_an_error_in_the_teacher_leaves_the_amount() -> None:
+    step = step_of()
+    amounts = [block.reducer.amount for block in step.model.blocks]
+    step.model.head.register_forward_pre_hook(lambda module, args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step.reduction.config.losses(step, teacher_r=(1, 3))
+    assert step.reduction.config.r == 4
+    assert [block.reducer.amount for block in step.model.blocks] == amounts
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (4, "teacher_r=4 is not below r=4"),
+        ((5, 3), "is no range"),
+        ((1, 2, 3), "is no range"),
+        (-1, "is no range"),
+        (1.5, "whole numbers of tokens"),
+    ],
+)
+def test_amounts_of_the_teacher_that_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(vitrim.VitrimError, match=message):
+        teacher_amounts(4, given)
+    with pytest.raises(vitrim.VitrimError, match=r"teacher_r=0.3 is not below r=0.3"):
+        teacher_amounts(0.3, 0.3)
+    assert teacher_amounts(0, None) == teacher_amounts(1, None) == (0, 0)
+
+
+def test_what_cannot_be_trained_so_is_refused() -> None:
+    mixed = step_of(targets=torch.full((2, 5), 0.2))
+    with pytest.raises(vitrim.VitrimError, match=r"one class per image: set mix.mixup=0"):
+        mixed.reduction.config.losses(mixed)
+    without = step_of("no_class_token_avg")
+    with pytest.raises(vitrim.VitrimError, match="this VisionTransformer has none"):
+        without.reduction.config.losses(without)
+    checkpointed = step_of()
+    checkpointed.model.set_grad_checkpointing(True)
+    with pytest.raises(vitrim.VitrimError, match="grad_checkpointing=false"):
+        checkpointed.reduction.config.losses(checkpointed)
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
@@ -311,14 +423,15 @@ def test_mctf_fast_rows(models: dict[str, VisionTransformer]) -> None:
         assert f"{profile(models[name], config, IMAGE).macs.total / 1e9:.2f}" == gflops
 
 
-def test_what_recomputing_the_map_costs(models: dict[str, VisionTransformer]) -> None:
-    """The fused kernel runs all N queries and keys, and the attention received is one more pass over q k^T: 3 N^2 D per
-    block in place of the published N^2 D + M^2 D. All the rest is the same."""
+@pytest.mark.parametrize(("attention_map", "passes"), [("recomputed", 3), ("kept", 2)])
+def test_what_the_map_costs(models: dict[str, VisionTransformer], attention_map: str, passes: int) -> None:
+    """All N queries meet all N keys and values, and where the map is not kept the attention received is one more pass
+    over q k^T: 2 or 3 N^2 D per block in place of the published N^2 D + M^2 D. All the rest is the same."""
     config = vitrim.MCTF(r=16)
     model = models["DeiT-S"]
     shared = profile(model, config.model_copy(update={"attention_map": "shared"}), IMAGE).macs
-    recomputed = profile(model, config, IMAGE).macs
+    found = profile(model, config.model_copy(update={"attention_map": attention_map}), IMAGE).macs
     counts = [196, *config.counts(196, 12)]
-    extra = sum(2 * (n + 1) ** 2 - (m + 1) ** 2 for n, m in pairwise(counts) if m < n) * 384
-    assert recomputed.total - shared.total == extra
-    assert (recomputed.linear, recomputed.norm) == (shared.linear, shared.norm)
+    extra = sum((passes - 1) * (n + 1) ** 2 - (m + 1) ** 2 for n, m in pairwise(counts) if m < n) * 384
+    assert found.total - shared.total == extra
+    assert (found.linear, found.norm) == (shared.linear, shared.norm)

@@ -16,6 +16,7 @@ import vitrim
 import vitrim.models
 from vitrim.models.lv_vit import Box, DenseLogits, LVViT, checkpoint_filter_fn, objective, sample_box, swap_box
 from vitrim.profiling.macs import count_macs
+from vitrim.training.step import Step
 
 DENSE = ["lvvit_lam2", "lvvit_headdim16", "lvvit_nodense"]
 
@@ -287,12 +288,71 @@ def test_objective() -> None:
     soft = nn.functional.one_hot(classes, 5).float()
     again = objective(logits, soft, patch_targets=soft[:, None].expand(3, 4, 5), box_share=0.25, dense_weight=0.5)
     torch.testing.assert_close(again["total"], losses["total"])
+    doubled = objective(logits, classes, criterion=lambda *pair: 2 * entropy(*pair), box_share=0.25, dense_weight=0.5)
+    torch.testing.assert_close(doubled["total"], 2 * losses["total"])
+
+
+def step_of(model: nn.Module, teacher: nn.Module | None = None, reduction: vitrim.Reduction | None = None) -> Step:
+    soft = torch.tensor([[0.9, 0.1, 0, 0, 0], [0, 0, 0.2, 0.8, 0]])
+    return Step(model, reduction, tiny.images(), soft, nn.functional.cross_entropy, teacher)
+
+
+def test_a_step_learns_from_mixed_tokens() -> None:
+    model = tiny.HOSTS["lv_vit"]().train()
+    model.patch_embed.eval()  # its batch norms would differ between the forwards
+    step = step_of(model)
+    areas = set()
+    for seed in range(6):
+        torch.manual_seed(seed)
+        losses = step.base_losses()
+        torch.manual_seed(seed)
+        box = sample_box((6, 6))
+        areas.add(box.area)
+        logits = model.forward_dense(step.images, box)
+        expected = objective(logits, step.targets, box_share=box.area / 36)
+        assert set(losses) == {"class", "patches", "total"}
+        torch.testing.assert_close(losses["total"], expected["total"])
+    assert len(areas) > 2
+    losses["total"].backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    plain = objective(model.forward_dense(step.images), step.targets)
+    torch.testing.assert_close(step_of(model.eval()).base_losses()["total"], plain["total"])
+
+
+def test_a_step_of_a_model_that_drops_patches_mixes_none() -> None:
+    model = lv_vit_of(patch_drop_rate=0.5).train()
+    torch.manual_seed(1)
+    losses = step_of(model).base_losses()
+    assert losses["total"].isfinite()
+    torch.testing.assert_close(losses["total"], losses["class"] + losses["patches"])
+
+
+@pytest.mark.parametrize("method", ["tome:r=4", "topk", "dynamicvit"])
+def test_a_step_of_a_reduced_model_learns_from_the_logits_of_its_call(method: str) -> None:
+    model = tiny.HOSTS["lv_vit"]().train()
+    model.patch_embed.eval()
+    reduction = vitrim.reduce_(model, method)
+    step = step_of(model, reduction=reduction)
+    torch.manual_seed(1)
+    losses = reduction.config.losses(step)
+    torch.manual_seed(1)
+    task = step.criterion(model(step.images), step.targets)
+    torch.testing.assert_close(losses["base"] if method == "dynamicvit" else losses["total"], task)
+    losses["total"].backward()
+    assert model.aux_head.weight.grad.any()  # of the maximum
+
+
+def test_a_teacher_of_images_is_refused_where_patches_are_labelled() -> None:
+    teacher = tiny.HOSTS["lv_vit"]()
+    with pytest.raises(vitrim.VitrimError, match="leave teacher and distil out"):
+        step_of(tiny.HOSTS["lv_vit"]().train(), teacher).base_losses()
+    assert set(step_of(tiny.HOSTS["lv_vit_no_aux"]().train(), teacher).base_losses()) == {"total"}
 
 
 def test_training_on_mixed_tokens_reaches_every_parameter() -> None:
     model = tiny.HOSTS["lv_vit"]().train()
     box = Box(1, 0, 4, 4)
-    losses = objective(model.forward_dense(tiny.images(), box), torch.tensor([1, 2]), box_share=12 / 36)
+    losses = objective(model.forward_dense(tiny.images(), box), torch.tensor([1, 2]), box_share=box.area / 36)
     losses["total"].backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 

@@ -23,6 +23,7 @@ from vitrim.models.streams import objective
 from vitrim.models.vittm import ViTTM, checkpoint_filter_fn, unused_names
 from vitrim.models.vittm_mae import MaskedViTTM, StreamMask, matched_mask, pixels, random_mask
 from vitrim.profiling.macs import count_macs, profile
+from vitrim.training.step import Step
 
 EXACT = 1e-9
 STORED_AS_FLOAT32 = 2e-6
@@ -102,7 +103,9 @@ def test_loss_and_gradients(checkpointing: bool) -> None:
     ref = load("eq_lin")
     model = loaded(ref, build(ref), checkpoint_filter_fn).train()
     model.set_grad_checkpointing(checkpointing)
-    losses = objective(model.forward_streams(golden_models.images(ref)), torch.tensor(ref["config"]["targets"]))
+    images, targets = golden_models.images(ref), torch.tensor(ref["config"]["targets"])
+    losses = Step(model, None, images, targets, nn.functional.cross_entropy).base_losses()
+    assert torch.equal(losses["total"], objective(model.forward_streams(images), targets)["total"])
     losses["total"].backward()
     assert abs(losses["total"].item() - ref["train/loss"]) < EXACT
     gradients = published_gradients(ref, model, checkpoint_filter_fn)
@@ -407,6 +410,18 @@ def test_pre_training_reaches_every_parameter_but_the_classifiers() -> None:
     without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     names = ("fc_norm", "auxiliary_fc_norm", "head", "auxiliary_head")
     assert without == {f"encoder.{name}.{kind}" for name in names for kind in ("weight", "bias")}
+
+
+def test_a_pre_training_step_draws_masks_anew_and_reads_no_targets() -> None:
+    model = MaskedViTTM(tiny(), 16, 1, 2)
+    step = Step(model, None, torch.randn(2, 3, 32, 32), torch.zeros(0), nn.functional.cross_entropy)
+    torch.manual_seed(3)
+    losses = step.base_losses()
+    torch.manual_seed(3)
+    expected = model.objective(step.images, *model.random_masks(2))
+    assert set(losses) == {"memory", "process", "total"}
+    assert torch.equal(losses["total"], expected["total"])
+    assert not torch.equal(step.base_losses()["total"], losses["total"])
 
 
 @pytest.mark.parametrize("module", [streams, vittm, vittm_mae, vitrim.models])

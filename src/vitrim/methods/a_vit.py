@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,17 @@ from vitrim.assignment import Hard
 from vitrim.attention import Attention
 from vitrim.block import Reducer, Site
 from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
 from vitrim.methods.ats import prune_flagged
+from vitrim.reduce import Reduction
 from vitrim.registry import register_method
 from vitrim.tokens import TokenState, decision_dtype
+
+if TYPE_CHECKING:
+    from vitrim.training.step import Step
+
+PONDER = "ponder"
+HALTING = "halting"
 
 
 @register_method
@@ -61,6 +70,30 @@ class AViT(MethodConfig):
 
     def build(self, layer: Layer) -> Reducer:
         return AViTReducer(self, layer)
+
+    def losses(
+        self,
+        step: Step,
+        *,
+        ponder_scale: float = 5e-4,
+        distribution_scale: float = 1e-3,
+        target_depth: int | None = None,
+    ) -> dict[str, Tensor]:
+        """The loss of the paper on one batch; options as in `objective`.
+
+        Raises:
+            VitrimError: a ``target_depth`` that is not a block, or the first.
+        """
+        assert step.reduction is not None
+        return objective(
+            step.reduction,
+            step.logits(),
+            step.targets,
+            criterion=step.criterion,
+            ponder_scale=ponder_scale,
+            distribution_scale=distribution_scale,
+            target_depth=target_depth,
+        )
 
 
 class AViTReducer(Reducer):
@@ -112,10 +145,10 @@ class AViTReducer(Reducer):
         }
         if self.training:
             new["steps"] = carry["steps"] + alive
-            state = state.report("halting", self.layer.depth, raw)
+            state = state.report(HALTING, self.layer.depth, raw)
             if self.last:
                 # the remainder of every token is what it had when it halted: it stays as it is from then on
-                state = state.report("ponder", self.layer.depth, new["steps"] + new["rest"])
+                state = state.report(PONDER, self.layer.depth, new["steps"] + new["rest"])
                 state = state.report("steps", self.layer.depth, new["steps"])
         return replace(state, carry=new)
 
@@ -134,45 +167,51 @@ class AViTReducer(Reducer):
 
 
 def objective(
+    reduction: Reduction,
     logits: Tensor,
     targets: Tensor,
-    ponder: Tensor,
-    halting: Sequence[Tensor],
     *,
     criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-    num_prefix: int = 1,
     ponder_scale: float = 5e-4,
     distribution_scale: float = 1e-3,
     target_depth: int | None = None,
 ) -> dict[str, Tensor]:
-    """The training loss of the paper:
+    """The training loss of the paper, after a forward in training mode and before its backward:
 
         loss = classification + ponder_scale * mean(ponder) + distribution_scale * KL(prior || mean halting per block).
 
+    Prefix tokens do not enter the mean halting probability.
+
     Args:
-        logits: (B, K), with the model in training mode.
+        reduction: the handle of the model; its last forward reported ponder and halting.
+        logits: (B, K) of the model.
         targets: what ``criterion`` takes.
-        ponder: (B, N) ``reduction.aux("ponder")[0]``.
-        halting: L tensors (B, N), ``reduction.aux("halting")``.
         criterion: the task's own loss.
-        num_prefix: tokens at the front that do not enter the mean halting probability.
         ponder_scale, distribution_scale: weights of the two terms.
         target_depth: block around which halting should happen, 0-based; default two thirds of the depth (8 of 12).
 
     Returns:
         ``total`` and its parts ``classification``, ``ponder``, ``distribution`` (unweighted), all scalars.
 
+    Raises:
+        VitrimError: a ``target_depth`` that is not a block, or the first.
+
     Example:
-        >>> h = [torch.full((2, 5), 0.1), torch.full((2, 5), 0.9)]
-        >>> parts = objective(torch.zeros(2, 3), torch.tensor([0, 1]), torch.full((2, 5), 2.0), h)
-        >>> parts["ponder"].item()
-        2.0
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).train()
+        >>> reduction = vitrim.reduce_(model, vitrim.AViT())
+        >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))
+        >>> sorted(losses)
+        ['classification', 'distribution', 'ponder', 'total']
     """
+    halting, num_prefix = reduction.aux(HALTING), reduction.state.num_prefix
     depth = len(halting) * 2 // 3 if target_depth is None else target_depth
+    if not 0 < depth < len(halting):  # what is before it is the scale of the prior
+        raise VitrimError(f"a_vit: target_depth={depth} must be a block from 1 to {len(halting) - 1}")
     mean = torch.stack([h[:, num_prefix:].mean() for h in halting])
     parts = {
         "classification": criterion(logits, targets),
-        "ponder": ponder.mean(),
+        "ponder": reduction.aux(PONDER)[0].mean(),
         "distribution": distribution_loss(mean, depth),
     }
     loss = parts["classification"] + ponder_scale * parts["ponder"] + distribution_scale * parts["distribution"]

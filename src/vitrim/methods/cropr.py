@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from vitrim.reduce import Reduction
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, Remove
 from vitrim.tokens import TokenState, decision_dtype
+
+if TYPE_CHECKING:
+    from vitrim.training.step import Step
 
 AUXILIARY = "auxiliary_logits"
 
@@ -110,6 +113,16 @@ class Cropr(MethodConfig):
         if layer.depth == layer.num_layers - 1 and self.fusion != "none":
             return FusingReducer(self, layer) if self.fusion == "last_layer" else ConcatReducer(self, layer)
         return Idle(self, layer)
+
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """The loss of the paper on one batch; "auxiliary" is the mean over the routers, for the log.
+
+        Raises:
+            VitrimError: routers with one output per query on a model with one per image.
+        """
+        assert step.reduction is not None
+        terms = objective(step.reduction, step.logits(), step.targets, criterion=step.criterion)
+        return {**terms, "auxiliary": terms["auxiliary"].mean()}
 
 
 class RoutingReducer(Reducer):
@@ -244,6 +257,9 @@ def objective(
         "main"; "auxiliary", (routers,) one loss each; and "total", the plain sum of all. As the gradients of routers
         and backbone do not mix, their weights do not matter under Adam.
 
+    Raises:
+        VitrimError: routers with one output per query on a model with one per image.
+
     Example:
         >>> import timm, vitrim
         >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).train()
@@ -252,13 +268,25 @@ def objective(
         >>> losses["auxiliary"].shape
         torch.Size([10])
     """
+    outputs = reduction.aux(AUXILIARY)
+    if outputs[0].ndim != logits.ndim:
+        raise VitrimError(
+            f"cropr: the routers give {tuple(outputs[0].shape)}, one output per query, and the model "
+            f"{tuple(logits.shape)}: use num_queries=1, or a loss of your own"
+        )
     main = criterion(logits, targets)
-    auxiliary = torch.stack([criterion(out, targets) for out in reduction.aux(AUXILIARY)])
+    auxiliary = torch.stack([criterion(out, targets) for out in outputs])
     return {"total": main + auxiliary.sum(), "main": main, "auxiliary": auxiliary}
 
 
 def curriculum(r: int, epochs: int) -> list[int]:
     """The amount ``r`` of every epoch, for ``reduction.set(r=...)``: linear from 0 over the first half, then constant.
+
+    This is the published curriculum, once per epoch and rounded down. A recipe writes it as a ramp that ends at the
+    last epoch of the first half, here for r=8 and 64 epochs, and which is rounded to the nearest number:
+
+        ramps:
+          - {option: r, start: 0, stop: 8, end_epoch: 31, whole: true}
 
     Example:
         >>> curriculum(8, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,9 @@ from vitrim.reduce import Reduction
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, Remove
 from vitrim.tokens import TokenState, decision_dtype, flat_index, take
+
+if TYPE_CHECKING:
+    from vitrim.training.step import Step
 
 POLICY = "diffrate_policy"
 KEPT = "kept_numbers"
@@ -133,6 +136,36 @@ class DiffRate(MethodConfig):
 
     def build(self, layer: Layer) -> Reducer | None:
         return LearningReducer(self, layer) if self.learn else DiffRateReducer(self, layer)
+
+    def losses(
+        self, step: Step, *, target_gmacs: float | None = None, weight: float = 5.0, mlp_ratio: float = 4.0
+    ) -> dict[str, Tensor]:
+        """With ``learn`` the loss that learns the amounts on one batch; otherwise that of the task alone.
+
+        Options as in `objective`; ``target_gmacs`` must be given to learn, and only then.
+
+        Raises:
+            VitrimError: learning without a target, or a target without learning.
+        """
+        if self.learn != (target_gmacs is not None):
+            raise VitrimError(
+                "diffrate: learn=true needs target_gmacs, the wanted cost of the blocks in 10^9 multiply-accumulates, "
+                "e.g. objective.target_gmacs=2.9"
+                if self.learn
+                else "diffrate: target_gmacs is what learn=true aims at; without it the amounts are given"
+            )
+        if target_gmacs is None:
+            return step.base_losses()
+        assert step.reduction is not None
+        return objective(
+            step.reduction,
+            step.logits(),
+            step.targets,
+            criterion=step.criterion,
+            target_gmacs=target_gmacs,
+            weight=weight,
+            mlp_ratio=mlp_ratio,
+        )
 
 
 class DiffRateReducer(Reducer):
@@ -338,8 +371,8 @@ def objective(
     logits: Tensor,
     targets: Tensor,
     *,
-    target_gmacs: float,
     criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    target_gmacs: float,
     weight: float = 5.0,
     mlp_ratio: float = 4.0,
 ) -> dict[str, Tensor]:
@@ -351,9 +384,9 @@ def objective(
         reduction: the handle of a model reduced with ``learn=True``, after a forward and before its backward.
         logits: (B, classes) of the model.
         targets: what ``criterion`` takes.
+        criterion: the loss of the task.
         target_gmacs: wanted cost of the blocks of one image, in 10^9 multiply-accumulates (`block_macs`): the total
             without patch embedding, norms and head.
-        criterion: the loss of the task.
         weight: of the second term.
         mlp_ratio: width of the MLP in channels.
 

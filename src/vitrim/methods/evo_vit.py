@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from vitrim.reduce import Reduction
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, KeepRule
 from vitrim.tokens import TokenState
+
+if TYPE_CHECKING:
+    from vitrim.training.step import Step
 
 IMPORTANCE = "evo_vit_importance"
 CLASS_LOGITS = "class_logits"
@@ -114,6 +117,13 @@ class EvoViT(ScoredPruning):
 
     def build(self, layer: Layer) -> Reducer:
         return EvoViTReducer(self, layer)
+
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """With ``class_head`` the loss of the paper on one batch, both heads; otherwise that of the task alone."""
+        if not self.class_head:
+            return step.base_losses()
+        assert step.reduction is not None
+        return objective(step.reduction, step.logits(), step.targets, criterion=step.criterion)
 
 
 class EvoViTReducer(Reducer):

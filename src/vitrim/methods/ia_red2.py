@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from vitrim.reduce import Reduction
 from vitrim.registry import register_method
 from vitrim.schedule import check_blocks
 from vitrim.tokens import TokenState, decision_dtype
+
+if TYPE_CHECKING:
+    from vitrim.training.step import Step
 
 KEPT = "kept"
 LOG_PROBABILITY = "log_probability"
@@ -86,6 +89,23 @@ class IARED2(MethodConfig):
         check_blocks(stages, num_layers)
         if self.stage is not None and self.stage >= len(stages):
             raise VitrimError(f"ia_red2: stage={self.stage} does not exist: the groups are 0 to {len(stages) - 1}")
+
+    def losses(self, step: Step, *, tau: float = 0.5) -> dict[str, Tensor]:
+        """The loss of the paper on one batch: an evaluation forward for the baseline, then one in training mode.
+
+        Args:
+            step: the batch; one class per image.
+            tau: as in `objective`.
+
+        Raises:
+            VitrimError: mixed targets, or several labels per image.
+        """
+        assert step.reduction is not None
+        _check_targets(step.targets)
+        baseline = _greedy_reward(step, step.reduction, tau)
+        return objective(
+            step.reduction, step.logits(), step.targets, criterion=step.criterion, baseline=baseline, tau=tau
+        )
 
 
 class IARED2Reducer(Reducer):
@@ -181,22 +201,46 @@ def reward(logits: Tensor, targets: Tensor, kept: Sequence[Tensor], tau: float =
             stays gone.
         tau: price of a wrong prediction.
 
+    Raises:
+        VitrimError: targets that are not one class per image.
+
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
         >>> reward(logits, torch.tensor([0, 1]), [torch.tensor([0.5, 0.5])])
         tensor([ 0.7500, -0.5000])
     """
+    _check_targets(targets)
     share = kept[-1].detach()
     return torch.where(logits.argmax(dim=-1) == targets, 1.0 - share.square(), torch.full_like(share, -tau))
+
+
+def _check_targets(targets: Tensor) -> None:
+    if targets.ndim != 1:
+        raise VitrimError(
+            "ia_red2 is rewarded for the true class, so it takes one class per image: set mix.mixup=0 and "
+            "mix.cutmix=0, and no task with several labels"
+        )
+
+
+def _greedy_reward(step: Step, reduction: Reduction, tau: float) -> Tensor:
+    """(B,) the `reward` in evaluation mode, without gradients. Every module is then in the mode it was in."""
+    training = [module for module in step.model.modules() if module.training]
+    step.model.eval()
+    try:
+        with torch.no_grad():
+            return reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
+    finally:
+        for module in training:
+            module.training = True
 
 
 def objective(
     reduction: Reduction,
     logits: Tensor,
     targets: Tensor,
-    baseline: Tensor,
     *,
     criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    baseline: Tensor,
     tau: float = 0.5,
 ) -> dict[str, Tensor]:
     """The training loss of the paper: REINFORCE for the interpreters, the task's loss for the blocks.
@@ -209,8 +253,8 @@ def objective(
         reduction: the handle of the model, after a forward in training mode and before its backward.
         logits: (B, classes) of that forward.
         targets: (B,) class indices.
-        baseline: (B,) R_greedy, the `reward` of a forward in evaluation mode on the same images, made before.
         criterion: the loss of the task.
+        baseline: (B,) R_greedy, the `reward` of a forward in evaluation mode on the same images, made before.
         tau: price of a wrong prediction in the reward.
 
     Returns:
@@ -223,7 +267,7 @@ def objective(
         >>> images, targets = torch.zeros(2, 3, 224, 224), torch.tensor([1, 2])
         >>> with torch.no_grad():
         ...     baseline = reward(model.eval()(images), targets, reduction.aux("kept"))
-        >>> losses = objective(reduction, model.train()(images), targets, baseline)
+        >>> losses = objective(reduction, model.train()(images), targets, baseline=baseline)
         >>> sorted(losses)
         ['base', 'policy', 'reward', 'total']
     """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from vitrim.errors import VitrimError
 from vitrim.models.common import Stem, pretrained_cfg, resampled_positions, unwrapped
 
+if TYPE_CHECKING:
+    from vitrim.training.step import Step
+
 __all__ = ["Box", "DenseLogits", "LVViT", "checkpoint_filter_fn", "objective", "sample_box", "swap_box"]
 
 
@@ -26,6 +29,11 @@ class Box(NamedTuple):
     left: int
     bottom: int
     right: int
+
+    @property
+    def area(self) -> int:
+        """Patches in the box."""
+        return (self.bottom - self.top) * (self.right - self.left)
 
 
 class DenseLogits(NamedTuple):
@@ -234,6 +242,29 @@ class LVViT(VisionTransformer):
             patches = swap_box(patches.view(len(x), *grid, -1), box).view_as(patches)
         return DenseLogits(self.head(self.head_drop(self.pool(x))), patches)
 
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """What training minimises on one batch: `objective`, where every patch has the label of its image.
+
+        In training mode a random box of tokens is mixed, unless the model drops patches. Without an auxiliary head, or
+        reduced, the model learns the task from its logits (B, K), as DynamicViT and GTP train it: what the auxiliary
+        head would say of patches that are gone means nothing.
+
+        Raises:
+            VitrimError: a teacher, whose logits are of images and not of patches.
+        """
+        if self.aux_head is None or step.reduction is not None:
+            return {"total": step.criterion(step.logits(), step.targets)}
+        if step.teacher is not None:
+            raise VitrimError(
+                "LV-ViT learns a label per patch, which a teacher of images does not give: leave teacher and distil "
+                "out, or create the model with dense_head=False"
+            )
+        grid = self.patch_embed.dynamic_feat_size(step.images.shape[-2:])
+        mixes = self.training and isinstance(self.patch_drop, nn.Identity)  # a box needs the whole grid
+        box = sample_box(grid) if mixes else Box(0, 0, 0, 0)
+        logits = self.forward_dense(step.images, box if box.area else None)
+        return objective(logits, step.targets, criterion=step.criterion, box_share=box.area / (grid[0] * grid[1]))
+
 
 def swap_box(x: Tensor, box: Box) -> Tensor:
     """(B, h, w, ...) with the patches in ``box`` taken from the reversed batch. Its own inverse.
@@ -276,20 +307,20 @@ def objective(
     logits: DenseLogits,
     targets: Tensor,
     *,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     patch_targets: Tensor | None = None,
     box_share: float = 0.0,
     dense_weight: float = 1.0,
-    label_smoothing: float = 0.0,
 ) -> dict[str, Tensor]:
-    """The loss of token labelling (section 3.1): cross entropy of the class token plus that of every patch.
+    """The loss of token labelling (section 3.1): that of the class token plus the mean one of all patches.
 
     Args:
         logits: of `LVViT.forward_dense`.
-        targets: (B,) classes or (B, K) probabilities of the images.
+        targets: what ``criterion`` takes, for the images: (B,) classes or (B, K) probabilities.
+        criterion: a mean over rows, from logits (rows, K) and their targets.
         patch_targets: (B, P) or (B, P, K) of the patches of each image; None gives every patch its image's.
         box_share: share of the patches that were swapped, ``area / P``: the class token is held to the mixture.
         dense_weight: weight of the patches' mean loss; 1 in the paper's experiments.
-        label_smoothing: as in `torch.nn.functional.cross_entropy`.
 
     Returns:
         The unweighted terms "class" and "patches", and "total", their weighted sum.
@@ -299,14 +330,13 @@ def objective(
         >>> objective(logits, torch.tensor([1, 2]), box_share=0.25)["total"]
         tensor(4.6052)
     """
-    entropy = partial(F.cross_entropy, label_smoothing=label_smoothing)
-    own, other = entropy(logits.class_token, targets), entropy(logits.class_token, targets.flip(0))
+    own, other = criterion(logits.class_token, targets), criterion(logits.class_token, targets.flip(0))
     batch, patches = logits.patches.shape[:2]
     if patch_targets is None:
         patch_targets = targets.unsqueeze(1).expand(batch, patches, *targets.shape[1:])
     terms = {
         "class": (1.0 - box_share) * own + box_share * other,
-        "patches": entropy(logits.patches.flatten(0, 1), patch_targets.flatten(0, 1)),
+        "patches": criterion(logits.patches.flatten(0, 1), patch_targets.flatten(0, 1)),
     }
     return {"total": terms["class"] + dense_weight * terms["patches"], **terms}
 

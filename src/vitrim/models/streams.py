@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,9 @@ from timm.layers import LayerNorm, trunc_normal_
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
+
+if TYPE_CHECKING:
+    from vitrim.training.step import Step
 
 Grid = tuple[int, int]
 
@@ -98,6 +102,10 @@ class TwoStreamClassifier(nn.Module):
         streams = self.forward_features(x)
         auxiliary = self.auxiliary_head(self.head_drop(self.auxiliary_fc_norm(streams[1].mean(1))))
         return self.forward_head(streams), auxiliary
+
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """What training minimises on one batch: the criterion on both classifiers, `objective`."""
+        return objective(self.forward_streams(step.images), step.targets, criterion=step.criterion)
 
     def get_classifier(self) -> nn.Module:
         """The classifier that makes the prediction."""

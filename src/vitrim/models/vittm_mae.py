@@ -12,7 +12,7 @@ pixels of the masked patches from the tokens of its stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,9 @@ from vitrim.models.common import unwrapped
 from vitrim.models.streams import initialise
 from vitrim.models.vittm import ViTTM
 from vitrim.models.vittm import checkpoint_filter_fn as encoder_filter_fn
+
+if TYPE_CHECKING:
+    from vitrim.training.step import Step
 
 __all__ = ["MaskedViTTM", "StreamDecoder", "StreamMask", "matched_mask", "random_mask"]
 
@@ -193,14 +196,19 @@ class MaskedViTTM(nn.Module):
     ) -> tuple[StreamMask, StreamMask]:
         """Masks of memory and process for ``batch`` images: independent, or ``matched``, the process mask on both.
 
+        Drawn on the CPU, the same on every device, and moved to that of the model.
+
         Raises:
             VitrimError: as `random_mask` and `matched_mask`.
         """
         memory, process = self.encoder.embed.grids
-        process_mask = random_mask(batch, process[0] * process[1], ratio, generator=generator)
+        process_mask = self._placed(random_mask(batch, process[0] * process[1], ratio, generator=generator))
         if matched:
             return matched_mask(process_mask, process, memory), process_mask
-        return random_mask(batch, memory[0] * memory[1], ratio, generator=generator), process_mask
+        return self._placed(random_mask(batch, memory[0] * memory[1], ratio, generator=generator)), process_mask
+
+    def _placed(self, mask: StreamMask) -> StreamMask:
+        return StreamMask(*(part.to(self.mask_token.device) for part in mask))
 
     def forward(self, images: Tensor, memory_mask: StreamMask, process_mask: StreamMask) -> tuple[Tensor, Tensor]:
         """Predicted pixels (B, M, p * p * 3) of the masked patches of memory and process of images (B, 3, H, W)."""
@@ -224,6 +232,10 @@ class MaskedViTTM(nn.Module):
             )
         }
         return {**losses, "total": losses["memory"] + losses["process"]}
+
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """What training minimises on one batch: `objective` with masks drawn anew. Targets are not read."""
+        return self.objective(step.images, *self.random_masks(len(step.images)))
 
     def _wanted(self, images: Tensor, patch_size: int, mask: StreamMask) -> Tensor:
         wanted = gather(pixels(images, patch_size), mask.masked)

@@ -1,0 +1,167 @@
+"""One batch of training: every method, the models with a loss of their own, distillation, the module around it all."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tiny
+import vitrim
+import vitrim.models
+from vitrim.errors import VitrimError
+from vitrim.registry import parse_method
+from vitrim.training.step import Distillation, Objective, Step, logits_of, tokens_and_logits
+
+LEARNED = ("dynamicvit", "mctf:r=4", "cropr", "a_vit", "evo_vit:class_head=true", "diffrate:learn=true", "ia_red2")
+"""With a loss of their own."""
+CONFIGS = [None, *tiny.configs(), *(parse_method(text) for text in LEARNED if "true" in text)]
+OPTIONS: dict[str, dict[str, Any]] = {"diffrate:learn=true": {"target_gmacs": 1e-3}}
+"""What a recipe has to give under ``objective``."""
+TARGETS = torch.tensor([1, 2, 0, 4])
+
+
+def describe(config: vitrim.MethodConfig | None) -> str:
+    return "dense" if config is None else config.describe()
+
+
+def objective_of(
+    config: vitrim.MethodConfig | str | None,
+    model: nn.Module,
+    teacher: nn.Module | None = None,
+    distillation: Distillation | None = None,
+) -> Objective:
+    reduction = None if config is None else vitrim.reduce_(model.train(), config)
+    return Objective(
+        model.train(),
+        F.cross_entropy,
+        reduction=reduction,
+        teacher=teacher,
+        distillation=distillation,
+        options=OPTIONS.get("dense" if reduction is None else reduction.config.describe()),
+    )
+
+
+def update(objective: Objective, targets: Tensor = TARGETS) -> dict[str, Tensor]:
+    """One step of SGD; what every loss must be."""
+    before = [parameter.detach().clone() for parameter in objective.parameters()]
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+    losses = objective(tiny.images(4), targets)
+    assert all(value.shape == () and value.isfinite() for value in losses.values())
+    losses["total"].backward()
+    optimizer.step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, objective.parameters(), strict=True))
+    assert all(parameter.isfinite().all() for parameter in objective.parameters())
+    return losses
+
+
+def without_gradient(objective: Objective) -> set[str]:
+    return {name for name, parameter in objective.named_parameters() if parameter.grad is None}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=describe)
+def test_one_update_reaches_every_parameter(config: vitrim.MethodConfig | None) -> None:
+    model = tiny.HOSTS["vit"]()
+    with torch.no_grad():
+        chosen = model(tiny.images(4)).argmax(1)  # classes that are often right: where all are wrong IA-RED2 gains none
+    objective = objective_of(config, model)
+    update(objective, chosen)
+    assert without_gradient(objective) == set()
+    own = [p for name, p in objective.named_parameters() if ".reducer." in name]
+    assert all(parameter.grad.any() for parameter in own if parameter.numel() > 1)
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_one_update_with_a_teacher(method: str) -> None:
+    model = tiny.HOSTS["vit"]()
+    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    objective = objective_of(method, model, teacher, Distillation(alpha=0.3, tau=2.0))
+    weights = copy.deepcopy(teacher.state_dict())
+    update(objective)
+    assert without_gradient(objective) == set()
+    assert all(torch.equal(weights[name], value) for name, value in teacher.state_dict().items())
+    assert not any("teacher" in name for name, _ in objective.named_parameters())
+
+
+@pytest.mark.parametrize("method", [*LEARNED, "tome:r=4", "ats"])
+def test_one_update_of_lv_vit(method: str) -> None:
+    objective = objective_of(method, tiny.HOSTS["lv_vit"]())
+    update(objective)
+    assert without_gradient(objective) == set()
+
+
+@pytest.mark.parametrize("host", ["eva", "torchvision_vit", "hf_vit"])
+@pytest.mark.parametrize("method", ["tome:r=4", "cropr", "dynamicvit", "ia_red2"])
+def test_one_update_on_every_library(host: str, method: str) -> None:
+    objective = objective_of(method, tiny.HOSTS[host]())
+    update(objective)
+    own = {name for name, _ in objective.named_parameters() if ".reducer." in name}
+    assert without_gradient(objective) & own == set()
+
+
+@pytest.mark.parametrize(("name", "patches"), [("lookupvit_base_3", {"patch_size": 8}), ("vittm_small_28_28", {})])
+def test_one_update_of_two_streams(name: str, patches: dict[str, int]) -> None:
+    model = timm.create_model(name, img_size=56, embed_dim=32, depth=2, num_heads=2, num_classes=5, **patches)
+    objective = Objective(model.train(), F.cross_entropy)
+    losses = objective(torch.randn(4, 3, 56, 56), TARGETS)
+    assert set(losses) == {"prediction", "auxiliary", "total"}
+    losses["total"].backward()
+    assert without_gradient(objective) == set()
+
+
+def test_a_model_without_a_loss_of_its_own_learns_its_task() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    step = Step(model, None, tiny.images(4), TARGETS, F.cross_entropy)
+    losses = step.base_losses()
+    assert set(losses) == {"total"}
+    assert torch.equal(losses["total"], F.cross_entropy(model(step.images), TARGETS))
+
+
+def test_a_method_without_a_loss_of_its_own_learns_the_task() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, "tome:r=4")
+    losses = Objective(model, F.cross_entropy, reduction=reduction)(tiny.images(4), TARGETS)
+    assert torch.equal(losses["total"], F.cross_entropy(model(tiny.images(4)), TARGETS))
+
+
+def test_options_reach_the_method() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, "dynamicvit")
+    objective = Objective(model, F.cross_entropy, reduction=reduction, options={"weights": [1.0, 0.0, 0.0, 0.0]})
+    losses = objective(tiny.images(4), TARGETS)
+    torch.testing.assert_close(losses["total"], losses["base"])
+
+
+def test_the_teacher_is_asked_for_by_name() -> None:
+    step = Step(tiny.HOSTS["vit"](), None, tiny.images(), TARGETS[:2], F.cross_entropy)
+    with pytest.raises(VitrimError, match="set teacher=dense in the recipe"):
+        step.teach()
+    with pytest.raises(VitrimError, match="distillation needs a teacher"):
+        Objective(step.model, F.cross_entropy, distillation=Distillation())
+
+
+def test_tokens_and_logits_are_the_two_halves_of_a_forward() -> None:
+    model = tiny.HOSTS["registers"]()
+    tokens, logits = tokens_and_logits(model, tiny.images())
+    assert tokens.shape == (2, 36 + model.num_prefix_tokens, 32)
+    assert torch.equal(logits, model(tiny.images()))
+    hugging_face = tiny.HOSTS["hf_vit"]()
+    assert logits_of(hugging_face(tiny.images())).shape == (2, 5)
+    with pytest.raises(VitrimError, match="needs forward_features and forward_head"):
+        tokens_and_logits(hugging_face, tiny.images())
+
+
+def test_distillation_by_its_formulas() -> None:
+    student, teacher = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    base = F.cross_entropy(student, TARGETS)
+    p, q = (teacher / 2).softmax(1), (student / 2).softmax(1)
+    soft = 4 * (p * (p.log() - q.log())).sum(1).mean()
+    found = Distillation(alpha=0.3, tau=2.0)(F.cross_entropy, teacher)(student, TARGETS)
+    torch.testing.assert_close(found, 0.7 * base + 0.3 * soft)
+    hard = Distillation(hard=True, alpha=0.3)(F.cross_entropy, teacher)(student, TARGETS)
+    torch.testing.assert_close(hard, 0.7 * base + 0.3 * F.cross_entropy(student, teacher.argmax(1)))
