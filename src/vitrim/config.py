@@ -10,7 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from vitrim.schedule import Amount, KeepRule, effective_keep, keep_rate, quarter_blocks
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vitrim.block import Reducer
+    from vitrim.training.step import Step
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,14 @@ class MethodConfig(BaseModel):
                 current = kept + self.added_tokens() if kept < current else current
             counts.append(current)
         return counts
+
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """What training minimises on one batch: scalars by name, of which "total" is the whole.
+
+        By default the loss of the task alone. A method with terms of its own overrides this next to its ``objective``
+        and may take options, which a recipe gives under ``objective``.
+        """
+        return step.base_losses()
 
     def describe(self) -> str:
         """The method as it is written on the command line, with the options that were given."""

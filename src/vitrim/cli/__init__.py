@@ -1,4 +1,4 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval``. One file per subcommand.
+"""The command line: ``vitrim demo | list | profile | bench | eval | train``. One file per subcommand.
 
 Nothing here imports torch until a command runs, so that ``vitrim --help`` answers at once.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from vitrim.cli import bench, demo, evaluate, listing, profile
+from vitrim.cli import bench, demo, evaluate, listing, profile, train
 from vitrim.errors import VitrimError
 
 INTERRUPTED = 130
@@ -28,6 +28,7 @@ app.command("list")(listing.list_)
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
 app.command("eval")(evaluate.evaluate)
+app.command("train")(train.train)
 
 
 @app.callback()

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # ---- options that several commands have; the text is their help ----------------------------------------------------
 
-MODEL_NAMES = "of timm, e.g. deit_small_patch16_224, or torchvision:vit_b_16, or hf: and a local folder or a Hub name"
+MODEL_NAMES = "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
+MODEL_NAMES += "or vitrim:cifar10_vit, a checkpoint of this package"
 Model = Annotated[str, typer.Argument(help=f"model {MODEL_NAMES}")]
 Methods = Annotated[
     list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat")
@@ -128,6 +129,8 @@ def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None =
     from vitrim.cli.models import has_weights
 
     library, _, folder = name.partition(":")
+    if library == "vitrim" and checkpoint is None:
+        return name
     if pretrained or checkpoint is not None:
         return "pretrained" if checkpoint is None else str(checkpoint)
     return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"

@@ -1,0 +1,6 @@
+"""``python -m vitrim``: the command line, also for launchers that start modules."""
+
+from vitrim.cli import main
+
+if __name__ == "__main__":
+    main()

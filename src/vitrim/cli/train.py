@@ -1,0 +1,203 @@
+"""``vitrim train``: fine-tune or train any host under any method by a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrim.cli import common
+from vitrim.errors import MissingPackageError, VitrimError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitrim.training.recipe import Resolved
+
+Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name of --list, or a YAML file")]
+Changes = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
+]
+Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe says which splits")]
+Out = Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="check data, shapes and memory on one batch; write nothing")]
+List = Annotated[bool, typer.Option("--list", help="list the recipes")]
+Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
+SaveMinutes = Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")]
+LogEvery = Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")]
+EvalBatch = Annotated[int, typer.Option("--eval-batch", min=1, help="images at once in evaluations")]
+Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard's files")]
+MaxUpdates = Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to be resumed later")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, or what accelerate finds if left out")]
+
+
+def train(
+    recipe: Name = None,
+    changes: Changes = None,
+    data: Data = None,
+    out: Out = Path("runs/train"),
+    checkpoint: common.Checkpoint = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    list_recipes: List = False,
+    show: Show = False,
+    workers: Workers = 0,
+    save_minutes: SaveMinutes = 10.0,
+    log_every: LogEvery = 10,
+    eval_batch: EvalBatch = 64,
+    tensorboard: Tensorboard = False,
+    max_updates: MaxUpdates = None,
+    device: Device = None,
+    threads: common.Threads = None,
+    json: common.Json = None,
+) -> None:
+    """Train or fine-tune a model under a method, by a recipe: one of the papers', or your own YAML file.
+
+    A run is stopped at any time and resumed exactly. Many processes: accelerate launch -m vitrim train ...
+    """
+    out_console = common.console(json)
+    if list_recipes:
+        _list(out_console, json)
+        return
+    if recipe is None:
+        raise VitrimError("name a recipe: `vitrim train --list` shows them")
+    from vitrim.training.recipe import load_recipe
+
+    resolved = load_recipe(recipe, changes or [])
+    if show:
+        _show(resolved, out_console, json)
+        return
+    if data is None:
+        raise VitrimError(f"--data is missing: {resolved.name} wants {resolved.recipe.dataset or 'images with labels'}")
+    _require("accelerate", "torchmetrics")
+    if device not in (None, "cpu"):
+        raise VitrimError(f"--device is cpu or left out, not '{device}': accelerate launch chooses devices")
+    common.set_threads(threads)
+    from vitrim.training.loop import Running
+
+    running = Running(
+        out=out,
+        resume=resume,
+        workers=workers,
+        eval_batch=eval_batch,
+        save_minutes=save_minutes,
+        log_every=log_every,
+        tensorboard=tensorboard,
+        max_updates=max_updates,
+    )
+    record = run(
+        resolved, data, running, checkpoint=checkpoint, dry_run=dry_run, cpu=device == "cpu", console=out_console
+    )
+    if record is not None:
+        common.write_json(json, record)
+
+
+def run(
+    resolved: Resolved,
+    data: str,
+    running: Any,
+    *,
+    checkpoint: Path | None,
+    dry_run: bool,
+    cpu: bool,
+    console: Console,
+) -> dict[str, Any] | None:
+    """Build the run, run it, and print what was reached; the record, or None in processes but the first."""
+    from accelerate import Accelerator
+
+    from vitrim.training.images import seed_all
+    from vitrim.training.loop import Trainer
+
+    recipe = resolved.recipe
+    precision = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}[recipe.precision]
+    accelerator = Accelerator(cpu=cpu, mixed_precision=precision)
+    seed_all(recipe.seed)
+    train_data, eval_data = load_data(resolved, data)
+    model = create(resolved, train_data.num_classes, checkpoint)
+    if eval_data is not None:
+        from vitrim.data import eval_transform
+
+        eval_data.transform = eval_transform(model)
+    trainer = Trainer(resolved, model, train_data, eval_data, accelerator, running, console)
+    result = trainer.dry_run() if dry_run else trainer.run()
+    if not accelerator.is_main_process:
+        return None
+    for name, value in result.items():
+        console.print(f"{name}: {_short(value)}", highlight=False)
+    return {
+        "command": "train",
+        "environment": common.environment(device=str(accelerator.device), dtype=recipe.precision, seed=recipe.seed),
+        "recipe": {"name": resolved.name, **recipe.model_dump(mode="json")},
+        "running": {**dataclasses.asdict(running), "out": str(running.out)},
+        "processes": accelerator.num_processes,
+        "data": data,
+        "dry_run": dry_run,
+        "result": result,
+    }
+
+
+def load_data(resolved: Resolved, data: str) -> tuple[Any, Any]:
+    """The training and the evaluation part of the data a recipe asks for; the second may be None."""
+    from vitrim.data import load_images
+
+    recipe = resolved.recipe
+    train_data = load_images(data, split=recipe.split)
+    return train_data, None if recipe.eval_split is None else load_images(data, split=recipe.eval_split)
+
+
+def create(resolved: Resolved, num_classes: int, checkpoint: Path | None) -> Any:
+    """The model of a recipe with its starting weights and, where the library can, a head for the data's classes."""
+    recipe = resolved.recipe
+    if recipe.pretrained and checkpoint is not None:
+        # weights of one's own take the place of the library's, which need not be there then
+        return common.create_model(recipe.model, checkpoint=checkpoint, options=dict(recipe.model_options))
+    options = dict(recipe.model_options)
+    if ":" not in recipe.model:
+        options.setdefault("num_classes", num_classes)
+    model = common.create_model(recipe.model, pretrained=recipe.pretrained, checkpoint=checkpoint, options=options)
+    if recipe.init == "mimetic" and checkpoint is None:
+        from vitrim.training.initial import mimetic_
+
+        mimetic_(model)
+    return model
+
+
+def _require(*packages: str) -> None:
+    from importlib.util import find_spec
+
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingPackageError(f"training needs the package '{package}': pip install 'vitrim[train]'")
+
+
+def _list(console: Console, json: str | None) -> None:
+    from vitrim.training.recipe import load_recipe, recipes
+
+    found = {name: load_recipe(name).recipe for name in recipes()}
+    rows = [
+        [name, recipe.model, recipe.method, f"{recipe.epochs:g}", str(recipe.batch_size), recipe.paper]
+        for name, recipe in found.items()
+    ]
+    columns = ["recipe", "model", "method", "epochs", "batch", "paper"]
+    common.print_table(console, "Recipes (vitrim train RECIPE --show prints all values)", columns, rows, text_columns=3)
+    entries = [dict(zip(columns, row, strict=True)) for row in rows]
+    common.write_json(json, {"command": "train --list", "recipes": entries})
+
+
+def _show(resolved: Resolved, console: Console, json: str | None) -> None:
+    rows = [[name, "null" if value is None else str(value), origin] for name, value, origin in resolved.rows()]
+    common.print_table(console, f"Recipe {resolved.name}", ["key", "value", "from"], rows, text_columns=3)
+    entries = [dict(zip(("key", "value", "from"), row, strict=True)) for row in resolved.rows()]
+    common.write_json(json, {"command": "train --show", "recipe": resolved.name, "values": entries})
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {_short(entry)}" for name, entry in value.items())
+    return str(value)

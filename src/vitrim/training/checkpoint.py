@@ -1,0 +1,154 @@
+"""Checkpoints of a training run: written whole or not at all, without pickles, resumed exactly.
+
+One folder per checkpoint: the weights, their moving average, the optimiser's tensors, and ``state.json`` with all that
+is not a tensor. It is written beside its place and then renamed, so that whatever has its name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.optim import Optimizer
+
+from vitrim.errors import VitrimError
+
+FORMAT = 1
+STATE = "state.json"
+PARTIAL = ".partial"
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+"""Tensors under their parameters' names, whole and on the CPU, whatever shards the model."""
+
+
+@dataclass
+class Snapshot:
+    """All that a run needs to go on, on the CPU.
+
+    Attributes:
+        tensors: by file: ``model``, ``optimizer`` and, if there is one, ``ema``; each a flat dict of tensors.
+        values: what is not a tensor: JSON.
+    """
+
+    tensors: dict[str, dict[str, Tensor]]
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: Mapping[str, Any]) -> Snapshot:
+    """A snapshot of a model (wrapped or not), its optimiser and its average. All processes must call it."""
+    weights, flat = get_state_dict(model, optimizer, options=FULL)
+    tensors = {
+        "model": {name: value for name, value in weights.items() if isinstance(value, Tensor)},
+        "optimizer": {name: value for name, value in flat.items() if isinstance(value, Tensor)},
+    }
+    if ema is not None:
+        tensors["ema"] = dict(ema.state_dict())
+    plain = {name: value for name, value in flat.items() if not isinstance(value, Tensor)}
+    return Snapshot(tensors, {**values, "optimizer": plain})
+
+
+def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None) -> None:
+    """Set a model, its optimiser and its average to a snapshot of the same run. All processes must call it."""
+    flat = {**snapshot.tensors["optimizer"], **snapshot.values["optimizer"]}
+    set_state_dict(model, optimizer, model_state_dict=snapshot.tensors["model"], optim_state_dict=flat, options=FULL)
+    if ema is not None:
+        ema.load_state_dict(snapshot.tensors["ema"])
+
+
+def save(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
+    """Write a snapshot as a new checkpoint in ``folder`` and remove the oldest beyond ``keep``.
+
+    Returns:
+        The checkpoint's own folder.
+
+    Raises:
+        VitrimError: it could not be written (a full disk); what was there before is still there.
+    """
+    final = folder / f"update-{snapshot.values['update']:08d}"
+    partial = final.with_name(final.name + PARTIAL)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        sizes = {}
+        for name, tensors in snapshot.tensors.items():
+            path = partial / f"{name}.safetensors"
+            save_file({key: _storable(value) for key, value in tensors.items()}, path)
+            _flush(path)
+            sizes[path.name] = path.stat().st_size
+        state = partial / STATE
+        state.write_text(json.dumps({"format": FORMAT, "sizes": sizes, **snapshot.values}))
+        _flush(state)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        good = latest(folder)
+        rest = "there is no earlier checkpoint" if good is None else f"the last good checkpoint is {good}"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise VitrimError(f"cannot save {final}: {reason}; {rest}") from error
+    for old in _complete(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint in ``folder``, or None."""
+    complete = _complete(folder)
+    return complete[-1] if complete else None
+
+
+def load(path: Path) -> Snapshot:
+    """Read a checkpoint.
+
+    Raises:
+        VitrimError: it cannot be read, or another version of vitrim wrote it.
+    """
+    try:
+        values = json.loads((path / STATE).read_text())
+        if values["format"] != FORMAT:
+            raise VitrimError(f"{path} has format {values['format']}, this version of vitrim reads format {FORMAT}")
+        tensors = {file.removesuffix(".safetensors"): load_file(path / file) for file in values["sizes"]}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise VitrimError(f"cannot read the checkpoint {path}: {error}") from error
+    return Snapshot(tensors, values)
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Checkpoints whose files are all as long as they were written, oldest first."""
+    found = sorted(path for path in folder.glob("update-*") if path.suffix != PARTIAL)
+    return [path for path in found if _is_whole(path)]
+
+
+def _is_whole(path: Path) -> bool:
+    state = path / STATE
+    if not state.is_file():
+        return False
+    try:
+        sizes = json.loads(state.read_text())["sizes"]
+    except (ValueError, KeyError):  # cut short by something other than this program
+        return False
+    return all((path / name).is_file() and (path / name).stat().st_size == size for name, size in sizes.items())
+
+
+def _storable(value: Tensor) -> Tensor:
+    """A tensor with memory of its own: safetensors refuses two names for one memory."""
+    return value.detach().to("cpu").contiguous().clone(memory_format=torch.contiguous_format)
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written before anything says that it is there."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,346 @@
+"""How a training image is changed, and in which order images come.
+
+All randomness follows from the recipe's seed and a place in the run, never from what was drawn before: the order from
+(seed, epoch), the change of an image from (seed, epoch, place in the epoch). So a run that is resumed, or has other
+numbers of processes and workers, sees the same images.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sized
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
+from timm.data.config import resolve_data_config
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from vitrim.errors import VitrimError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from vitrim.training.recipe import Augment
+
+REPEATED_ROUND = 256
+"""With repeated augmentation an epoch is cut to a multiple of this many images, as DeiT's."""
+
+
+class Geometry(NamedTuple):
+    """The images a model takes: height and width in pixels, and what their channels are normalised with."""
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def channels(self) -> int:
+        """1 for grey images, 3 for colour."""
+        return len(self.mean)
+
+
+def geometry_of(model: nn.Module) -> Geometry:
+    """The images ``model`` takes: of timm's kind as its ``pretrained_cfg`` and patch embedding say, of Hugging Face and
+    torchvision models as their configured size, with ImageNet's mean and standard deviation.
+
+    Raises:
+        VitrimError: the model does not say.
+
+    Example:
+        >>> import timm
+        >>> geometry_of(timm.create_model("test_vit", img_size=32)).size
+        (32, 32)
+    """
+    config = resolve_data_config({}, model=model if hasattr(model, "pretrained_cfg") else None)
+    size = _size(model, config["input_size"] if hasattr(model, "pretrained_cfg") else None)
+    if size is None:
+        raise VitrimError(f"{type(model).__name__} does not say what size its images have")
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if first is not None and first.in_channels == 1:
+        return Geometry(size, (float(np.mean(config["mean"])),), (float(np.mean(config["std"])),))
+    return Geometry(size, tuple(config["mean"]), tuple(config["std"]))
+
+
+def _size(model: nn.Module, configured: tuple[int, ...] | None) -> tuple[int, int] | None:
+    # where a model was created for another size, pretrained_cfg still has that of its weights
+    for holder, name in ((getattr(model, "patch_embed", None), "img_size"), (model, "image_size")):
+        size = getattr(holder, name, None)
+        if size is not None:
+            return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    config = getattr(model, "config", None)
+    size = getattr(getattr(config, "vision_config", config), "image_size", None)
+    if size is not None:
+        return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    return None if configured is None else (int(configured[-2]), int(configured[-1]))
+
+
+class TrainTransform:
+    """From a PIL image of any mode to (C, H, W) float32, changed at random as ``augment`` says and normalised.
+
+    Args:
+        geometry: what the model takes.
+        augment: of the recipe.
+
+    Example:
+        >>> from PIL import Image
+        >>> from vitrim.training.recipe import Augment
+        >>> transform = TrainTransform(Geometry((32, 32), (0.5,) * 3, (0.5,) * 3), Augment(crop="padded"))
+        >>> transform(Image.new("L", (40, 30))).shape
+        torch.Size([3, 32, 32])
+    """
+
+    def __init__(self, geometry: Geometry, augment: Augment) -> None:
+        self.mode = "L" if geometry.channels == 1 else "RGB"
+        steps = [*_crop(geometry.size, augment)]
+        if augment.hflip:
+            steps.append(transforms.RandomHorizontalFlip(augment.hflip))
+        if augment.cutout:
+            steps.append(Cutout(augment.cutout))
+        if augment.auto is not None:
+            steps.append(_auto(augment.auto, geometry))
+        elif augment.color_jitter:
+            steps.append(transforms.ColorJitter(*(augment.color_jitter,) * 3))
+        steps += [transforms.ToTensor(), transforms.Normalize(geometry.mean, geometry.std)]
+        if augment.erase:
+            steps.append(RandomErasing(augment.erase, mode="pixel", max_count=1, num_splits=0, device="cpu"))
+        self.transform = transforms.Compose(steps)
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """The changed image, (C, H, W) float32."""
+        return cast(Tensor, self.transform(image.convert(self.mode)))
+
+
+def _crop(size: tuple[int, int], augment: Augment) -> Iterator[Any]:
+    if augment.crop == "resized":
+        yield RandomResizedCropAndInterpolation(size, augment.scale, augment.ratio, augment.interpolation)
+        return
+    how = "bicubic" if augment.interpolation == "random" else augment.interpolation
+    yield transforms.Resize(size, str_to_interp_mode(how))
+    if augment.crop == "padded" and augment.padding:
+        yield transforms.RandomCrop(size, padding=augment.padding, padding_mode="reflect")
+
+
+def _auto(policy: str, geometry: Geometry) -> Any:
+    """timm's policy of that name."""
+    hparams = {
+        "translate_const": int(min(geometry.size) * 0.45),
+        "img_mean": tuple(round(255 * mean) for mean in geometry.mean),
+    }
+    if policy.startswith("augmix"):
+        return augment_and_mix_transform(policy, {**hparams, "translate_pct": 0.3})
+    if policy.startswith("rand"):
+        return rand_augment_transform(policy, hparams)
+    return auto_augment_transform(policy, hparams)
+
+
+class Cutout:
+    """A rectangle of half the height and half the width of an image, anywhere in it, filled with one random colour.
+
+    As in the code of "Asymmetric Loss", which the comparative study trains COCO and NUS-WIDE with; parts outside of
+    the image are cut off.
+
+    Args:
+        probability: of doing it, in [0, 1].
+    """
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """The image, or a copy with the rectangle."""
+        if random.random() >= self.probability:
+            return image
+        width, height = image.size
+        half_width, half_height = width // 2, height // 2
+        centre_x, centre_y = random.randrange(width), random.randrange(height)
+        left, top = centre_x - half_width // 2, centre_y - half_height // 2
+        box = (max(left, 0), max(top, 0), min(left + half_width, width), min(top + half_height, height))
+        filled = image.copy()
+        colour = tuple(random.randrange(256) for _ in image.getbands())
+        filled.paste(colour if len(colour) > 1 else colour[0], box)
+        return filled
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1) -> list[int]:
+    """The images of one epoch, in order.
+
+    With ``repeats`` each image comes that many times in a row, for DeiT's repeated augmentation: neighbours go to
+    different processes, and the epoch is cut to ``count`` rounded down to a multiple of 256 (from 256 images on).
+
+    Args:
+        count: images in the dataset.
+        epoch: 0, 1, ...
+        seed: of the recipe.
+        repeats: 1 or more.
+
+    Returns:
+        Indices below ``count``; all of them once if ``repeats`` is 1.
+
+    Example:
+        >>> sorted(epoch_order(5, 0))
+        [0, 1, 2, 3, 4]
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = torch.randperm(count, generator=generator)
+    if repeats == 1:
+        return order.tolist()
+    selected = count if count < REPEATED_ROUND else count // REPEATED_ROUND * REPEATED_ROUND
+    return order.repeat_interleave(repeats)[:selected].tolist()
+
+
+class Place(NamedTuple):
+    """Which image, and where in the run it comes."""
+
+    index: int
+    epoch: int
+    position: int
+
+
+class TrainOrder:
+    """The batches of one process, from any update on: an iterable of lists of `Place`, for a loader.
+
+    One update takes ``batch_size`` images of the epoch's order, of which process ``rank`` takes every
+    ``world_size``-th. Images left over at the end of an epoch wait for another one.
+
+    Args:
+        count: images in the dataset.
+        batch_size: images of an update, over all processes.
+        micro_batch: images at once in this process; divides ``batch_size / world_size``.
+        start, stop: updates, the first and one beyond the last.
+        seed, repeats: as `epoch_order`.
+        rank, world_size: of this process, and how many there are.
+
+    Raises:
+        VitrimError: fewer images than an update takes, or a batch that cannot be shared out evenly.
+
+    Example:
+        >>> [[place.position for place in batch] for batch in TrainOrder(5, batch_size=2, start=0, stop=3)]
+        [[0, 1], [2, 3], [0, 1]]
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        batch_size: int,
+        start: int,
+        stop: int,
+        micro_batch: int | None = None,
+        seed: int = 0,
+        repeats: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.updates_per_epoch = updates_per_epoch(count, batch_size, repeats)
+        if batch_size % world_size:
+            raise VitrimError(f"a batch of {batch_size} cannot be shared evenly by {world_size} processes")
+        share = batch_size // world_size
+        self.micro_batch = share if micro_batch is None else micro_batch
+        if share % self.micro_batch:
+            raise VitrimError(
+                f"a process takes {share} of {batch_size} images of an update: micro_batch must divide it, not be "
+                f"{self.micro_batch}"
+            )
+        self.order = partial(epoch_order, count, seed=seed, repeats=repeats)
+        self.batch_size, self.start, self.stop = batch_size, start, stop
+        self.rank, self.world_size = rank, world_size
+
+    def __len__(self) -> int:
+        """Micro-batches of this process."""
+        return (self.stop - self.start) * (self.batch_size // self.world_size // self.micro_batch)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        """Micro-batches, in order."""
+        epoch, order = -1, list[int]()
+        for update in range(self.start, self.stop):
+            if update // self.updates_per_epoch != epoch:
+                epoch = update // self.updates_per_epoch
+                order = self.order(epoch)
+            first = update % self.updates_per_epoch * self.batch_size
+            mine = range(first + self.rank, first + self.batch_size, self.world_size)
+            places = [Place(order[position], epoch, position) for position in mine]
+            for begin in range(0, len(places), self.micro_batch):
+                yield places[begin : begin + self.micro_batch]
+
+
+def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
+    """Whole batches in an epoch.
+
+    Raises:
+        VitrimError: there is none.
+
+    Example:
+        >>> updates_per_epoch(50_000, 128)
+        390
+    """
+    images = len(epoch_order(count, 0, repeats=repeats))
+    if images < batch_size:
+        raise VitrimError(f"an epoch has {images} images, fewer than the {batch_size} of one update: lower batch_size")
+    return images // batch_size
+
+
+class Seeded(Dataset[Any]):
+    """A dataset whose random changes follow from the place in the run alone.
+
+    Args:
+        dataset: map-style; its transform may draw from `random`, numpy's and torch's global streams.
+        seed: of the recipe.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __len__(self) -> int:
+        """Images in the dataset."""
+        return len(cast(Sized, self.dataset))
+
+    def __getitem__(self, place: Place) -> Any:
+        """The image at ``place``, changed as it always is there."""
+        seed_cpu(self.seed, 0, place.epoch, place.position)
+        return self.dataset[place.index]
+
+
+def seed_all(*numbers: int) -> None:
+    """Seed `random`, numpy's and torch's global streams, of all devices, from ``numbers``."""
+    torch.manual_seed(seed_cpu(*numbers))
+
+
+def seed_cpu(*numbers: int) -> int:
+    """Seed the global streams of the CPU from ``numbers``, by numpy's hash; the seed that torch got.
+
+    Cheap enough for every image: `torch.manual_seed` would queue a call for every device each time.
+    """
+    first, second = (int(word) for word in np.random.SeedSequence(numbers).generate_state(2))
+    random.seed(first)
+    np.random.seed(second)
+    seed = (first << 31) ^ second
+    torch.default_generator.manual_seed(seed)
+    return seed
+
+
+def train_loader(dataset: Dataset[Any], order: TrainOrder, *, seed: int, workers: int, pin: bool) -> DataLoader[Any]:
+    """Micro-batches of images (B, C, H, W) and targets in the given order.
+
+    Args:
+        dataset: map-style, with the training transform.
+        order: which images.
+        seed: of the recipe.
+        workers: processes that read, 0 for this one.
+        pin: whether to put batches into pinned memory.
+    """
+    # a generator of its own: the loader draws a seed for its workers, and must not take it from the global stream
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(
+        Seeded(dataset, seed), batch_sampler=cast(Any, order), num_workers=workers, generator=generator, pin_memory=pin
+    )

@@ -1,0 +1,161 @@
+"""What a run writes down: rows of updates (CSV), of evaluations (JSON lines), TensorBoard, and the progress bar.
+
+On resume the rows after the checkpoint are dropped: each file reads as if the run had never been stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from vitrim.errors import MissingPackageError
+
+UPDATES = "log.csv"
+EVALUATIONS = "evaluations.jsonl"
+
+
+class Log:
+    """The files of a run.
+
+    Args:
+        folder: where they go; None writes nothing (other processes than the first, dry runs).
+        from_update: rows from this update on are dropped.
+        tensorboard: also write TensorBoard's files.
+
+    Raises:
+        MissingPackageError: TensorBoard is asked for and not installed.
+    """
+
+    def __init__(self, folder: Path | None, *, from_update: int = 0, tensorboard: bool = False) -> None:
+        self.folder = folder
+        self.columns: list[str] | None = None
+        self.board: Any = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self._drop_rows(folder / UPDATES, from_update)
+        self._drop_lines(folder / EVALUATIONS, from_update)
+        if tensorboard:
+            self.board = _tensorboard(folder, from_update)
+
+    def update(self, row: dict[str, float]) -> None:
+        """Write the numbers of an update; ``row["update"]`` says which."""
+        if self.folder is None:
+            return
+        path = self.folder / UPDATES
+        if self.columns is None:
+            self.columns = list(row)
+            if not path.exists() or not path.stat().st_size:
+                path.write_text(",".join(self.columns) + "\n")
+        with path.open("a", newline="") as file:
+            csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(row)
+        self._board("train", row)
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        """Write the numbers of an evaluation; ``row["update"]`` says after which update."""
+        if self.folder is None:
+            return
+        with (self.folder / EVALUATIONS).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self._board("evaluation", row)
+
+    def close(self) -> None:
+        """Finish TensorBoard's files."""
+        if self.board is not None:
+            self.board.close()
+
+    def _board(self, tag: str, row: dict[str, Any]) -> None:
+        if self.board is None:
+            return
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "update":
+                self.board.add_scalar(f"{tag}/{name}", value, row["update"])
+
+    def _drop_rows(self, path: Path, from_update: int) -> None:
+        if not path.exists():
+            return
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            self.columns = list(reader.fieldnames or ()) or None
+            kept = [row for row in reader if row.get("update") and int(row["update"]) < from_update]
+        if self.columns is None:
+            return
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(kept)
+
+    def _drop_lines(self, path: Path, from_update: int) -> None:
+        if not path.exists():
+            return
+        kept = [line for line in path.read_text().splitlines() if json.loads(line)["update"] <= from_update]
+        path.write_text("".join(line + "\n" for line in kept))
+
+
+def _tensorboard(folder: Path, from_update: int) -> Any:
+    try:
+        module = importlib.import_module("torch.utils.tensorboard")
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "--tensorboard needs the package 'tensorboard': pip install 'vitrim[train]'"
+        ) from error
+    return module.SummaryWriter(str(folder / "tensorboard"), purge_step=from_update)
+
+
+class Bar:
+    """The progress of a run: a bar with the time left on a terminal, a line now and then elsewhere.
+
+    Args:
+        console: where it is shown, or None for nowhere.
+        start, stop: updates, the first and one beyond the last.
+        images: images of an update.
+        every: seconds between lines where there is no terminal.
+    """
+
+    def __init__(self, console: Console | None, start: int, stop: int, images: int, *, every: float = 30.0) -> None:
+        self.console, self.stop, self.images, self.every = console, stop, images, every
+        self.last = time.monotonic()
+        self.bar: Progress | None = None
+        if console is not None and console.is_terminal:
+            columns = (
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=console)
+            self.bar.start()
+            self.task = self.bar.add_task("", total=stop, completed=start)
+
+    def advance(self, done: int, epoch: float, loss: float, images_per_second: float) -> None:
+        """Show that ``done`` updates are done."""
+        text = f"epoch {epoch:.2f}  loss {loss:.4f}  {images_per_second:.0f} images/s"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, description=text)
+        elif self.console is not None and (time.monotonic() - self.last >= self.every or done == self.stop):
+            self.last = time.monotonic()
+            left = (self.stop - done) * self.images / max(images_per_second, 1e-9)
+            self.console.print(f"update {done}/{self.stop}  {text}  {_clock(left)} left", highlight=False)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self.console is not None:
+            self.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60}:{minutes % 60:02d} h"

@@ -1,0 +1,484 @@
+"""The training loop: any host, any method, any task, on one device or many.
+
+`Trainer` is one run: it checks everything before the first update, trains, evaluates, logs, saves and resumes. Devices,
+processes, precision and sharding are those of `accelerate`, started plainly or with ``accelerate launch``.
+
+Everything random in an update follows from (seed, update, process) and everything random in an image from its place in
+the epoch, so that a checkpoint needs no generator's state and a resumed run repeats the one that was stopped.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+from rich.console import Console
+from safetensors.torch import save_file
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from vitrim.config import MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.reduce import Reduction, get_reduction, reduce_
+from vitrim.registry import parse_method
+from vitrim.tasks import make_task
+from vitrim.tasks.base import Task
+from vitrim.training import checkpoint
+from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, seed_all, train_loader, updates_per_epoch
+from vitrim.training.log import Bar, Log
+from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
+from vitrim.training.recipe import Recipe, Resolved
+from vitrim.training.step import Distillation, Objective, logits_of
+
+PATCH_DROP = "patch_drop"
+"""A ramp of this name sets the share of patches that a timm model drops in training."""
+
+WEIGHTS = "model.safetensors"
+MAY_CHANGE = ("eval_every", "micro_batch", "notes", "paper", "dataset")
+"""What a resumed run may have otherwise than the run it goes on with: nothing that changes its numbers."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a run is run; nothing here changes what it computes, up to rounding.
+
+    Attributes:
+        out: where everything is written.
+        resume: go on from the last checkpoint in ``out``.
+        workers: processes that read images, 0 for this one.
+        eval_batch: images at once in evaluations, on one device.
+        save_minutes: time between checkpoints.
+        log_every: updates between rows of the log.
+        keep: checkpoints that are kept.
+        tensorboard: also write TensorBoard's files.
+        max_updates: stop after this many updates, as if interrupted; None: at the end.
+    """
+
+    out: Path
+    resume: bool = False
+    workers: int = 0
+    eval_batch: int = 64
+    save_minutes: float = 10.0
+    log_every: int = 10
+    keep: int = 2
+    tensorboard: bool = False
+    max_updates: int | None = None
+
+
+class Trainer:
+    """One training run.
+
+    Args:
+        resolved: the recipe.
+        model: the host with its starting weights, not reduced; it is given the head of the task, then reduced.
+        train_data: map-style; has ``transform``, ``num_classes`` as `vitrim.data.ImageDataset` has.
+        eval_data: the same for evaluations, with the model's own transform, or None.
+        accelerator: devices and processes.
+        running: how it is run.
+        console: where progress is shown, or None.
+
+    Raises:
+        VitrimError: data that is not of the task, a method that does not fit the model, options that do not fit each
+            other, a checkpoint of another recipe. Nothing has been written then.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        model: nn.Module,
+        train_data: Dataset[Any],
+        eval_data: Dataset[Any] | None,
+        accelerator: Accelerator,
+        running: Running,
+        console: Console | None = None,
+    ) -> None:
+        self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
+        self.accelerator = accelerator
+        self.console = console if accelerator.is_main_process else None
+        recipe = self.recipe
+        config = parse_method(recipe.method)
+        self.task = make_task(recipe.task, cast(Any, train_data).num_classes)
+        for data in (train_data, eval_data):
+            if data is not None:
+                self.task.check(data)
+        self.criterion = self.task.criterion(recipe.loss)
+        self.mixer = self.task.mixer(recipe.mix)
+        self.task.fit_head(model)
+        cast(Any, train_data).transform = TrainTransform(geometry_of(model), recipe.augment)
+        self.train_data, self.eval_data = train_data, eval_data
+        self.updates_per_epoch = updates_per_epoch(
+            len(cast(Any, train_data)), recipe.batch_size, recipe.augment.repeats
+        )
+        self.updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
+        _check_even(recipe, self.mixer is not None, accelerator.num_processes)
+
+        teacher = _frozen_copy(model).to(accelerator.device) if recipe.teacher == "dense" else None
+        model = model.to(accelerator.device)
+        self.reduction = _reduced(model, config)
+        if recipe.grad_checkpointing:
+            _checkpoint_gradients(model)
+        select_trainable(model, recipe.trainable)
+        _check_ramps(recipe, model, self.reduction)
+        self.model = model
+        self.objective = Objective(
+            model.train(),
+            self.criterion,
+            reduction=self.reduction,
+            teacher=teacher,
+            distillation=_distillation(recipe),
+            options=recipe.objective,
+        )
+        optimizer = make_optimizer(model, recipe)
+        self.ema = self._average()
+        self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
+        self.rates = Rates(self.optimizer.optimizer, recipe, self.updates_per_epoch)
+        self.checkpoints = running.out / "checkpoints"
+        self.update = 0
+        self.best: dict[str, Any] | None = None
+        self.last_evaluation: dict[str, Any] | None = None
+        if running.resume:
+            self._resume()
+        elif checkpoint.latest(self.checkpoints) is not None:
+            raise VitrimError(f"{running.out} has a run already: continue it with --resume, or give another --out")
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end, evaluate, and write the weights.
+
+        Returns:
+            What was reached: the last evaluation, the best one, updates and seconds.
+
+        Raises:
+            VitrimError: a loss that is not finite, an image that cannot be read, a checkpoint that cannot be written;
+                the message names the last good checkpoint.
+        """
+        begun = time.monotonic()
+        main = self.accelerator.is_main_process
+        stop = self.updates if self.running.max_updates is None else min(self.updates, self.running.max_updates)
+        log = Log(self.running.out if main else None, from_update=self.update, tensorboard=self.running.tensorboard)
+        if main:
+            (self.running.out / "recipe.yaml").write_text(recipe_text(self.recipe))
+        bar = Bar(self.console, self.update, self.updates, self.recipe.batch_size)
+        try:
+            self._train(stop, log, bar)
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        finally:
+            bar.close()
+            log.close()
+        result = {
+            "updates": self.update,
+            "seconds": round(time.monotonic() - begun, 1),
+            "last": self.last_evaluation,
+            "best": self.best,
+        }
+        if self.update == self.updates and main:
+            self._write_weights(result)
+        return result
+
+    def dry_run(self) -> dict[str, Any]:
+        """One update on one batch, nothing written: shapes, parameters, memory, seconds."""
+        begun = time.monotonic()
+        batches = iter(self._loader(self.update + 1))
+        losses = self._step(batches, self.update)
+        seconds = time.monotonic() - begun
+        images = self.recipe.batch_size
+        memory = torch.cuda.max_memory_allocated() / 2**20 if self.accelerator.device.type == "cuda" else None
+        return {
+            "losses": losses,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "trained_parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            "train_images": len(cast(Any, self.train_data)),
+            "eval_images": 0 if self.eval_data is None else len(cast(Any, self.eval_data)),
+            "classes": self.task.num_classes,
+            "updates_per_epoch": self.updates_per_epoch,
+            "updates": self.updates,
+            "update_seconds": seconds,
+            "images_per_second": images / seconds,
+            "hours": self.updates * seconds / 3600,
+            "peak_memory_mib": memory,
+        }
+
+    def _train(self, stop: int, log: Log, bar: Bar) -> None:
+        batches = iter(self._loader(stop))
+        saved = time.monotonic()
+        window, since = self.update, time.monotonic()
+        while self.update < stop:
+            losses = self._step(batches, self.update)
+            self.update += 1
+            epoch = self.update / self.updates_per_epoch
+            if self.update % self.running.log_every == 0 or self.update == stop:
+                now = time.monotonic()
+                speed = (self.update - window) * self.recipe.batch_size / max(now - since, 1e-9)
+                window, since = self.update, now
+                rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.optimizer.param_groups)}
+                log.update({"update": self.update - 1, "epoch": epoch, **losses, **rates, "images_per_second": speed})
+                bar.advance(self.update, epoch, losses["total"], speed)
+            if self._evaluates_now(stop):
+                self._evaluate(log, bar)
+                window, since = self.update, time.monotonic()
+            if self._together(time.monotonic() - saved >= 60 * self.running.save_minutes):
+                self._save()
+                saved = time.monotonic()
+        self._save()
+
+    def _together(self, mine: bool) -> bool:
+        """What the first process decides: clocks differ, and saving is done by all at once."""
+        if self.accelerator.num_processes == 1:
+            return mine
+        decision = torch.tensor(float(mine), device=self.accelerator.device)
+        return bool(broadcast(decision, from_process=0) > 0)
+
+    def _loader(self, stop: int) -> DataLoader[Any]:
+        recipe, accelerator = self.recipe, self.accelerator
+        order = TrainOrder(
+            len(cast(Any, self.train_data)),
+            batch_size=recipe.batch_size,
+            start=self.update,
+            stop=stop,
+            micro_batch=recipe.micro_batch,
+            seed=recipe.seed,
+            repeats=recipe.augment.repeats,
+            rank=accelerator.process_index,
+            world_size=accelerator.num_processes,
+        )
+        pin = accelerator.device.type == "cuda"
+        return train_loader(self.train_data, order, seed=recipe.seed, workers=self.running.workers, pin=pin)
+
+    def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
+        """One update: the mean losses over all its images."""
+        recipe, accelerator = self.recipe, self.accelerator
+        self.rates.set(update)
+        self._set_ramps(update / self.updates_per_epoch)
+        self.objective.train()
+        share = recipe.batch_size // accelerator.num_processes
+        parts = share // (recipe.micro_batch or share)
+        sums: dict[str, Tensor] = {}
+        for part in range(parts):
+            images, targets = self.task.read(next(batches))
+            images = images.to(accelerator.device, non_blocking=True)
+            targets = targets.to(accelerator.device, non_blocking=True)
+            seed_all(recipe.seed, 1, update, accelerator.process_index, part)
+            if self.mixer is not None:
+                images, targets = self.mixer(images, targets)
+            last = part == parts - 1
+            with nullcontext() if last else accelerator.no_sync(self.wrapped):
+                losses = self.wrapped(images, targets)
+                accelerator.backward(losses["total"] / parts)
+            for name, loss in losses.items():
+                sums[name] = sums.get(name, 0.0) + loss.detach().float().mean() / parts
+        means = self._means(sums)
+        self._check_finite(means, update)
+        if recipe.optimizer.clip is not None:
+            accelerator.clip_grad_norm_(self.model.parameters(), recipe.optimizer.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.update(self.model, step=update)
+        return means
+
+    def _means(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """The means over all processes, in one exchange."""
+        together = torch.stack([torch.as_tensor(value, device=self.accelerator.device) for value in sums.values()])
+        reduced = cast(Tensor, self.accelerator.reduce(together, "mean"))
+        return dict(zip(sums, reduced.tolist(), strict=True))
+
+    def _check_finite(self, losses: Mapping[str, float], update: int) -> None:
+        if math.isfinite(losses["total"]):
+            return
+        good = checkpoint.latest(self.checkpoints)
+        terms = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+        raise VitrimError(
+            f"the loss is not finite at update {update} ({terms}); try a lower optimizer.lr, optimizer.clip or "
+            f"precision=fp32; {'no checkpoint was written' if good is None else f'the last good checkpoint is {good}'}"
+        )
+
+    def _set_ramps(self, epoch: float) -> None:
+        for ramp in self.recipe.ramps:
+            value = ramp_value(ramp, epoch)
+            if ramp.option == PATCH_DROP:
+                cast(Any, self.model).patch_drop.prob = value
+            else:
+                cast(Reduction, self.reduction).set(**{ramp.option: value})
+
+    # ---- evaluation --------------------------------------------------------------------------------------------------
+
+    def _evaluates_now(self, stop: int) -> bool:
+        if self.eval_data is None:
+            return False
+        if self.update == self.updates:
+            return True
+        every = self.recipe.eval_every
+        return every is not None and self.update % max(round(every * self.updates_per_epoch), 1) == 0
+
+    def _evaluate(self, log: Log, bar: Bar) -> None:
+        """Measure the averaged weights, or the model where none are averaged, and keep the best."""
+        model = self.model if self.ema is None else self.ema.module
+        row = {
+            "update": self.update,
+            "epoch": self.update / self.updates_per_epoch,
+            "weights": "model" if self.ema is None else "average",
+            **evaluate(model, self.task, cast(Any, self.eval_data), self.accelerator, self.running),
+        }
+        self.last_evaluation = row
+        if self.best is None or row[self.task.selects_by] > self.best[self.task.selects_by]:
+            self.best = row
+        log.evaluation(row)
+        shown = "  ".join(f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights"))
+        bar.say(f"evaluation of the {row['weights']}: {shown}")
+
+    # ---- keeping -----------------------------------------------------------------------------------------------------
+
+    def _average(self) -> ModelEmaV3 | None:
+        options = self.recipe.ema
+        if options is None:
+            return None
+        if self.accelerator.distributed_type.value == "FSDP":
+            raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
+        return ModelEmaV3(self.model, decay=options.decay, use_warmup=options.warmup)
+
+    def _save(self) -> None:
+        ema = None if self.ema is None else self.ema.module
+        values = {
+            "update": self.update,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "best": self.best,
+            "last_evaluation": self.last_evaluation,
+            "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
+        }
+        snapshot = checkpoint.take(self.wrapped, self.optimizer.optimizer, ema, values)
+        if self.accelerator.is_main_process:
+            checkpoint.save(self.checkpoints, snapshot, keep=self.running.keep)
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> None:
+        path = checkpoint.latest(self.checkpoints)
+        if path is None:
+            raise VitrimError(f"nothing to resume in {self.running.out}: no complete checkpoint in {self.checkpoints}")
+        snapshot = checkpoint.load(path)
+        _check_same(snapshot.values["recipe"], self.recipe.model_dump(mode="json"), path)
+        checkpoint.put_back(
+            snapshot, self.wrapped, self.optimizer.optimizer, None if self.ema is None else self.ema.module
+        )
+        if snapshot.values["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(snapshot.values["scaler"])
+        self.update = snapshot.values["update"]
+        self.best, self.last_evaluation = snapshot.values["best"], snapshot.values["last_evaluation"]
+        if self.console is not None:
+            self.console.print(f"resumed from {path}", highlight=False)
+
+    def _write_weights(self, result: Mapping[str, Any]) -> None:
+        """The host's weights, the reduction beside them, and what was reached."""
+        model = self.model if self.ema is None else self.ema.module
+        out = self.running.out
+        weights = {
+            name: value.detach().cpu().contiguous().clone()
+            for name, value in model.state_dict().items()
+            if ".reducer." not in name
+        }
+        try:
+            save_file(weights, out / WEIGHTS, metadata={"recipe": self.resolved.name})
+            if self.reduction is not None:
+                get_reduction(model).save(out)
+            (out / "result.json").write_text(json.dumps(dict(result), indent=2) + "\n")
+        except OSError as error:
+            raise VitrimError(
+                f"cannot write the weights to {out}: {error.strerror}; they are in "
+                f"{checkpoint.latest(self.checkpoints)}: make room and run again with --resume"
+            ) from error
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module, task: Task, data: Dataset[Any], accelerator: Accelerator, running: Running
+) -> dict[str, float]:
+    """The task's metrics of a model on a dataset, in percent.
+
+    Every process takes its share of the images; the numbers are over all of them.
+    """
+    training = model.training
+    model.eval()
+    metrics = task.metrics().to(accelerator.device)
+    mine = Subset(data, range(accelerator.process_index, len(cast(Any, data)), accelerator.num_processes))
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(mine, running.eval_batch, num_workers=running.workers, generator=generator)
+    for batch in loader:
+        images, targets = task.read(batch)
+        with accelerator.autocast():
+            logits = logits_of(model(images.to(accelerator.device)))
+        metrics.update(logits.float(), targets.to(accelerator.device))
+    model.train(training)
+    return {name: float(value) for name, value in metrics.compute().items()}
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """All values of a recipe as YAML, which `load_recipe` reads back."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _frozen_copy(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def _reduced(model: nn.Module, config: MethodConfig) -> Reduction | None:
+    """The handle of the model, reduced now; a method that does nothing leaves it as it is."""
+    return None if config.kind == "none" else reduce_(model, config)
+
+
+def _distillation(recipe: Recipe) -> Distillation | None:
+    options = recipe.distil
+    return None if options is None else Distillation(options.kind == "hard", options.alpha, options.tau)
+
+
+def _checkpoint_gradients(model: nn.Module) -> None:
+    for name in ("set_grad_checkpointing", "gradient_checkpointing_enable"):
+        enable = getattr(model, name, None)
+        if enable is not None:
+            enable()
+            return
+    raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
+
+
+def _check_ramps(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:
+    valid = [] if reduction is None else sorted(reduction.config.runtime)
+    for ramp in recipe.ramps:
+        if ramp.option == PATCH_DROP:
+            if not hasattr(getattr(model, "patch_drop", None), "prob"):
+                raise VitrimError("a ramp of patch_drop needs model_options.patch_drop_rate above 0")
+        elif ramp.option not in valid:
+            name = recipe.method.partition(":")[0]
+            raise VitrimError(
+                f"ramp: {name} cannot change '{ramp.option}' at run time; it can: {', '.join(valid) or '-'}"
+            )
+
+
+def _check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
+    """timm mixes an image with its counterpart from the other end of the batch."""
+    at_once = recipe.micro_batch or recipe.batch_size // num_processes
+    if mixes and at_once % 2:
+        raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    other = [key for key in now if key not in MAY_CHANGE and before.get(key) != now[key]]
+    if other:
+        raise VitrimError(
+            f"{path} is of another recipe, which differs in {', '.join(other)}: resume with the values in recipe.yaml"
+        )

@@ -1,0 +1,406 @@
+"""Recipes: everything about a training run but the data, as one validated, frozen record, read from YAML.
+
+    recipe = load_recipe("evit_deit_small", ["epochs=5", "optimizer.lr=1e-4", "method=evit:keep_rate=0.5"])
+
+The recipes of the papers are the files in ``recipes/``, one per published table. A recipe may say ``base: NAME`` and
+give only what differs. `Resolved.origin` tells for each value where it is from.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from vitrim.errors import VitrimError, unknown
+
+FOLDER = Path(__file__).with_name("recipes")
+DEFAULT = "default"
+COMMAND_LINE = "command line"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Augment(_Section):
+    """How a training image is changed. Sizes, mean and standard deviation are the model's."""
+
+    crop: Literal["resized", "padded", "squash"] = Field(
+        "resized",
+        description="resized: a random area, resized; padded: a random window of the image with a margin; "
+        "squash: the whole image, whatever its sides",
+    )
+    scale: tuple[float, float] = Field((0.08, 1.0), description="area of a resized crop, as a share of the image")
+    ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width over height of a resized crop")
+    padding: int = Field(4, ge=0, description="margin of a padded crop in pixels, a reflection")
+    hflip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left and right")
+    cutout: float = Field(0.0, ge=0, le=1, description="probability of a random grey rectangle of half the sides")
+    color_jitter: float = Field(0.0, ge=0, description="strength; unused where auto is given")
+    auto: str | None = Field(None, description="timm's name of a policy, e.g. rand-m9-mstd0.5-inc1")
+    erase: float = Field(0.0, ge=0, le=1, description="probability of erasing a rectangle, filled with noise")
+    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    repeats: int = Field(
+        1,
+        ge=1,
+        description="times an image comes in an epoch, each time changed anew; an epoch "
+        "stays as long and sees fewer images",
+    )
+
+
+class Mix(_Section):
+    """Mixing of the images of a batch, and of their labels."""
+
+    mixup: float = Field(0.0, ge=0, description="alpha of mixup, 0 for none")
+    cutmix: float = Field(0.0, ge=0, description="alpha of cutmix, 0 for none")
+    probability: float = Field(1.0, ge=0, le=1, description="of mixing a batch at all")
+    switch: float = Field(0.5, ge=0, le=1, description="probability of cutmix where both are given")
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is mixed."""
+        return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
+
+
+class Loss(_Section):
+    """The loss of the task."""
+
+    name: Literal["cross_entropy", "bce", "asl"] = Field(
+        "cross_entropy", description="cross_entropy also takes mixed labels; bce and asl for several labels per image"
+    )
+    smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing of cross_entropy and bce")
+    gamma_neg: float = Field(4.0, ge=0, description="asl: focus of the negatives")
+    gamma_pos: float = Field(0.0, ge=0, description="asl: focus of the positives")
+    clip: float = Field(0.05, ge=0, lt=1, description="asl: margin of the negatives' probability")
+    sum_classes: bool = Field(False, description="bce: add up the losses of the classes of an image, not their mean")
+
+
+class Distil(_Section):
+    """Learning from the dense model's logits (DeiT)."""
+
+    kind: Literal["soft", "hard"] = "soft"
+    alpha: float = Field(0.5, ge=0, le=1, description="weight of the teacher")
+    tau: float = Field(3.0, gt=0, description="temperature of soft distillation")
+
+
+class Optimizer(_Section):
+    """The optimiser, by timm's name, and its groups of parameters."""
+
+    name: str = "adamw"
+    lr: float = Field(1e-3, ge=0, description="learning rate for a batch of lr_batch images, or of any size")
+    lr_batch: int | None = Field(None, ge=1, description="lr is scaled by batch_size / lr_batch; null: not scaled")
+    weight_decay: float = Field(0.05, ge=0)
+    decay_all: bool = Field(False, description="decay biases, norms, positions and class tokens as well")
+    betas: tuple[float, float] | None = Field(None, description="of Adam's kind; null: the optimiser's own")
+    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD and Muon; null: the optimiser's own")
+    layer_decay: float | None = Field(
+        None, gt=0, le=1, description="factor on the learning rate per layer from the top"
+    )
+    backbone_scale: float = Field(
+        1.0,
+        ge=0,
+        description="factor on the learning rate of all that a new task or method "
+        "leaves as it is: blocks, class token, last norm",
+    )
+    backbone: Literal["trunk", "host"] = Field(
+        "trunk",
+        description="what backbone_scale and freeze_epochs are for; trunk: blocks, class token, last norm; host: "
+        "everything but what the method adds, so that the head, positions and patch embedding belong to it as well",
+    )
+    freeze_epochs: float = Field(0.0, ge=0, description="epochs in which the learning rate of the backbone is 0")
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
+
+
+class Schedule(_Section):
+    """The learning rate over time: linear warm-up, then a cosine, changed at every update."""
+
+    warmup_epochs: float = Field(0.0, ge=0)
+    warmup_lr: float = Field(1e-6, ge=0, description="at the first update")
+    min_lr: float = Field(1e-5, ge=0, description="at the end, of all groups")
+    shift: bool = Field(False, description="true: the cosine begins after the warm-up; false: it runs from the start")
+    cooldown_epochs: float = Field(0.0, ge=0, description="epochs at min_lr after the cosine, beyond `epochs`")
+
+
+class Ema(_Section):
+    """The moving average of the weights."""
+
+    decay: float = Field(0.9999, gt=0, lt=1)
+    warmup: bool = Field(False, description="start from a small decay, as timm's ModelEmaV3")
+
+
+class Ramp(_Section):
+    """An amount that changes over the epochs."""
+
+    option: str = Field(
+        description="a run-time option of the method, e.g. keep_rate or r; or patch_drop, the share of patches that a "
+        "timm model created with patch_drop_rate drops at random in training"
+    )
+    start: float
+    stop: float
+    begin_epoch: float = Field(0.0, ge=0, description="until then it is `start`")
+    end_epoch: float = Field(gt=0, description="from then on it is `stop`")
+    shape: Literal["linear", "cosine", "step"] = Field("linear", description="step: `start` until end_epoch")
+    whole: bool = Field(False, description="round to a whole number (r, not keep_rate)")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Ramp:
+        if self.end_epoch <= self.begin_epoch:
+            raise ValueError(f"end_epoch must be after begin_epoch {self.begin_epoch:g}")
+        return self
+
+
+class Switch(_Section):
+    """An option of the method that gets another value at an epoch, where a ramp of numbers will not do."""
+
+    option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
+    value: Any = Field(description="from that epoch on; before it is as the method says")
+    epoch: float = Field(gt=0)
+
+
+class Recipe(_Section):
+    """A training run but for its data.
+
+    Example:
+        >>> Recipe(model="vit_tiny_patch16_224", epochs=3).optimizer.name
+        'adamw'
+    """
+
+    paper: str = Field("", description="what it reproduces, and where the paper says so")
+    notes: str = Field("", description="what is read into the paper, or differs from it, and why")
+    dataset: str = Field("", description="what --data should be")
+
+    model: str = Field(description="as on the command line: of timm, torchvision:NAME or hf:NAME")
+    model_options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the library's model")
+    pretrained: bool = Field(False, description="start from the library's weights; --checkpoint replaces them")
+    init: Literal["default", "mimetic"] = Field(
+        "default",
+        description="starting weights of a model that is not pretrained; mimetic: attention and positions "
+        "as pretrained ViTs have them (Trockman and Kolter 2023)",
+    )
+    method: str = Field("none", description="name:key=value,key=value")
+    objective: dict[str, Any] = Field(default_factory=dict, description="options of the method's own loss")
+    teacher: Literal["dense"] | None = Field(None, description="dense: a frozen copy of the model as it starts")
+    teacher_checkpoint: str | None = Field(
+        None, description="safetensors file with the weights of the teacher; null: those the model starts from"
+    )
+    distil: Distil | None = None
+    trainable: tuple[str, ...] = Field(("*",), description="patterns of parameter names that are trained")
+
+    task: str = "classification"
+    split: str | None = Field("train", description="the part of the data to train on; null where it has only one")
+    eval_split: str | None = Field("test", description="the part to evaluate on; null for none")
+
+    epochs: float = Field(gt=0)
+    batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
+    micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
+    augment: Augment = Augment()
+    mix: Mix = Mix()
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    ema: Ema | None = None
+    ramps: tuple[Ramp, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    grad_checkpointing: bool = False
+    seed: int = Field(0, ge=0)
+    eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
+        if self.distil is not None and self.teacher is None:
+            raise ValueError("distil needs a teacher: set teacher=dense")
+        if self.teacher_checkpoint is not None and self.teacher is None:
+            raise ValueError("teacher_checkpoint needs a teacher: set teacher=dense")
+        if self.init != "default" and self.pretrained:
+            raise ValueError("init is for models that are not pretrained: set pretrained=false or init=default")
+        if self.loss.name == "asl" and self.mix.on:
+            raise ValueError("asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0")
+        return self
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe, its name, and where each of its values is from.
+
+    Attributes:
+        name: of the file.
+        recipe: the values.
+        origin: by dotted name, e.g. ``optimizer.lr``: "default", the name of a recipe, or "command line".
+    """
+
+    name: str
+    recipe: Recipe
+    origin: Mapping[str, str]
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """Every value by its dotted name, and where it is from.
+
+        Example:
+            >>> next(iter(resolve({"model": "test_vit", "epochs": 1}).rows()))
+            ('paper', '', 'default')
+        """
+        for name, value in _flat(self.recipe.model_dump(mode="json"), ()):
+            dotted = ".".join(name)
+            yield dotted, value, self.origin.get(dotted, DEFAULT)
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with the package: their files by name.
+
+    Example:
+        >>> "cifar10_vit" in recipes()
+        True
+    """
+    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Resolved:
+    """Read a recipe by its name or file, and change some of its values.
+
+    Args:
+        name: one of `recipes`, or the path of a YAML file.
+        changes: ``key=value`` with dotted keys; values are read as YAML.
+
+    Returns:
+        The validated recipe with the origin of each value.
+
+    Raises:
+        VitrimError: no such recipe, YAML that cannot be read, an unknown key, or a value out of its range; one line.
+
+    Example:
+        >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
+        0.0001
+    """
+    layers = [*_chain(_find(name), ()), (COMMAND_LINE, _nested(changes))]
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source, given in layers:
+        _merge(values, given)
+        origin |= {".".join(key): source for key, _ in _flat(given, ())}
+    return resolve(values, name=Path(name).stem, origin=origin)
+
+
+def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[str, str] | None = None) -> Resolved:
+    """Validate the values of a recipe.
+
+    Raises:
+        VitrimError: a key or a value that is not valid; one line that names it.
+    """
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        raise VitrimError(_one_line(name, error)) from None
+    return Resolved(name, recipe, dict(origin or {}))
+
+
+def _find(name: str | Path) -> Path:
+    if Path(name).suffix in (".yaml", ".yml"):
+        if not Path(name).is_file():
+            raise VitrimError(f"no recipe file {name}")
+        return Path(name)
+    known = recipes()
+    if str(name) not in known:
+        raise unknown("recipe", str(name), known)
+    return known[str(name)]
+
+
+def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, dict[str, Any]]]:
+    """A recipe's own values after those of its base, with the name of the file they are from."""
+    if path in seen:
+        raise VitrimError(f"{path.name} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise VitrimError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(given, dict):
+        raise VitrimError(f"{path} is not a recipe: expected keys and values")
+    base = given.pop("base", None)
+    below = [] if base is None else _chain(_beside(path, str(base)), (*seen, path))
+    return [*below, (path.stem, given)]
+
+
+def _beside(path: Path, base: str) -> Path:
+    """The base of a recipe: a file next to it, or one of the package's."""
+    near = path.with_name(f"{base}.yaml")
+    return near if near.is_file() else _find(base)
+
+
+def _nested(changes: Sequence[str]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for text in changes:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise VitrimError(f"cannot read '{text}': write key=value, e.g. optimizer.lr=1e-4")
+        inner: Any = _scalar(text, value)
+        for part in reversed(key.split(".")):
+            inner = {part: inner}
+        _merge(nested, inner)
+    return nested
+
+
+def _scalar(text: str, value: str) -> Any:
+    try:
+        read = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise VitrimError(f"cannot read '{text}': its value is not YAML") from None
+    if isinstance(read, str):  # YAML 1.1 takes 1e-4 for a text
+        try:
+            return float(read)
+        except ValueError:
+            return read
+    return read
+
+
+def _merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Write ``given`` over ``values``, section by section."""
+    for key, value in given.items():
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
+            _merge(values[key], value)
+        else:
+            values[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _flat(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in values.items():
+        name = (*prefix, str(key))
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, name)
+        else:
+            yield name, value
+
+
+def _one_line(name: str, error: ValidationError) -> str:
+    """The first thing wrong with a recipe."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        valid = _keys(first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(valid)}"
+        return f"{name}: unknown key {where}; {hint}"
+    if first["type"] == "missing":
+        return f"{name}: {where} is missing"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    given = "" if not where else f" (got {first['input']!r})"
+    return f"{name}: {where + ': ' if where else ''}{message}{given}"
+
+
+def _keys(where: Iterable[int | str]) -> list[str]:
+    """The keys of a section."""
+    section: Any = Recipe
+    for part in where:
+        field = section.model_fields.get(str(part)) if isinstance(part, str) else None
+        kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), section)
+    return list(section.model_fields)

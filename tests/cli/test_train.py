@@ -1,0 +1,146 @@
+"""``vitrim train`` as a user runs it, on made images."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.state import AcceleratorState, GradientState
+
+from tiny_training import TINY, write_images
+from vitrim.cli import main
+from vitrim.training.recipe import load_recipe, recipes
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerate() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "images")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A recipe of the user's own."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "dataset": "folders of colours"}))
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Exit code of ``vitrim train`` with these arguments."""
+    monkeypatch.setattr(sys, "argv", ["vitrim", "train", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def the_error(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of the error."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_a_run_from_start_to_result(
+    images: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, record = tmp_path / "run", tmp_path / "record.json"
+    common = ["--data", images, "--device", "cpu", "--threads", 1, "--out", out]
+    assert run(monkeypatch, tiny, "epochs=2", "method=evit:keep_rate=0.5", *common, "--json", record) == 0
+    written = json.loads(record.read_text())
+    assert written["recipe"]["epochs"] == 2
+    assert written["recipe"]["method"] == "evit:keep_rate=0.5"
+    assert written["result"]["updates"] == 6
+    assert written["processes"] == 1
+    assert "evaluation of the model: epoch 2.00" in capsys.readouterr().out
+    # the resolved recipe in the run's folder is a recipe
+    assert load_recipe(out / "recipe.yaml").recipe.epochs == 2
+    assert run(monkeypatch, tiny, "epochs=2", *common) == 2
+    assert "has a run already" in the_error(capsys)
+
+
+def test_a_dry_run_says_what_it_would_cost(
+    images: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(monkeypatch, tiny, "--data", images, "--device", "cpu", "--dry-run", "--out", out) == 0
+    said = capsys.readouterr().out
+    for name in ("trained_parameters", "train_images: 24", "eval_images: 12", "updates: 9", "hours"):
+        assert name in said
+    assert not out.exists()
+
+
+def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "list.json"
+    assert run(monkeypatch, "--list", "--json", record) == 0
+    assert {row["recipe"] for row in json.loads(record.read_text())["recipes"]} == set(recipes())
+    shown = tmp_path / "show.json"
+    assert run(monkeypatch, "cifar10_vit", "optimizer.lr=1e-4", "--show", "--json", shown) == 0
+    values = {row["key"]: (row["value"], row["from"]) for row in json.loads(shown.read_text())["values"]}
+    assert values["optimizer.lr"] == (1e-4, "command line")
+    assert values["model_options.patch_size"][1] == "cifar10_vit"
+    assert values["grad_checkpointing"] == (False, "default")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a recipe"),
+        (["cifar10_vit"], "--data is missing: cifar10_vit wants CIFAR-10"),
+        (["cifar10_wit"], "did you mean 'cifar10_vit'"),
+        (["cifar10_vit", "epoch=3"], "unknown key epoch; did you mean epochs?"),
+        (["cifar10_vit", "optimizer.learning_rate=3"], "unknown key optimizer.learning_rate"),
+        (["cifar10_vit", "epochs=-1"], "epochs: Input should be greater than 0"),
+        (["cifar10_vit", "epochs"], "write key=value"),
+        (["none.yaml"], "no recipe file none.yaml"),
+        (["cifar10_vit", "--data", "nowhere"], "nowhere does not exist"),
+        (["cifar10_vit", "--data", ".", "--device", "cuda:1"], "--device is cpu or left out"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    assert message in the_error(capsys)
+
+
+@pytest.mark.xdist_group("distributed")
+def test_two_processes_of_accelerate_are_one(images: Path, tiny: Path, tmp_path: Path) -> None:
+    """The same losses over 20 updates, to 1e-4, and the same evaluations."""
+    common = ["-m", "vitrim", "train", str(tiny), "epochs=7", "batch_size=8", "--data", str(images), "--device", "cpu"]
+    common += ["--threads", "1", "--log-every", "1"]
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    losses, evaluations = {}, {}
+    for name, start in (("one", []), ("two", launch)):
+        out = tmp_path / name
+        done = subprocess.run(
+            [sys.executable, *start, *common, "--out", str(out)], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        lines = (out / "log.csv").read_text().splitlines()
+        column = lines[0].split(",").index("total")
+        losses[name] = [float(line.split(",")[column]) for line in lines[1:]]
+        evaluations[name] = (out / "evaluations.jsonl").read_text().splitlines()
+    assert len(losses["one"]) == 21
+    assert losses["two"] == pytest.approx(losses["one"], abs=1e-4)
+    assert [json.loads(line)["top1"] for line in evaluations["two"]] == [
+        json.loads(line)["top1"] for line in evaluations["one"]
+    ]

@@ -1,0 +1,154 @@
+"""The order of images against the reference vectors, and that all randomness follows from the place in the run."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import golden_models as golden
+from vitrim.errors import VitrimError
+from vitrim.training.images import (
+    Cutout,
+    Geometry,
+    Seeded,
+    TrainOrder,
+    TrainTransform,
+    epoch_order,
+    geometry_of,
+    seed_all,
+)
+from vitrim.training.recipe import Augment
+
+VECTORS = np.load(Path(golden.__file__).with_name("golden") / "training" / "losses_metrics_a.npz")
+RGB = Geometry((16, 24), (0.5,) * 3, (0.25,) * 3)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_repeated_augmentation_matches_the_reference(rank: int) -> None:
+    order = epoch_order(1000, 2, repeats=3)
+    assert order[rank::2] == VECTORS[f"rasampler/n1000_w2_r{rank}"].tolist()
+
+
+@given(count=st.integers(1, 600), epoch=st.integers(0, 5), seed=st.integers(0, 3))
+def test_an_epoch_sees_every_image_once(count: int, epoch: int, seed: int) -> None:
+    assert sorted(epoch_order(count, epoch, seed=seed)) == list(range(count))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = [tuple(epoch_order(50, epoch, seed=seed)) for epoch in range(3) for seed in range(3)]
+    assert len(set(orders)) == 9
+
+
+@given(
+    count=st.integers(8, 60),
+    world=st.sampled_from([1, 2, 4]),
+    parts=st.sampled_from([1, 2]),
+    start=st.integers(0, 12),
+    updates=st.integers(0, 12),
+)
+def test_processes_micro_batches_and_resuming_share_one_order(
+    count: int, world: int, parts: int, start: int, updates: int
+) -> None:
+    """Whatever the split, an update sees the images that one process sees in one batch."""
+    common = {"batch_size": 8, "seed": 3}
+    whole = list(TrainOrder(count, start=0, stop=start + updates, **common))[start:]
+    shared = [
+        list(
+            TrainOrder(
+                count,
+                start=start,
+                stop=start + updates,
+                micro_batch=8 // world // parts,
+                rank=rank,
+                world_size=world,
+                **common,
+            )
+        )
+        for rank in range(world)
+    ]
+    for update, expected in enumerate(whole):
+        mine = [place for rank in shared for part in rank[update * parts : (update + 1) * parts] for place in part]
+        assert Counter(mine) == Counter(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 9}, "an epoch has 8 images, fewer than the 9"),
+        ({"batch_size": 3, "world_size": 2}, "cannot be shared evenly by 2"),
+        ({"batch_size": 8, "micro_batch": 3}, "micro_batch must divide it, not be 3"),
+    ],
+)
+def test_batches_that_cannot_be_shared_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        TrainOrder(8, start=0, stop=1, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"crop": "resized"},
+        {"crop": "padded", "padding": 3},
+        {"crop": "squash", "hflip": 0.0},
+        {"auto": "rand-m9-mstd0.5-inc1", "erase": 1.0},
+        {"auto": "augmix-m3-w3"},
+        {"auto": "original"},
+        {"color_jitter": 0.4, "cutout": 1.0},
+        {"crop": "resized", "interpolation": "random"},
+    ],
+)
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_an_image_is_changed_alike_at_the_same_place_only(options: dict[str, Any], mode: str) -> None:
+    seed_all(5)
+    image = Image.fromarray(np.random.randint(0, 256, (40, 30, 3), dtype=np.uint8)).convert(mode)
+    transform = TrainTransform(RGB, Augment(**options))
+
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return transform(image)
+
+    data = Seeded(Data(), seed=1)
+    first = data[(place := TrainOrder(1, batch_size=1, start=0, stop=1).__iter__().__next__()[0])]
+    random.random(), torch.rand(1), np.random.rand()
+    assert first.shape == (3, 16, 24)
+    assert first.dtype == torch.float32
+    assert torch.equal(data[place], first)
+    others = [data[place._replace(position=position)] for position in range(1, 5)]
+    deterministic = options == {"crop": "squash", "hflip": 0.0}
+    assert all(torch.equal(other, first) for other in others) == deterministic
+
+
+def test_grey_models_get_grey_images() -> None:
+    geometry = geometry_of(timm.create_model("test_vit", in_chans=1, img_size=32))
+    assert geometry.size == (32, 32)
+    assert TrainTransform(geometry, Augment())(Image.new("RGB", (40, 40))).shape == (1, 32, 32)
+
+
+def test_cutout_fills_a_rectangle_of_at_most_half_the_sides() -> None:
+    """The published one: half of the width and half of the height, less where it hangs over an edge."""
+    image = Image.new("RGB", (20, 12))
+    areas = []
+    for seed in range(200):
+        random.seed(seed)
+        changed = np.asarray(Cutout(1.0)(image)).any(axis=2)
+        rows, columns = np.nonzero(changed)
+        if rows.size:  # a black rectangle on a black image cannot be seen
+            assert np.ptp(rows) < 6
+            assert np.ptp(columns) < 10
+            areas.append(int(changed.sum()))
+    assert max(areas) == 60
+    assert min(areas) >= 15
+    assert Cutout(0.0)(image) is image

@@ -1,0 +1,240 @@
+"""Whole runs on a few images: they learn, are logged, saved, stopped, resumed, and fail in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import vitrim
+from tiny_training import CLASSES, PER_CLASS, TINY, recipe, trainer
+from vitrim.errors import VitrimError
+from vitrim.training import checkpoint
+from vitrim.training.loop import recipe_text
+
+EPOCH = len(CLASSES) * PER_CLASS["train"] // TINY["batch_size"]
+UPDATES = EPOCH * TINY["epochs"]
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "everything": {
+        "method": "evit:keep_rate=0.5",
+        "model_options": {**TINY["model_options"], "drop_path_rate": 0.2, "patch_drop_rate": 0.25},
+        "augment": {"crop": "resized", "auto": "rand-m9-mstd0.5-inc1", "erase": 0.25, "repeats": 2},
+        "mix": {"mixup": 0.8, "cutmix": 1.0},
+        "micro_batch": 4,
+        "loss": {"smoothing": 0.1},
+        "teacher": "dense",
+        "distil": {"kind": "soft"},
+        "ema": {"decay": 0.9},
+        "ramps": [
+            {"option": "keep_rate", "start": 1.0, "stop": 0.5, "begin_epoch": 0, "end_epoch": 2},
+            {"option": "patch_drop", "start": 0.25, "stop": 0.0, "begin_epoch": 0, "end_epoch": 2},
+        ],
+        "optimizer": {"name": "adamw", "lr": 1e-3, "clip": 1.0, "backbone_scale": 0.1, "freeze_epochs": 1},
+        "grad_checkpointing": True,
+    },
+    "learned": {"method": "dynamicvit:keep_rate=0.7", "teacher": "dense"},
+    "momentum": {"optimizer": {"name": "sgd", "lr": 1e-2, "momentum": 0.9}},
+}
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    with (out / "log.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def numbers(out: Path) -> list[dict[str, str]]:
+    """The log without the clock."""
+    return [{name: value for name, value in row.items() if name != "images_per_second"} for row in rows(out)]
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_learns_and_leaves_what_is_needed_to_use_it(images: Path, tmp_path: Path) -> None:
+    resolved = recipe(epochs=12, method="tome:r=2")
+    result = trainer(resolved, images, tmp_path).run()
+    assert result["updates"] == 12 * EPOCH == len(rows(tmp_path))
+    assert result["last"]["top1"] == 100.0  # the classes are colours
+    losses = [float(row["total"]) for row in rows(tmp_path)]
+    assert losses[-1] < losses[0] / 2
+
+    model = timm.create_model("test_vit", num_classes=3, **TINY["model_options"])
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert vitrim.Reduction.load(model, tmp_path).config == vitrim.ToMe(r=2)
+    assert json.loads((tmp_path / "result.json").read_text())["last"] == result["last"]
+    evaluations = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in evaluations] == [EPOCH * epoch for epoch in range(1, 13)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_stopped_run_resumes_to_the_same_bits(name: str, images: Path, tmp_path: Path) -> None:
+    resolved = recipe(**RECIPES[name])
+    trainer(resolved, images, tmp_path / "whole").run()
+    for stop in (4, 5, None):  # in the middle of epochs
+        trainer(resolved, images, tmp_path / "parts", resume=stop != 4, max_updates=stop).run()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert len(rows(tmp_path / "whole")) == UPDATES
+    whole, parts = (checkpoint.load(checkpoint.latest(tmp_path / side / "checkpoints")) for side in ("whole", "parts"))
+    assert all(same(whole.tensors[part], parts.tensors[part]) for part in whole.tensors)
+    assert same(*(load_file(tmp_path / side / "model.safetensors") for side in ("whole", "parts")))
+    assert (tmp_path / "parts/evaluations.jsonl").read_text() == (tmp_path / "whole/evaluations.jsonl").read_text()
+
+
+def test_reading_in_other_processes_changes_nothing(images: Path, tmp_path: Path) -> None:
+    resolved = recipe(**{**RECIPES["everything"], "epochs": 1})
+    for workers in (0, 2):
+        trainer(resolved, images, tmp_path / str(workers), workers=workers).run()
+    assert numbers(tmp_path / "0") == numbers(tmp_path / "2")
+
+
+def test_micro_batches_add_up_to_the_batch(images: Path, tmp_path: Path) -> None:
+    for micro in (8, 2):
+        trainer(recipe(micro_batch=micro, epochs=2), images, tmp_path / str(micro)).run()
+    whole, parts = (load_file(tmp_path / str(micro) / "model.safetensors") for micro in (8, 2))
+    for name, weight in whole.items():
+        torch.testing.assert_close(parts[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_a_killed_process_resumes_to_the_same_bits(images: Path, tmp_path: Path) -> None:
+    """SIGKILL at whatever update it is when the second checkpoint appears."""
+    resolved = recipe(epochs=6)
+    text = tmp_path / "tiny.yaml"
+    text.write_text(recipe_text(resolved.recipe))
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "vitrim", "train", str(text), "--data", str(images), "--device", "cpu"]
+    command += ["--threads", "1", "--save-minutes", "0", "--log-every", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*command, "--out", str(out)], env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while len(list((out / "checkpoints").glob("update-*"))) < 2 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    subprocess.run([*command, "--out", str(out), "--resume"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    trainer(resolved, images, tmp_path / "whole").run()
+    assert numbers(out) == numbers(tmp_path / "whole")
+    assert same(*(load_file(side / "model.safetensors") for side in (out, tmp_path / "whole")))
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(images: Path, tmp_path: Path) -> None:
+    resolved = recipe()
+    run = trainer(resolved, images, tmp_path, save_minutes=0)
+    step = run._step
+
+    def poisoned(batches: Any, update: int) -> dict[str, float]:
+        if update == 4:
+            with torch.no_grad():
+                next(run.model.parameters()).fill_(float("nan"))
+        return step(batches, update)
+
+    run._step = poisoned
+    with pytest.raises(
+        VitrimError, match=r"not finite at update 4 .*last good checkpoint is .*update-00000004"
+    ) as found:
+        run.run()
+    assert "\n" not in str(found.value)
+    weights = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints")).tensors["model"]
+    assert all(torch.isfinite(weight).all() for weight in weights.values())
+    trainer(resolved, images, tmp_path, resume=True).run()
+
+
+def test_a_full_disk_while_saving_leaves_the_last_checkpoint(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(recipe(), images, tmp_path, max_updates=3).run()
+    run = trainer(recipe(), images, tmp_path, resume=True, max_updates=5)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_flush", full)
+    with pytest.raises(VitrimError, match=r"No space left on device; the last good checkpoint is .*update-00000003"):
+        run.run()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["update-00000003"]
+
+
+def test_a_save_that_was_interrupted_is_passed_over(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(), images, tmp_path, max_updates=4, save_minutes=0).run()
+    found = sorted((tmp_path / "checkpoints").iterdir())
+    assert [path.name for path in found] == ["update-00000003", "update-00000004"]
+    shutil.copytree(found[1], found[1].with_name("update-00000009.partial"))
+    (found[1] / "model.safetensors").write_bytes((found[1] / "model.safetensors").read_bytes()[:-100])
+    assert trainer(recipe(), images, tmp_path, resume=True).update == 3
+
+
+def test_a_corrupt_image_is_named(images: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "images"
+    shutil.copytree(images, broken)
+    (broken / "train/bee/3.png").write_bytes(b"no image")
+    with pytest.raises(VitrimError, match=r"bee/3\.png.*not an image"):
+        trainer(recipe(), broken, tmp_path / "out").run()
+
+
+def test_an_evaluation_split_of_other_classes_is_refused(images: Path, tmp_path: Path) -> None:
+    other = tmp_path / "images"
+    shutil.copytree(images, other)
+    shutil.copytree(other / "test/ant", other / "test/dog")
+    with pytest.raises(VitrimError, match="'dog'"):
+        trainer(recipe(), other, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 25}, "an epoch has 24 images, fewer than the 25"),
+        (
+            {"method": "evit:keep_rate=0.5", "ramps": [{"option": "r", "start": 1, "stop": 2, "end_epoch": 1}]},
+            "keep_rate",
+        ),
+        ({"ramps": [{"option": "patch_drop", "start": 0.5, "stop": 0, "end_epoch": 1}]}, "patch_drop_rate"),
+        ({"trainable": ["head.*", "neck.*"]}, r"no parameter matches 'neck\.\*'"),
+        ({"optimizer": {"name": "adamx"}}, "unknown optimizer 'adamx'; did you mean 'adam"),
+        ({"mix": {"mixup": 0.8}, "batch_size": 3}, "even number of images"),
+        ({"task": "clasification"}, "unknown task 'clasification'; did you mean 'classification'"),
+        ({"loss": {"name": "asl"}}, "asl"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    changes: dict[str, Any], message: str, images: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(VitrimError, match=message) as found:
+        trainer(recipe(**changes), images, tmp_path / "out")
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_does_not_overwrite_another_nor_resume_one_of_another_recipe(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(), images, tmp_path, max_updates=2).run()
+    with pytest.raises(VitrimError, match="has a run already"):
+        trainer(recipe(), images, tmp_path)
+    with pytest.raises(VitrimError, match="differs in seed"):
+        trainer(recipe(seed=1), images, tmp_path, resume=True)
+    with pytest.raises(VitrimError, match="nothing to resume"):
+        trainer(recipe(), images, tmp_path / "other", resume=True)
+    assert trainer(recipe(eval_every=None, micro_batch=4), images, tmp_path, resume=True).update == 2
+
+
+def test_a_dry_run_writes_nothing(images: Path, tmp_path: Path) -> None:
+    found = trainer(recipe(method="evit:keep_rate=0.5"), images, tmp_path / "out").dry_run()
+    assert (found["classes"], found["updates_per_epoch"], found["updates"]) == (3, EPOCH, UPDATES)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,138 @@
+"""Groups, learning rates and ramps against the reference vectors, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import golden_models as golden
+import vitrim
+from tiny_training import recipe
+from vitrim.errors import VitrimError
+from vitrim.training.optim import Rates, make_optimizer, parameter_groups, ramp_value, select_trainable
+from vitrim.training.recipe import Ramp
+
+VECTORS = Path(golden.__file__).with_name("golden") / "training"
+SCHEDULES = json.loads(str(np.load(VECTORS / "lr_schedule_a.npz")["config"]))["args"]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_learning_rates_match_the_reference(name: str) -> None:
+    """Row t: the rates of both groups after t updates."""
+    args, expected = SCHEDULES[name], np.load(VECTORS / "lr_schedule_a.npz")[name]
+    schedule = {"warmup_epochs": args["warmup_epochs"], "warmup_lr": args["warmup_lr"], "min_lr": args["min_lr"]}
+    options = recipe(epochs=args["epochs"], schedule=schedule).recipe
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr, "frozen_at_first": False} for lr in args["base_lr"]]
+    rates = Rates(torch.optim.AdamW(groups), options, args["steps_per_epoch"])
+    found = []
+    for update in range(args["epochs"] * args["steps_per_epoch"] + 1):
+        rates.set(update)
+        found.append([group["lr"] for group in rates.optimizer.param_groups])
+    np.testing.assert_allclose(found, expected[: len(found)], rtol=1e-12)
+
+
+REFERENCE_GROUPS = json.loads(str(np.load(VECTORS / "parameter_groups_a.npz")["groups"]))
+METHODS = {
+    "deit": vitrim.make_method("none"),
+    "topk": vitrim.TopK(keep_rate=0.5),
+    "dpcknn": vitrim.DPCKNN(keep_rate=0.5),
+    "sit": vitrim.SiT(keep_rate=0.5),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCE_GROUPS)
+def test_parameter_groups_match_the_reference(name: str) -> None:
+    """Which parameters are new, which are decayed, and at what rates; ours of the reducers have other names."""
+    args = json.loads(str(np.load(VECTORS / "parameter_groups_a.npz")["config"]))["args"]
+    model = golden.vit(golden.load(f"haurum/{name}_p64_r{'100' if name == 'deit' else '50'}.npz"))
+    if name != "deit":
+        vitrim.reduce_(model, METHODS[name])
+    optimizer = {"lr": args["lr"], "weight_decay": args["weight_decay"], "backbone_scale": args["backbone_scale"]}
+    options = recipe(optimizer={**optimizer, "freeze_epochs": args["freeze_epochs"]}).recipe
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    found = {
+        (group["lr"], group["weight_decay"], group["frozen_at_first"]): [names[id(p)] for p in group["params"]]
+        for group in parameter_groups(model, options, args["lr"])
+    }
+    for group in REFERENCE_GROUPS[name].values():
+        ours = found[group["lr"], group["weight_decay"], group["freeze_epochs"] > 0]
+        assert {key for key in ours if ".reducer." not in key} == {
+            key for key in group["params"] if not key.startswith("cluster_layers")
+        }
+        assert sum(".reducer." in key for key in ours) == sum(key.startswith("cluster_") for key in group["params"])
+
+
+def test_a_frozen_backbone_has_rate_zero_at_first_and_the_rest_has_not() -> None:
+    model = timm.create_model("test_vit", num_classes=3)
+    options = recipe(optimizer={"lr": 1e-3, "freeze_epochs": 1, "backbone_scale": 0.1}, schedule={"warmup_epochs": 0})
+    rates = Rates(make_optimizer(model, options.recipe), options.recipe, updates_per_epoch=4)
+    for update, frozen in ((0, True), (3, True), (4, False)):
+        rates.set(update)
+        for group in rates.optimizer.param_groups:
+            assert (group["lr"] == 0.0) == (frozen and group["frozen_at_first"])
+
+
+def test_layer_decay_lowers_the_rate_from_the_top() -> None:
+    model = timm.create_model("test_vit", num_classes=3)
+    reduction = vitrim.reduce_(model, vitrim.DynamicViT(keep_rate=0.7))
+    optimizer = make_optimizer(model, recipe(optimizer={"lr": 1e-3, "layer_decay": 0.5}).recipe)
+    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rate[id(model.head.weight)] == 1e-3
+    rates = [rate[id(block.attn.qkv.weight)] for block in model.blocks]
+    assert rates == sorted(rates) and rates[0] < rates[-1] < 1e-3
+    assert rate[id(model.patch_embed.proj.weight)] == pytest.approx(rates[0] / 2)
+    assert reduction.config.name == "dynamicvit"
+
+
+def test_the_learning_rate_follows_the_batch() -> None:
+    options = recipe(optimizer={"lr": 1e-3, "lr_batch": 512}, batch_size=128).recipe
+    assert {group["lr"] for group in make_optimizer(nn.Linear(3, 2), options).param_groups} == {2.5e-4}
+
+
+def test_only_what_matches_is_trained() -> None:
+    model = timm.create_model("test_vit", num_classes=3)
+    vitrim.reduce_(model, vitrim.DynamicViT(keep_rate=0.7))
+    count = select_trainable(model, ["*.reducer.*"])
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained and all(".reducer." in name for name in trained)
+    assert count == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    optimizer = make_optimizer(model, recipe().recipe)
+    assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == count
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [({"name": "addam"}, "unknown optimizer 'addam'"), ({"layer_decay": 0.5}, "needs a model of timm's kind")],
+)
+def test_what_does_not_fit_is_refused(optimizer: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        make_optimizer(nn.Linear(3, 2), recipe(optimizer=optimizer).recipe)
+
+
+@given(
+    start=st.floats(0, 100),
+    stop=st.floats(0, 100),
+    begin=st.floats(0, 50),
+    length=st.floats(0.1, 50),
+    shape=st.sampled_from(["linear", "cosine", "step"]),
+    epoch=st.floats(0, 200),
+)
+def test_a_ramp_stays_between_its_ends(
+    start: float, stop: float, begin: float, length: float, shape: str, epoch: float
+) -> None:
+    end = begin + length
+    if end <= begin:
+        return
+    ramp = Ramp(option="r", start=start, stop=stop, begin_epoch=begin, end_epoch=end, shape=shape)
+    assert min(start, stop) - 1e-9 <= ramp_value(ramp, epoch) <= max(start, stop) + 1e-9
+    assert ramp_value(ramp, begin) == pytest.approx(start)
+    assert ramp_value(ramp, end) == pytest.approx(stop)
