@@ -1,0 +1,264 @@
+"""Recipes are read, merged, changed and refused as they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vitrim.errors import VitrimError
+from vitrim.training.recipe import COMMAND_LINE, DEFAULT, Recipe, load_recipe, recipes, resolve
+
+MINIMAL = {"model": "test_vit", "epochs": 1}
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Writes a recipe file of that name and gives its path."""
+
+    def to(name: str, text: str) -> Path:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return to
+
+
+def message(call, *arguments: object) -> str:
+    """The one line a call is refused with."""
+    with pytest.raises(VitrimError) as refused:
+        call(*arguments)
+    text = str(refused.value)
+    assert "\n" not in text
+    return text
+
+
+# ---- bases and where values are from ---------------------------------------------------------------------------------
+
+
+def test_a_recipe_gives_only_what_differs_from_its_base(write) -> None:
+    write("a", "model: test_vit\nepochs: 10\noptimizer: {lr: 0.5, weight_decay: 0.25}\nramps:\n"
+               "  - {option: r, start: 0, stop: 8, end_epoch: 2}\nobjective: {x: 1}")  # fmt: skip
+    write("b", "base: a\nepochs: 20\noptimizer: {lr: 0.125}\nobjective: {y: 2}")
+    resolved = load_recipe(write("c", "base: b\nramps: []\nschedule: {warmup_epochs: 3}"), ["optimizer.clip=1"])
+    recipe = resolved.recipe
+    assert (recipe.model, recipe.epochs, recipe.ramps, recipe.objective) == ("test_vit", 20, (), {"x": 1, "y": 2})
+    assert (recipe.optimizer.lr, recipe.optimizer.weight_decay, recipe.optimizer.clip) == (0.125, 0.25, 1)
+    origin = {name: where for name, _, where in resolved.rows()}
+    expected = {
+        "model": "a", "epochs": "b", "optimizer.lr": "b", "optimizer.weight_decay": "a", "optimizer.clip": COMMAND_LINE,
+        "schedule.warmup_epochs": "c", "schedule.min_lr": DEFAULT, "ramps": "c", "objective.x": "a", "objective.y": "b",
+    }  # fmt: skip
+    assert {name: origin[name] for name in expected} == expected
+
+
+def test_rows_name_every_value_once() -> None:
+    rows = list(resolve(MINIMAL).rows())
+    names = [name for name, _, _ in rows]
+    assert len(names) == len(set(names))
+    assert {"optimizer.betas", "augment.scale", "model_options", "ema", "seed"} <= set(names)
+    assert {where for _, _, where in rows} == {DEFAULT}
+
+
+def test_a_base_may_be_a_recipe_of_the_package(write) -> None:
+    resolved = load_recipe(write("mine", "base: deit_small\nepochs: 5"))
+    assert (resolved.name, resolved.recipe.epochs, resolved.recipe.model) == ("mine", 5, "deit_small_patch16_224")
+    assert resolved.origin["model"] == "deit_small"
+
+
+def test_a_file_beside_comes_before_one_of_the_package(write) -> None:
+    write("deit_small", "model: test_vit\nepochs: 7")
+    assert load_recipe(write("mine", "base: deit_small")).recipe.model == "test_vit"
+
+
+def test_a_section_can_be_taken_away_and_put_back(write) -> None:
+    write("a", "model: test_vit\nepochs: 1\nema: {decay: 0.5, warmup: true}")
+    write("b", "base: a\nema: null")
+    assert load_recipe(write("c", "base: b")).recipe.ema is None
+    ema = load_recipe(write("d", "base: b\nema: {decay: 0.75}")).recipe.ema
+    assert ema is not None
+    assert (ema.decay, ema.warmup) == (0.75, False)
+
+
+@pytest.mark.parametrize("ring", [["a"], ["a", "b"], ["a", "b", "c"]])
+def test_a_recipe_that_is_its_own_base(write, ring: list[str]) -> None:
+    for name, base in zip(ring, [*ring[1:], ring[0]], strict=True):
+        path = write(name, f"base: {base}\nmodel: test_vit\nepochs: 1")
+    text = message(load_recipe, path)
+    assert "its own base" in text
+    assert all(name in text for name in ring)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epoch": 3}, "unknown key epoch; did you mean epochs?"),
+        ({"optimizer": {"weight_decy": 0}}, "unknown key optimizer.weight_decy; did you mean weight_decay?"),
+        ({"ema": {"decy": 0.5}}, "unknown key ema.decy; did you mean decay?"),
+        ({"ramps": [{"option": "r", "start": 0, "stop": 1, "end_epoch": 1, "shap": "step"}]}, "did you mean shape?"),
+        ({"mix": {"zzz": 1}}, "unknown key mix.zzz; valid: mixup, cutmix, probability, switch"),
+    ],
+)
+def test_an_unknown_key_is_told_the_nearest(change: dict[str, object], said: str) -> None:
+    assert said in message(resolve, {**MINIMAL, **change})
+
+
+@pytest.mark.parametrize("key", ["model", "epochs"])
+def test_what_every_recipe_must_say(key: str) -> None:
+    assert message(resolve, {name: MINIMAL[name] for name in MINIMAL if name != key}) == f"recipe: {key} is missing"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "epochs=0", "epochs=-1", "batch_size=0", "seed=-1", "eval_every=0", "augment.hflip=1.5", "augment.erase=-0.1",
+        "augment.repeats=0", "mix.mixup=-1", "loss.smoothing=1", "loss.name=focal", "optimizer.lr=-1e-4",
+        "optimizer.layer_decay=0", "optimizer.clip=0", "optimizer.backbone=half", "schedule.warmup_epochs=-1",
+        "ema.decay=1", "teacher=self", "precision=int8", "augment.scale=[1]", "trainable=3",
+        "switches=[{option: r, value: 1, epoch: 0}]",
+    ],
+)  # fmt: skip
+def test_values_out_of_range(write, change: str) -> None:
+    path = write("mine", "model: test_vit\nepochs: 1")
+    text = message(load_recipe, path, [change])
+    assert text.startswith("mine: ")
+    assert change.partition("=")[0] in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["micro_batch=3", "batch_size=8"], "not a multiple of micro_batch 3"),
+        (["distil.kind=hard"], "set teacher=dense"),
+        (["teacher_checkpoint=weights.safetensors"], "set teacher=dense"),
+        (["loss.name=asl", "mix.mixup=0.8"], "mix.mixup=0"),
+        (["ramps=[{option: r, start: 0, stop: 8, begin_epoch: 3, end_epoch: 3}]"], "after begin_epoch 3"),
+    ],
+)
+def test_values_that_do_not_fit_together(write, changes: list[str], said: str) -> None:
+    path = write("mine", "model: test_vit\nepochs: 1")
+    assert said in message(load_recipe, path, changes)
+
+
+def test_a_name_that_no_recipe_has() -> None:
+    assert "did you mean 'evit_deit_small'" in message(load_recipe, "evit_deit_smal")
+    assert message(load_recipe, "nowhere/mine.yaml") == "no recipe file nowhere/mine.yaml"
+
+
+def test_a_base_that_there_is_not(write) -> None:
+    assert "unknown recipe 'evit_deit_smal'" in message(load_recipe, write("mine", "base: evit_deit_smal"))
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "", "just words", "epochs: [1", "a: b: c", "\tepochs: 1"])
+def test_files_that_are_no_recipe(write, text: str) -> None:
+    assert "mine.yaml" in message(load_recipe, write("mine", text))
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"\xff\xfe\x00epochs")
+    assert "cannot read" in message(load_recipe, path)
+
+
+# ---- changes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "value"),
+    [
+        ("optimizer.lr=1e-4", "optimizer.lr", 1e-4),
+        ("optimizer.lr=1.5E-4", "optimizer.lr", 1.5e-4),
+        ("epochs=5", "epochs", 5),
+        ("epochs=0.5", "epochs", 0.5),
+        ("micro_batch=null", "micro_batch", None),
+        ("optimizer.betas=[0.9, 0.95]", "optimizer.betas", [0.9, 0.95]),
+        ("optimizer.betas=null", "optimizer.betas", None),
+        ('trainable=["*.reducer.*", "head.*"]', "trainable", ["*.reducer.*", "head.*"]),
+        ("model_options.img_size=336", "model_options.img_size", 336),
+        ("model_options.init_values=1e-5", "model_options.init_values", 1e-5),
+        ("objective.weights=[1, 2, 0.5, 0.5]", "objective.weights", [1, 2, 0.5, 0.5]),
+        ("optimizer.decay_all=true", "optimizer.decay_all", True),
+        ("method=topk:keep_rate=0.5,blocks=[3,6,9]", "method", "topk:keep_rate=0.5,blocks=[3,6,9]"),
+        ("eval_split=null", "eval_split", None),
+    ],
+)
+def test_changes_of_every_kind(write, change: str, key: str, value: object) -> None:
+    resolved = load_recipe(write("mine", "model: test_vit\nepochs: 1"), [change])
+    assert {name: (given, where) for name, given, where in resolved.rows()}[key] == (value, COMMAND_LINE)
+
+
+def test_the_last_change_of_a_key_counts_and_the_others_stay(write) -> None:
+    path = write("mine", "model: test_vit\nepochs: 1\noptimizer: {lr: 1.0, clip: 2.0}")
+    options = load_recipe(path, ["optimizer.lr=0.5", "epochs=2", "optimizer.lr=0.25"]).recipe.optimizer
+    assert (options.lr, options.clip) == (0.25, 2.0)
+
+
+@pytest.mark.parametrize("change", ["epochs", "=3", ""])
+def test_a_change_without_key_or_value(write, change: str) -> None:
+    assert "key=value" in message(load_recipe, write("mine", "model: test_vit\nepochs: 1"), [change])
+
+
+def test_a_change_that_is_no_yaml(write) -> None:
+    path = write("mine", "model: test_vit\nepochs: 1")
+    assert "its value is not YAML" in message(load_recipe, path, ["optimizer.betas=[0.9"])
+    assert "its value is not YAML" in message(load_recipe, path, ["trainable=*.reducer.*"])  # * starts an alias
+
+
+@pytest.mark.parametrize("change", ["epoch=3", "optimizer.rl=1e-3", "optimizer.lr.x=1", "optimizer=3", "mix=[1]"])
+def test_a_change_of_what_there_is_not(write, change: str) -> None:
+    assert "mine: " in message(load_recipe, write("mine", "model: test_vit\nepochs: 1"), [change])
+
+
+KEYS = st.sampled_from(
+    [*Recipe.model_fields, "optimizer.lr", "mix.mixup", "ema.decay", "augment.scale", "ramps", "x.y"]
+)
+VALUES = st.one_of(
+    st.text(st.characters(codec="ascii", categories=("L", "P", "S")), max_size=12),
+    st.floats().map(str),
+    st.integers(-10, 10**6).map(str),
+    st.sampled_from(["null", "true", "[]", "{}", "[1, 2]", "{a: 1}", "1e-4"]),
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(KEYS, VALUES), max_size=3))
+def test_changes_are_taken_or_refused_in_one_line(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: test_vit\nepochs: 1")
+    try:
+        resolved = load_recipe(path, [f"{key}={value}" for key, value in pairs])
+    except VitrimError as error:
+        refusal = str(error)
+    else:
+        refusal = "taken"
+        assert resolve(resolved.recipe.model_dump()).recipe == resolved.recipe
+    assert len(refusal.splitlines()) == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(1e-30, 1e30))
+def test_numbers_arrive_as_they_are_written(lr: float) -> None:
+    for text in (repr(lr), f"{lr:.17e}"):
+        assert load_recipe("deit_small", [f"optimizer.lr={text}"]).recipe.optimizer.lr == lr
+
+
+def test_loading_twice_gives_the_same_and_shares_nothing() -> None:
+    first, second = load_recipe("evit_deit_small"), load_recipe("evit_deit_small")
+    assert first == second
+    first.recipe.model_options["img_size"] = 384
+    assert "img_size" not in load_recipe("evit_deit_small").recipe.model_options
+
+
+def test_recipes_cannot_be_changed_in_place() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_recipe("deit_small").recipe.epochs = 3  # type: ignore[misc]
+
+
+def test_the_recipes_are_files_by_their_names() -> None:
+    assert list(recipes()) == sorted(recipes())
+    assert all(path.stem == name and path.is_file() for name, path in recipes().items())

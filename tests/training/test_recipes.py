@@ -1,0 +1,431 @@
+"""The recipes of the package load, fit what they name, and say what their papers print."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import timm
+import torch
+import yaml
+from torch import nn
+
+import vitrim
+import vitrim.models  # registers the papers' own models with timm
+from vitrim.reduce import Reduction
+from vitrim.registry import parse_method
+from vitrim.tasks import tasks
+from vitrim.training.optim import select_trainable
+from vitrim.training.recipe import Recipe, Resolved, load_recipe, recipes
+
+NAMES = list(recipes())
+OURS = ("cifar10_vit", "cifar10_vit_p2")
+PUBLISHED = [name for name in NAMES if name not in OURS]
+TABLES = Path(__file__).parents[1] / "golden" / "tables"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+@cache
+def resolved(name: str) -> Resolved:
+    return load_recipe(name)
+
+
+def recipe(name: str) -> Recipe:
+    return resolved(name).recipe
+
+
+def learning_rate(found: Recipe) -> float:
+    """The largest one, as a table prints it."""
+    scale = 1 if found.optimizer.lr_batch is None else found.batch_size / found.optimizer.lr_batch
+    return found.optimizer.lr * scale
+
+
+# ---- every recipe ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_says_what_it_is_and_what_is_read_into_it(name: str) -> None:
+    found, origin = recipe(name), resolved(name).origin
+    assert found.dataset
+    assert found.paper
+    assert found.notes
+    assert origin["paper"] == origin["notes"] == name  # not those of its base
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_task_and_loss_are_known(name: str) -> None:
+    found = recipe(name)
+    assert found.task in tasks()
+    assert found.loss.name in tasks()[found.task].losses
+
+
+@cache
+def model_of(name: str, options: str) -> nn.Module:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        model: nn.Module = timm.create_model(name, **yaml.safe_load(options))
+    return model.train()
+
+
+@contextmanager
+def reduced(found: Recipe) -> Iterator[tuple[nn.Module, Reduction | None]]:
+    """The model of a recipe under its method; a narrow one where heads with MLPs would take their time to be drawn."""
+    narrow = {"embed_dim": 192} if found.model.startswith(("vit_", "eva")) else {}
+    model = model_of(found.model, yaml.safe_dump({**narrow, **found.model_options}))
+    reduction = None if found.method == "none" else vitrim.reduce_(model, parse_method(found.method))
+    try:
+        yield model, reduction
+    finally:
+        if reduction is not None:
+            vitrim.restore_(model)
+
+
+def trained(model: nn.Module, patterns: Sequence[str]) -> set[str]:
+    """Names of the parameters that these patterns train."""
+    select_trainable(model, patterns)
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    select_trainable(model, ["*"])
+    return names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_method_and_parameter_names_fit(name: str) -> None:
+    found = recipe(name)
+    architecture, _, tag = found.model.partition(".")
+    assert timm.is_model(architecture)
+    assert not tag or timm.models.is_model_pretrained(found.model)
+    with reduced(found) as (model, _):
+        assert trained(model, found.trainable)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if recipe(name).ramps or recipe(name).switches])
+def test_what_changes_over_the_epochs_can_be_set(name: str) -> None:
+    found = recipe(name)
+    with reduced(found) as (_, reduction):
+        for ramp in found.ramps:
+            assert ramp.end_epoch <= found.epochs
+            if ramp.option != "patch_drop":
+                assert reduction is not None
+                for value in (ramp.start, ramp.stop):
+                    reduction.set(**{ramp.option: round(value) if ramp.whole else value})
+                assert reduction.config == parse_method(found.method)  # it ends at what is written
+        for switch in found.switches:
+            assert switch.epoch < found.epochs
+            assert reduction is not None
+            reduction.set(**{switch.option: switch.value})
+            assert reduction.config != parse_method(found.method)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_of_the_loss_are_those_of_the_method(name: str) -> None:
+    found = recipe(name)
+    losses = parse_method(found.method).losses
+    inspect.signature(losses).bind(None, **found.objective)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_of_its_own_is_told_its_numbers(name: str) -> None:
+    """Where a method has weights to choose, the recipe says them rather than leave them to a default."""
+    found = recipe(name)
+    parameters = inspect.signature(parse_method(found.method).losses).parameters.values()
+    assert bool(found.objective) == any(entry.kind is inspect.Parameter.KEYWORD_ONLY for entry in parameters)
+
+
+# ---- numbers, copied from the papers ---------------------------------------------------------------------------------
+
+
+class Printed(NamedTuple):
+    lr: float
+    min_lr: float
+    epochs: int
+    batch: int
+    warmup: float
+    weight_decay: float
+    layer_decay: float | None = None
+
+
+PRINTED = {
+    "atm_deit_tiny": Printed(2e-5, 3e-6, 30, 1024, 0, 0.05),
+    "atm_deit_small": Printed(2e-5, 3e-6, 30, 1024, 0, 0.05),
+    "atm_deit_base": Printed(2e-5, 3e-6, 30, 1024, 0, 0.05),
+    "mctf_deit_tiny": Printed(3e-5, 1e-6, 30, 1024, 0, 0.05),
+    "mctf_deit_small": Printed(3e-5, 1e-6, 30, 1024, 0, 0.05),
+    "mctf_t2t_vit_t_14": Printed(5e-6, 5e-7, 30, 1024, 0, 0.05),
+    "mctf_t2t_vit_t_19": Printed(5e-6, 5e-7, 30, 1024, 0, 0.05),
+    "mctf_lv_vit_small": Printed(1e-5, 2e-6, 30, 1024, 0, 0.05),
+    "cropr_mae_base": Printed(4e-3, 1e-6, 100, 1024, 5, 0.05, 0.65),
+    "cropr_mae_large": Printed(4e-3, 1e-6, 50, 1024, 5, 0.05, 0.75),
+    "cropr_mae_large_336": Printed(4e-3, 1e-6, 50, 1024, 5, 0.05, 0.75),
+    "cropr_mae_huge": Printed(4e-3, 1e-6, 50, 1024, 5, 0.05, 0.75),
+    "cropr_eva02_large": Printed(2e-5, 1e-6, 20, 512, 2, 0.05, 0.85),
+    "vittm_base_pretrain": Printed(1.5e-4, 1e-7, 300, 4096, 3, 0.03),
+    "vittm_base_finetune": Printed(2.5e-5, 1e-7, 300, 2048, 5, 0.1),
+    "vittm_small_finetune": Printed(1.75e-4, 1e-6, 300, 4096, 5, 0.03),
+    "evit_deit_small": Printed(4e-5, 2e-6, 30, 1024, 0, 1e-6),
+    "evit_deit_small_scratch": Printed(2e-3, 1e-5, 300, 2048, 5, 0.05),
+    "bat_deit_small": Printed(4e-5, 2e-6, 30, 1024, 0, 1e-6),
+    "bat_deit_small_scratch": Printed(2e-3, 1e-5, 300, 2048, 5, 0.05),
+    "dynamicvit_deit_small": Printed(1e-3, 1e-6, 30, 1024, 5, 0.05),
+    "a_vit_deit_tiny": Printed(5e-4, 1e-5, 100, 512, 5, 0.05),
+    "a_vit_deit_small": Printed(3e-4 * 384 / 512, 1e-5, 100, 384, 5, 0.05),
+    "evo_vit_deit_small": Printed(1e-3, 1e-5, 300, 1024, 5, 0.05),
+    "rev_vit_base": Printed(1e-3, 1e-6, 300, 1024, 70, 0.1),
+    "study_imagenet": Printed(1e-3, 1e-5, 30, 1024, 5, 0.05),
+    "study_nabirds": Printed(1e-3, 1e-5, 50, 1024, 5, 0.05),
+    "study_coco": Printed(1e-4, 1e-5, 40, 512, 5, 0.05),
+    "study_nuswide": Printed(1e-4, 1e-5, 40, 512, 5, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_numbers_are_as_printed(name: str) -> None:
+    found = recipe(name)
+    optimizer, schedule = found.optimizer, found.schedule
+    given = (schedule.min_lr, found.epochs, found.batch_size, schedule.warmup_epochs, optimizer.weight_decay)
+    assert learning_rate(found) == pytest.approx(PRINTED[name].lr, rel=1e-12)
+    assert (*given, optimizer.layer_decay) == PRINTED[name][1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "r"),
+    [
+        ("mctf_deit_tiny", 1, 16),
+        ("mctf_deit_small", 3, 16),
+        ("mctf_t2t_vit_t_14", 1, 13),
+        ("mctf_t2t_vit_t_19", 1, 9),
+        ("mctf_lv_vit_small", 3, 12),
+    ],
+)
+def test_mctf(name: str, weight: float, r: int) -> None:
+    found = recipe(name)
+    assert found.objective == {"weight": weight, "confidence": 0.4}
+    assert parse_method(found.method).model_dump()["r"] == r
+    assert found.schedule.cooldown_epochs == 10
+    assert found.loss.smoothing == 0.1
+    assert not found.mix.on
+    assert found.augment.repeats == 3
+
+
+def rows(table: str) -> list[dict[str, str]]:
+    with (TABLES / table).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "gflops", "top1"),
+    [
+        ("atm_deit_tiny", "DeiT-T", 0.81, 72.20),
+        ("atm_deit_small", "DeiT-S", 2.63, 79.77),
+        ("atm_deit_base", "DeiT-B", 13.04, 81.80),
+    ],
+)
+def test_atm_is_a_row_of_its_table(name: str, model: str, gflops: float, top1: float) -> None:
+    """And the other rows are all in the file's comments."""
+    options = parse_method(recipe(name).method).model_dump()
+    keys = ("alpha", "beta", "theta_min")
+    every = [
+        row for row in rows("atm_tables_a2_a5.csv") if (row["table"], row["model"]) == ("A3", model) and row["alpha"]
+    ]
+    (row,) = [row for row in every if all(float(row[key]) == options[key] for key in keys)]
+    assert (float(row["gflops"]), float(row["top1"])) == (gflops, top1)
+    comments = [line for line in recipes()[name].read_text().splitlines() if line.startswith("#   ")]
+    listed = [part.split() for line in comments for part in " ".join(line[1:].split()).replace("-> ", "").split("   ")]
+    numbers = [float(number) for part in listed for number in part]
+    others = [[float(other[key]) for key in (*keys, "gflops", "top1")] for other in every if other is not row]
+    assert [numbers[start : start + 5] for start in range(0, len(numbers), 5)] == others
+
+
+@pytest.mark.parametrize(
+    ("side", "name"), [(224, "cropr_mae_large"), (336, "cropr_mae_large_336"), (448, "cropr_mae_large_448")]
+)
+def test_cropr_removes_nine_tenths_at_every_size(side: int, name: str) -> None:
+    counts = parse_method(recipe(name).method).counts((side // 16) ** 2, 24)
+    assert counts is not None
+    assert 1 - min(counts) / (side // 16) ** 2 == pytest.approx(0.9, abs=0.005)
+
+
+def test_the_keep_rate_of_evit_from_scratch() -> None:
+    (ramp,) = recipe("evit_deit_small_scratch").ramps
+    assert (ramp.option, ramp.start, ramp.stop, ramp.shape) == ("keep_rate", 1, 0.7, "cosine")
+    assert (ramp.begin_epoch, ramp.end_epoch) == (10, 110)
+
+
+def test_dynamicvit_weights_and_backbone() -> None:
+    small, base = recipe("dynamicvit_deit_small"), recipe("dynamicvit_deit_base")
+    assert small.objective["weights"] == [1, 2, 0.5, 0.5]
+    assert base.objective["weights"] == [1, 5, 0.5, 0.5]
+    assert base.model_options["drop_path_rate"] == 0.2
+    for found in (small, base):
+        assert (found.optimizer.backbone, found.optimizer.backbone_scale, found.optimizer.freeze_epochs) == (
+            "host",
+            0.01,
+            5,
+        )
+        assert found.teacher == "dense"
+    with reduced(small) as (model, _):
+        still = {name for name, _ in model.named_parameters()} - trained(model, small.trainable)
+    assert still == {"cls_token", "pos_embed"}
+
+
+def test_ia_red2_trains_one_group_after_the_other() -> None:
+    """An interpreter alone, then the blocks from there on without any interpreter."""
+    for stage in range(3):
+        for part in ("interpreter", "blocks"):
+            found = recipe(f"ia_red2_deit_small_{stage}_{part}")
+            assert parse_method(found.method).model_dump()["stage"] == stage
+            with reduced(found) as (model, _):
+                every, learns = {name for name, _ in model.named_parameters()}, trained(model, found.trainable)
+            interpreter = f"blocks.{4 * stage}.reducer."
+            if part == "interpreter":
+                expected = {name for name in every if name.startswith(interpreter)}
+            else:
+                later = tuple(f"blocks.{index}." for index in range(4 * stage, 12))
+                expected = {name for name in every if name.startswith((*later, "norm.", "head."))}
+                expected = {name for name in expected if ".reducer." not in name}
+            assert learns == expected
+
+
+# ---- "Which Tokens to Use?", supplement ------------------------------------------------------------------------------
+
+RATES = (25, 50, 70, 90)
+A, B, C, D = (5, 1.0, 0), (5, 0.01, 5), (20, 0.01, 5), (20, 1.0, 0)
+TABLE_3 = {  # warm-up epochs, backbone scale, frozen epochs at r = 25, 50, 70, 90
+    "l1": (A, B, B, B),
+    "l2": (A, B, B, B),
+    "linf": (A, B, B, B),
+    "topk": (A, B, B, D),
+    "evit": (A, B, B, D),
+    "dynamicvit": (C, B, C, C),
+    "ats": (A, B, C, B),
+    "tome": (None, B, B, B),
+    "kmedoids": (A, B, C, D),
+    "dpc_knn": (B, C, B, B),
+    "sit": (B, B, B, C),
+    "patchmerger": (B, B, B, B),
+    "sinkhorn": (A, A, A, A),
+}
+TABLE_4 = {"nabirds": (1e-3, 1024, 5, 0.1, 5), "coco": (1e-4, 512, 5, 1.0, 0), "nuswide": (1e-4, 512, 5, 1.0, 0)}
+TABLE_5 = {  # NABirds, COCO, NUS-WIDE at the four rates: what our copy shows of a row; its last mark is repeated
+    "l1": "ID",
+    "l2": "ID",
+    "linf": "ID",
+    "topk": "D",
+    "evit": "D",
+    "dynamicvit": "IDDDIIDDIDDD",
+    "ats": "ID",
+    "tome": "-DDD-DDD-DDD",
+    "kmedoids": "D",
+    "dpc_knn": "D",
+    "sit": "DIIII",
+    "patchmerger": "D",
+    "sinkhorn": "I",
+}
+
+
+def study(dataset: str, method: str, rate: int) -> tuple[str, Recipe]:
+    """The recipe for a rate: the one with it in its name, else the method's."""
+    name = f"study_{dataset}_{method}"
+    own = f"{name}_{rate}"
+    return (own, recipe(own)) if own in recipes() else (name, recipe(name))
+
+
+@pytest.mark.parametrize("method", TABLE_3)
+def test_study_on_imagenet(method: str) -> None:
+    for rate, setting in zip(RATES, TABLE_3[method], strict=True):
+        if setting is None:
+            continue
+        _, found = study("imagenet", method, rate)
+        optimizer = found.optimizer
+        assert (found.schedule.warmup_epochs, optimizer.backbone_scale, optimizer.freeze_epochs) == setting, rate
+        assert (optimizer.lr, optimizer.lr_batch) == (1e-3, 1024)
+
+
+@pytest.mark.parametrize("method", TABLE_5)
+@pytest.mark.parametrize("dataset", TABLE_4)
+def test_study_on_the_other_datasets(dataset: str, method: str) -> None:
+    marks = TABLE_5[method].ljust(12, TABLE_5[method][-1])
+    start = 4 * list(TABLE_4).index(dataset)
+    for rate, mark, on_imagenet in zip(RATES, marks[start : start + 4], TABLE_3[method], strict=True):
+        if mark == "-":
+            continue
+        expected: tuple[float, ...] = TABLE_4[dataset]
+        if mark == "I":
+            assert on_imagenet is not None
+            expected = (1e-3, 1024, *on_imagenet)
+        _, found = study(dataset, method, rate)
+        optimizer, warmup = found.optimizer, found.schedule.warmup_epochs
+        given = (optimizer.lr, optimizer.lr_batch, warmup, optimizer.backbone_scale, optimizer.freeze_epochs)
+        assert given == expected, rate
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name.startswith("study_") and recipe(name).method != "none"]
+)
+def test_study_recipes_are_of_the_rate_and_data_they_are_named_by(name: str) -> None:
+    found = recipe(name)
+    _, dataset, rest = name.split("_", 2)
+    method, _, last = rest.rpartition("_")
+    rate = int(last) if last in map(str, RATES) else 70
+    config = parse_method(found.method)
+    assert config.name == (method if last in map(str, RATES) else rest)
+    assert config.model_dump()["keep_rate"] == rate / 100
+    assert found.dataset == recipe(f"study_{dataset}").dataset
+    assert (found.teacher is not None) == (config.name == "dynamicvit")
+
+
+@pytest.mark.parametrize("dataset", TABLE_4)
+def test_every_study_recipe_gives_the_counts_of_the_study(dataset: str) -> None:
+    """K_s = floor(P r^s) before blocks 3, 6 and 9; DPC-KNN as an example of all."""
+    counts = parse_method(recipe(f"study_{dataset}_dpc_knn").method).counts(196, 12)
+    assert counts is not None
+    assert sorted(set(counts), reverse=True) == [196, 137, 96, 67]
+
+
+def test_table_2() -> None:
+    imagenet, nabirds, coco, nuswide = (recipe(f"study_{name}") for name in ("imagenet", *TABLE_4))
+    decays = [found.ema.decay for found in (imagenet, nabirds, coco, nuswide) if found.ema is not None]
+    assert decays == [0.9999, 0.9999, 0.9997, 0.9997]
+    assert (imagenet.loss.smoothing, imagenet.augment.erase, imagenet.augment.hflip, imagenet.mix.on) == (
+        0.1,
+        0.25,
+        0.5,
+        True,
+    )
+    assert (nabirds.loss.smoothing, nabirds.augment.erase, nabirds.augment.hflip, nabirds.mix.on) == (0, 0, 0.5, False)
+    assert nabirds.augment.auto is None
+    for found in (coco, nuswide):
+        assert (found.task, found.loss.name, found.loss.gamma_neg, found.loss.clip) == ("multilabel", "asl", 4, 0.05)
+        augment = found.augment
+        assert (augment.crop, augment.cutout, augment.hflip, augment.erase) == ("squash", 0.5, 0, 0)
+        assert augment.auto is not None
+        assert not found.mix.on
+    assert {found.augment.repeats for found in (imagenet, nabirds, coco, nuswide)} == {3}
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def table() -> list[str]:
+    """The list of recipes in docs/training.md."""
+    lines = ["| recipe | model | method | epochs | batch | learning rate |", "|---|---|---|---|---|---|"]
+    for name in NAMES:
+        found = recipe(name)
+        cells: tuple[Any, ...] = (f"`{name}`", found.model, found.method, f"{found.epochs:g}", found.batch_size)
+        lines.append(f"| {' | '.join(map(str, cells))} | {learning_rate(found):g} |")
+    return lines
+
+
+def test_the_page_lists_the_recipes() -> None:
+    """If the list is another the failure prints the one that belongs there."""
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition("<!-- recipes -->\n")
+    listed, _, after = rest.partition("<!-- end of recipes -->")
+    assert before
+    assert after
+    expected = "\n".join(table())
+    assert listed.strip() == expected, f"the table of docs/training.md should be\n{expected}"
