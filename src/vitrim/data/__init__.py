@@ -1,14 +1,34 @@
 """Image datasets by name or path.
 
-    dataset = load_images("cifar10-test.parquet")  # or a folder of parquet files, an image folder, "hfds/owner/name"
+    dataset = load_images("cifar10-test.parquet")  # or a folder of parquet files, an image folder, "hfds/owner/name",
+                                                   # or "imagenet:PATH", see vitrim.data.readers
     dataset.transform = eval_transform(model)      # what the model was evaluated with
     for images, labels in batches(dataset, 32, limit=1000):
         ...                                        # (B, C, H, W) float32, (B,) int64
 
-Parquet files and Hub datasets are read with the optional package `datasets` (`pip install 'vitrim[data]'`), which is
-imported only when such a source is opened.
+`load_data` also opens datasets whose images have several labels, and `stream_images` reads tables that are too large to
+keep. Parquet files, Hub datasets and WebDataset archives are read with the optional package `datasets`
+(`pip install 'vitrim[data]'`), which is imported only when such a source is opened.
 """
 
-from vitrim.data.dataset import DataError, ImageDataset, batches, eval_transform, load_images, to_tensor
+from vitrim.data.dataset import ImageDataset, MultiLabelDataset, batches
+from vitrim.data.decoding import to_tensor
+from vitrim.data.errors import DataError
+from vitrim.data.load import load_data, load_images
+from vitrim.data.readers import register_reader
+from vitrim.data.streaming import ImageStream, stream_images
+from vitrim.data.transforms import eval_transform
 
-__all__ = ["DataError", "ImageDataset", "batches", "eval_transform", "load_images", "to_tensor"]
+__all__ = [
+    "DataError",
+    "ImageDataset",
+    "ImageStream",
+    "MultiLabelDataset",
+    "batches",
+    "eval_transform",
+    "load_data",
+    "load_images",
+    "register_reader",
+    "stream_images",
+    "to_tensor",
+]

@@ -1,0 +1,89 @@
+"""From an encoded image to a tensor: the one place where image files are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrim.data.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    Transform = Callable[[Image.Image], Tensor]
+
+
+class EncodedImages(Protocol):
+    """Where encoded images lie: a list of paths, or the rows of a table. None is a row without an image."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> bytes | Path | None: ...
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """The pixels of an image as a tensor: the transform of a dataset that was given no other.
+
+    Args:
+        image: an RGB or an L (grey) image of any size H, W.
+
+    Returns:
+        (C, H, W) float32 in [0, 1]; C is 3 for RGB and 1 for L.
+
+    Example:
+        >>> from PIL import Image
+        >>> to_tensor(Image.new("RGB", (4, 2))).shape
+        torch.Size([3, 2, 4])
+    """
+    pixels = np.array(image, dtype=np.float32) / 255
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1).contiguous()
+
+
+def decode_at(file: bytes | Path | None, index: int, source: str) -> Image.Image:
+    """The image at a place of a dataset; `decode` with a message that names the place.
+
+    Raises:
+        DataError: it is missing or cannot be decoded.
+    """
+    return decode(file, f"image {index} of {source}" + (f" ({file})" if isinstance(file, Path) else ""))
+
+
+def decode(file: bytes | Path | None, where: str) -> Image.Image:
+    """An image from its file or the bytes of it.
+
+    Args:
+        file: the path, the bytes, or None where an image is missing.
+        where: what it is, for messages.
+
+    Raises:
+        DataError: it is missing or cannot be decoded.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if file is None:
+        raise DataError(f"{where} is missing")
+    try:
+        with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
+            image.load()
+    except UnidentifiedImageError as error:  # its own message shows a memory address
+        raise DataError(f"cannot read {where}: not an image of a known format") from error
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"cannot read {where}: {first_line(error)}") from error
+    return _eight_bit(image, where)
+
+
+def _eight_bit(image: Image.Image, where: str) -> Image.Image:
+    """PIL clips wider pixels when it converts them, which would turn most of a 16-bit image white."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(f"cannot read {where}: its pixels are 32-bit numbers of unknown range (mode {image.mode})")
+    return image

@@ -1,0 +1,108 @@
+"""Folders of images: one folder per class, in one folder per split or not."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitrim.data.dataset import ImageDataset
+from vitrim.data.errors import DataError
+from vitrim.data.paths import listed, pick_split
+
+_IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+
+
+def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
+    """A tree of class/image, or of split/class/image.
+
+    Raises:
+        DataError: the tree has another form, or no such split.
+    """
+    base, splits = _choose_folder(root, source, split)
+    return read_classes(base, splits, source, None if base == root else base.name)
+
+
+def read_classes(base: Path, splits: list[Path], source: str, split: str | None) -> ImageDataset:
+    """The images of one folder of class folders.
+
+    Args:
+        base: the folder of class folders to read.
+        splits: all such folders of the tree. Those of `train` give the classes if it is among them, otherwise all do.
+        source, split: as of `ImageDataset`.
+
+    Returns:
+        Labels are places in the sorted names of the classes.
+
+    Raises:
+        DataError: a class without images, or one that the train split does not have.
+    """
+    class_names = _class_names(splits)
+    images: list[Path] = []
+    labels: list[int] = []
+    for folder in class_folders(base):
+        if folder.name not in class_names:
+            raise DataError(f"class {folder.name!r} of {base} is not among the {len(class_names)} of the train split")
+        found = sorted(_walk(folder))
+        images += found
+        labels += [class_names.index(folder.name)] * len(found)
+    return ImageDataset(images, labels, class_names=class_names, source=source, split=split)
+
+
+def _choose_folder(root: Path, source: str, split: str | None) -> tuple[Path, list[Path]]:
+    """The folder that holds the class folders, and all such folders of the tree."""
+    classes = [folder for folder in class_folders(root) if has_images(folder)]
+    splits = [folder for folder in class_folders(root) if not has_images(folder) and next(_walk(folder), None)]
+    if not classes and not splits:
+        loose = "its images lie outside of class folders" if has_images(root) else "no images (or parquet files)"
+        suffixes = " ".join(sorted(suffix[1:] for suffix in _IMAGE_SUFFIXES))
+        raise DataError(f"{loose} in {source}; expected one folder per class with images ({suffixes})")
+    if classes and splits:
+        raise DataError(
+            f"{source} mixes folders of images ({_named(classes)}) and folders of folders of images "
+            f"({_named(splits)}); expected class/image or split/class/image throughout"
+        )
+    if classes and split is not None:
+        raise DataError(f"no split {split!r} in {source}: its folders are classes ({_named(classes)}); leave split out")
+    if classes:
+        return root, [root]
+    name = pick_split(split, [folder.name for folder in splits], source)
+    return root / name, splits
+
+
+def _class_names(splits: list[Path]) -> list[str]:
+    reference = [folder for folder in splits if folder.name.lower() == "train"] or splits
+    folders: dict[str, list[Path]] = defaultdict(list)
+    for base in reference:
+        for folder in class_folders(base):
+            folders[folder.name].append(folder)
+    for same in folders.values():  # an empty class is more often a stray folder, and would move all labels after it
+        if not any(next(_walk(folder), None) for folder in same):
+            raise DataError(f"class folder {same[0]} holds no images: remove it or fill it")
+    return sorted(folders)
+
+
+def _named(folders: list[Path]) -> str:
+    return listed(folder.name for folder in folders)
+
+
+def class_folders(path: Path) -> list[Path]:
+    """The folders directly in a folder, sorted; not those that start with a dot."""
+    return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+
+
+def has_images(folder: Path) -> bool:
+    """Whether images lie directly in a folder."""
+    return any(_is_image_file(file.name) for file in folder.iterdir())
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """All images below a folder, in no order; through links, as datasets are often subsets made of them."""
+    for base, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(base) / name for name in names if _is_image_file(name))
+
+
+def _is_image_file(name: str) -> bool:
+    # files that start with a dot are what some systems write beside the real ones
+    return not name.startswith(".") and Path(name).suffix.lower() in _IMAGE_SUFFIXES

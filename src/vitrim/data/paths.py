@@ -1,0 +1,121 @@
+"""Splits by their spellings, and paths with errors that help."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from vitrim.data.errors import DataError
+
+HUB_PREFIX = "hfds/"  # timm's spelling
+
+_SPLIT_SPELLINGS = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
+
+
+def spellings(split: str) -> tuple[str, ...]:
+    """What a split may be called: those of a known one, otherwise only itself."""
+    return next((words for words in _SPLIT_SPELLINGS.values() if split.lower() in words), (split.lower(),))
+
+
+def _has_word(name: str, words: tuple[str, ...]) -> bool:
+    # whole words only: "test" must not select "latest-train"
+    return any(re.search(rf"(?<![a-z]){re.escape(word)}(?![a-z])", name.lower()) for word in words)
+
+
+def choose_files(files: list[Path], split: str | None, source: str) -> tuple[list[Path], str | None]:
+    """The files of one split, and its name (None if no file names one)."""
+    chosen = [] if split is None else [file for file in files if _has_word(file.stem, spellings(split))]
+    if chosen:
+        return chosen, split
+    known = {name: [f for f in files if _has_word(f.stem, words)] for name, words in _SPLIT_SPELLINGS.items()}
+    present = [name for name, found in known.items() if found]
+    others = [file for file in files if not any(file in found for found in known.values())]
+    if not present and split is None:
+        return files, None
+    if not present:
+        names = listed(file.name for file in files)
+        raise DataError(f"no split {split!r} in {source}: its file names ({names}) name none; leave split out")
+    return files, pick_split(split, present + [file.stem for file in others], source)
+
+
+def pick_split(asked: str | None, present: list[str], source: str) -> str:
+    """The split that was asked for, in any spelling, or the only one that is `present`.
+
+    Raises:
+        DataError: there is no such split, or there are several and none was asked for.
+    """
+    if asked is None and len(present) == 1:
+        return present[0]
+    valid = ", ".join(present[:10]) + (", ..." if len(present) > 10 else "")
+    if asked is None:
+        raise DataError(f"several splits in {source}: {valid}; name one with split=NAME")
+    for spelling in (asked, *spellings(asked)):
+        if spelling in present:
+            return spelling
+    raise DataError(f"unknown split {asked!r} in {source}; valid: {valid}")
+
+
+def existing(path: Path) -> Path:
+    """The path itself.
+
+    Raises:
+        DataError: it does not exist; the message names the first part that does not, and a similar one that does.
+    """
+    if path.exists():
+        return path
+    missing = path
+    while not missing.parent.exists():
+        missing = missing.parent
+    entries = missing.parent.iterdir() if missing.parent.is_dir() else ()
+    names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    close = difflib.get_close_matches(missing.name, names, n=1)
+    hint = f"did you mean {missing.parent / close[0]}?" if close else f"valid: a path, or {HUB_PREFIX}owner/name"
+    raise DataError(f"{path} does not exist: there is no {missing.name!r} in {missing.parent}; {hint}")
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """The first names, as a message lists them.
+
+    Example:
+        >>> listed("abcdefg")
+        'a, b, c, d, e, ...'
+    """
+    every = list(names)
+    return ", ".join(every[:most]) + (", ..." if len(every) > most else "")
+
+
+def check_files(files: Iterable[Path], source: str, what: str = "images") -> None:
+    """Refuse an index that names files which do not exist. Lists each folder once, instead of asking for each file.
+
+    Raises:
+        DataError: naming the first that is missing and how many are.
+    """
+    present: dict[Path, frozenset[str]] = {}
+    missing: list[Path] = []
+    count = 0
+    for file in files:
+        count += 1
+        folder = file.parent
+        if folder not in present:
+            present[folder] = frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
+        if file.name not in present[folder]:
+            missing.append(file)
+    if missing:
+        raise DataError(f"{len(missing)} of the {count} {what} of {source} are missing, the first is {missing[0]}")
+
+
+def read_text(file: Path, source: str) -> str:
+    """The text of a file that belongs to a dataset.
+
+    Raises:
+        DataError: it does not exist, or is not text in UTF-8.
+    """
+    if not file.is_file():
+        raise DataError(f"{source} has no {file.name}: expected it at {file}")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {file}: not text in UTF-8 ({error.reason} at byte {error.start})") from error

@@ -1,0 +1,92 @@
+"""NUS-WIDE as the asymmetric-loss authors give it out: `nus_wide:ROOT`, with ROOT/nus_wid_data.csv and the images."""
+
+from __future__ import annotations
+
+import ast
+import csv
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from vitrim.data.dataset import MultiLabelDataset, multi_hot
+from vitrim.data.errors import DataError
+from vitrim.data.paths import check_files, existing, pick_split, read_text
+from vitrim.data.readers import register_reader
+
+_FILE = "nus_wid_data.csv"
+_SPLITS = ("train", "val")
+_FORM = "path, label such as \"['clouds', 'sky']\", and train or val"
+_NONE = ""
+
+
+@dataclass(frozen=True)
+class _Row:
+    path: str
+    names: tuple[str, ...]
+    split: str
+
+
+@register_reader("nus_wide")
+def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = False) -> MultiLabelDataset:
+    """NUS-WIDE: which concepts are in an image.
+
+    Classes are the sorted names of both splits. Images without a label are kept: none of their classes is present. The
+    comparative study of Haurum et al. (2023) counts having no label as one more class, named '' and thus the first;
+    that is not done here, as it is no concept, unless `empty_class` asks for it (to load their weights, or to compare
+    with their mAP).
+
+    Args:
+        path: the root, with nus_wid_data.csv and the images it names, relative to the root.
+        split: `train` or `val` (also `validation`).
+        empty_class: count having no label as a class.
+
+    Returns:
+        A dataset in the order of the csv file.
+
+    Raises:
+        DataError: the csv file or an image is missing, a row of another form, or no such split.
+    """
+    root, source = existing(Path(path).expanduser()), f"nus_wide:{path}"
+    file = root / _FILE
+    rows = _read(file, source)
+    present = [name for name in _SPLITS if any(row.split == name for row in rows)]
+    name = pick_split(split, present, source)
+    labels = {row: (_NONE,) if empty_class and not row.names else row.names for row in rows}
+    class_names = sorted({label for names in labels.values() for label in names})
+    if not class_names:
+        raise DataError(f"no row of {file} has a label")
+    chosen = [row for row in rows if row.split == name]
+    paths = [root / row.path for row in chosen]
+    check_files(paths, source)
+    place = {label: number for number, label in enumerate(class_names)}
+    targets = multi_hot([[place[label] for label in labels[row]] for row in chosen], len(class_names))
+    return MultiLabelDataset(paths, targets, class_names=class_names, source=source, split=name)
+
+
+def _read(file: Path, source: str) -> list[_Row]:
+    """The rows below the header."""
+    lines = csv.reader(StringIO(read_text(file, source)))
+    header = next(lines, [])
+    if len(header) < 3 or header[1].strip() != "label":
+        raise DataError(f"{file} begins with {','.join(header)!r}; expected a header of three columns: {_FORM}")
+    rows = [_row(cells, f"line {lines.line_num} of {file}") for cells in lines if cells]
+    if not rows:
+        raise DataError(f"no images in {file}")
+    return rows
+
+
+def _row(cells: list[str], where: str) -> _Row:
+    if len(cells) < 3 or cells[2] not in _SPLITS:
+        raise DataError(f"{where} is {','.join(cells)!r}; expected {_FORM}")
+    return _Row(cells[0], _names(cells[1], where), cells[2])
+
+
+def _names(text: str, where: str) -> tuple[str, ...]:
+    """A list of names written as Python writes it."""
+    try:
+        names = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"the label in {where} is {text!r}; expected a list such as ['clouds', 'sky']")
+    return tuple(names)

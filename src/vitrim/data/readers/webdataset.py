@@ -1,0 +1,125 @@
+"""WebDataset archives: `webdataset:PATTERN`, such as `webdataset:/data/train-{000000..000009}.tar`."""
+
+from __future__ import annotations
+
+import glob
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitrim.data.dataset import ImageDataset
+from vitrim.data.errors import DataError
+from vitrim.data.paths import check_files, choose_files, existing
+from vitrim.data.readers import register_reader
+from vitrim.data.tables import (
+    Rows,
+    describe,
+    find_image_column,
+    find_label_column,
+    import_datasets,
+    read_labels,
+    read_source,
+)
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_CLASS = "cls"
+_JSON = ("json", "jsn")
+_FIELD = "label"
+_ALL = "archives"  # the split `datasets` is told they are; "all" has a meaning of its own
+
+
+@register_reader("webdataset")
+def read_webdataset(
+    path: str,
+    *,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> ImageDataset:
+    """Tar archives in which the files of one image have one name: `0001.jpg` and `0001.cls` or `0001.json`.
+
+    Read by the package `datasets`, which copies the archives into its cache (HF_DATASETS_CACHE) the first time.
+
+    Args:
+        path: a tar file, a folder of them, or a pattern with ranges, `{000000..000009}`, or `*`.
+        split: the archives that have it as a word in their name; may be left out where they name none or only one.
+        image_column: the suffix of the images, if there are several kinds of images.
+        label_column: the suffix of the labels; by default `cls`, or `json` or `jsn`, whose field `label` is the label,
+            or which are the label. A field of another name is `json.NAME`.
+
+    Returns:
+        A dataset in the order of the archives. Labels that are texts become labels in sorted order.
+
+    Raises:
+        DataError: no such archive or split; an archive that is damaged; an image or a label that is missing.
+        MissingPackageError: the package `datasets` is not installed.
+    """
+    source = f"webdataset:{path}"
+    datasets = import_datasets()
+    files, chosen = choose_files(_archives(path, source), split, source)
+    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
+    table = read_source(partial(datasets.load_dataset, "webdataset", data_files={_ALL: patterns}, split=_ALL), source)
+    image = find_image_column(table.features, image_column, source)
+    rows = Rows(table, image)
+    _check_images(rows, table, image, source)
+    label_table, label = _labels_of(table, label_column, source)
+    find_label_column(label_table.features, label, source)
+    labels, class_names = read_labels(label_table, label, source)
+    return ImageDataset(rows, labels, class_names=class_names, source=source, split=chosen)
+
+
+def _archives(path: str, source: str) -> list[Path]:
+    """The archives a pattern means, in its order."""
+    names = _expanded(str(Path(path).expanduser()))
+    if len(names) == 1 and "*" in names[0]:
+        files = sorted(Path(name) for name in glob.glob(names[0]))
+    elif len(names) == 1 and existing(Path(names[0])).is_dir():
+        files = sorted(file for file in Path(names[0]).iterdir() if file.suffix == ".tar")
+    else:
+        files = [Path(name) for name in names]
+        check_files(files, source, "archives")
+    if not files:
+        raise DataError(f"no archives (.tar) in {source}")
+    return files
+
+
+def _expanded(pattern: str) -> list[str]:
+    """Every name a pattern of ranges means: a{0..2} is a0, a1, a2, as wide as the range's start is written."""
+    found = _RANGE.search(pattern)
+    if found is None:
+        return [pattern]
+    start, stop = found.groups()
+    if int(start) > int(stop):
+        raise DataError(f"the range {found.group()} of {pattern} ends before it starts")
+    numbers = (f"{number:0{len(start)}d}" for number in range(int(start), int(stop) + 1))
+    return [
+        name for number in numbers for name in _expanded(pattern[: found.start()] + number + pattern[found.end() :])
+    ]
+
+
+def _check_images(rows: Rows, table: Any, image: str, source: str) -> None:
+    """Refuse names without an image, as arise where an archive holds images of several suffixes."""
+    column = rows.table.with_format("arrow")[:].column(0)
+    if column.null_count:
+        row = int(column.is_null().to_numpy().argmax())
+        raise DataError(f"{table[row]['__key__']!r} of {source} has no .{image}: images need one suffix throughout")
+
+
+def _labels_of(table: Any, asked: str | None, source: str) -> tuple[Any, str]:
+    """The table that has the labels as a column, and the column's name."""
+    present = [name for name in (_CLASS, *_JSON) if name in table.features]
+    name, _, field = (asked or (present[0] if present else _CLASS)).partition(".")
+    if name not in table.features:
+        raise DataError(
+            f"no .{name} in {source}; its files: {describe(table.features)}; name one with label_column=NAME"
+        )
+    if not isinstance(table.features[name], dict):
+        return table, name
+    fields = table.features[name]
+    if (field or _FIELD) not in fields:
+        raise DataError(
+            f"no field {field or _FIELD!r} in the .{name} of {source} ({', '.join(fields)}); name one with "
+            f"label_column={name}.FIELD"
+        )
+    return table.select_columns([name]).flatten(), f"{name}.{field or _FIELD}"

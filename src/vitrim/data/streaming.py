@@ -1,0 +1,239 @@
+"""Tables of images read from front to back: for those that are too large to index, or to download first.
+
+A pass is given by four numbers, all of them the caller's: the seed and the epoch decide the order, the rank which part
+of it this process reads, and how many images were read already where it goes on.
+
+    stream = stream_images("hfds/owner/name", split="train").shuffled(seed=0).part(rank, world)
+    stream.transform = ...
+    stream.resume(epoch=3, images=1024)   # or stream.set_epoch(epoch)
+    for image, label in stream: ...
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from vitrim.data.decoding import decode_at, to_tensor
+from vitrim.data.errors import DataError
+from vitrim.data.paths import HUB_PREFIX, choose_files, existing
+from vitrim.data.tables import (
+    check_parquet,
+    choose_hub_split,
+    encoded_image,
+    find_image_column,
+    find_label_column,
+    import_datasets,
+    parquet_files,
+    read_source,
+)
+
+if TYPE_CHECKING:
+    from vitrim.data.decoding import Transform
+
+
+class ImageStream(IterableDataset[tuple[Tensor, int]]):
+    """Images with class labels in the order of a table, decoded when they are read. Made by `stream_images`.
+
+    Args:
+        rows: a `datasets.IterableDataset`.
+        image_column, label_column: its columns; labels are integers or class labels.
+        class_names: the name of each label, or None if they have none.
+        source: where the images are from; used in messages.
+        split: the split they are, or None if the source has none.
+        length: how many images all processes together read in a pass, or None if it is not known.
+        transform: from a PIL image of mode `mode` to a tensor.
+        mode: "RGB", or "L" for a transform that wants one channel.
+
+    Attributes:
+        class_names, source, split, length, transform, mode: as given; `transform` and `mode` may be replaced.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        image_column: str,
+        label_column: str,
+        *,
+        class_names: list[str] | None,
+        source: str,
+        split: str | None,
+        length: int | None,
+        transform: Transform = to_tensor,
+        mode: str = "RGB",
+    ) -> None:
+        self.rows = rows
+        self.image_column = image_column
+        self.label_column = label_column
+        self.class_names = class_names
+        self.source = source
+        self.split = split
+        self.length = length
+        self.transform = transform
+        self.mode = mode
+        self._epoch = 0
+        self._done = (0, 0)
+
+    def shuffled(self, seed: int, buffer: int = 10_000) -> ImageStream:
+        """The same images in another order, which depends on the seed and the epoch only.
+
+        The files of the table are shuffled, and then images within a buffer.
+
+        Args:
+            seed: of the order.
+            buffer: images that are kept, encoded, to choose the next one from.
+        """
+        return self._with(self.rows.shuffle(seed=seed, buffer_size=buffer))
+
+    def part(self, rank: int, world: int) -> ImageStream:
+        """What one of several processes reads; together they read every image once in an epoch.
+
+        Whole files, if their number is a multiple of `world`, otherwise every world-th image. Parts may differ in
+        length, so let every process do as many steps as the shortest allows.
+
+        Raises:
+            ValueError: rank is not in [0, world).
+        """
+        if not 0 <= rank < world:
+            raise ValueError(f"rank must be in [0, {world}), not {rank}")
+        distributed = importlib.import_module("datasets.distributed")
+        return self._with(distributed.split_dataset_by_node(self.rows, rank=rank, world_size=world))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order for the next pass, if it is shuffled."""
+        self._epoch = epoch
+        self.rows.set_epoch(epoch)
+
+    def resume(self, epoch: int, images: int) -> None:
+        """Go on in an epoch: its first `images` images of this process are read, but neither decoded nor given.
+
+        Exact also when shuffled. Needs a loader without workers, of which each would leave out that many.
+        """
+        self._done = (epoch, images)
+        self.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        """One pass.
+
+        Raises:
+            DataError: an image cannot be read or a label is missing; the message names the row of this pass. Or a
+                loader with workers is to go on within an epoch.
+        """
+        epoch, images = self._done
+        start = images if epoch == self._epoch else 0
+        if start and get_worker_info() is not None:
+            raise DataError(f"cannot go on after {start} images of {self.source} with workers: set workers=0")
+        rows = islice(self.rows, start, None)
+        index = start
+        while (row := read_source(partial(next, rows, None), self.source)) is not None:
+            yield self._decoded(row, index)
+            index += 1
+
+    def _decoded(self, row: dict[str, Any], index: int) -> tuple[Tensor, int]:
+        label = row[self.label_column]
+        if label is None:
+            raise DataError(f"row {index} of {self.source} has no label in column {self.label_column!r}")
+        end = None if self.class_names is None else len(self.class_names)
+        if label < 0 or (end is not None and label >= end):
+            valid = "integers >= 0" if end is None else f"0 to {end - 1}, one per class name"
+            raise DataError(f"the label of row {index} of {self.source} is {label}; valid: {valid}")
+        image = decode_at(encoded_image(row[self.image_column]), index, self.source)
+        return self.transform(image.convert(self.mode)), int(label)
+
+    def _with(self, rows: Any) -> ImageStream:
+        return ImageStream(
+            rows,
+            self.image_column,
+            self.label_column,
+            class_names=self.class_names,
+            source=self.source,
+            split=self.split,
+            length=self.length,
+            transform=self.transform,
+            mode=self.mode,
+        )
+
+
+def stream_images(
+    source: str | Path,
+    *,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> ImageStream:
+    """Open a table of images without reading it.
+
+    Args:
+        source: a parquet file, a folder of parquet files, or `hfds/owner/name`, a dataset of the Hugging Face Hub, of
+            which nothing is kept on disk.
+        split, image_column, label_column: as of `load_images`, but labels must be integers: the sorted order of texts
+            is known only after all were read.
+
+    Returns:
+        A stream of ((C, H, W) float32 in [0, 1], int label) until its `transform` is replaced.
+
+    Raises:
+        DataError: there is no such source, split or column, or several and none was asked for; a folder of images.
+        MissingPackageError: the package `datasets` is not installed.
+
+    Example:
+        >>> from io import BytesIO
+        >>> from tempfile import TemporaryDirectory
+        >>> import pyarrow, pyarrow.parquet
+        >>> from PIL import Image
+        >>> file = BytesIO()
+        >>> Image.new("RGB", (4, 2)).save(file, "png")
+        >>> table = {"image": [{"bytes": file.getvalue(), "path": "a"}] * 3, "label": [5, 6, 7]}
+        >>> with TemporaryDirectory() as root:
+        ...     pyarrow.parquet.write_table(pyarrow.table(table), Path(root) / "train.parquet")
+        ...     stream = stream_images(root)
+        ...     stream.resume(epoch=0, images=1)
+        ...     [label for image, label in stream], stream.length
+        ([6, 7], 3)
+    """
+    if str(source).startswith(HUB_PREFIX):
+        rows, chosen, length = _hub_rows(str(source), split)
+    else:
+        rows, chosen, length = _parquet_rows(source, split)
+    features = rows.features
+    if features is None:
+        raise DataError(f"{source} does not say what its columns are: use load_images")
+    image = find_image_column(features, image_column, str(source))
+    label = find_label_column(features, label_column, str(source))
+    if getattr(features[label], "dtype", "").startswith(("string", "large_string")):
+        raise DataError(f"labels of {source} are texts (column {label!r}): a stream needs integers; use load_images")
+    names = getattr(features[label], "names", None)
+    datasets = import_datasets()
+    rows = rows.select_columns([image, label])
+    if isinstance(features[image], datasets.Image):  # decoded here, so that an error can name the row
+        rows = rows.cast_column(image, datasets.Image(decode=False))
+    return ImageStream(rows, image, label, class_names=names, source=str(source), split=chosen, length=length)
+
+
+def _parquet_rows(source: str | Path, split: str | None) -> tuple[Any, str | None, int | None]:
+    datasets = import_datasets()
+    found = parquet_files(existing(Path(source).expanduser()))
+    if not found:
+        raise DataError(f"{source} has no parquet files: only tables and Hub datasets can be streamed")
+    files, chosen = choose_files(found, split, str(source))
+    length = check_parquet(files)
+    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
+    rows = read_source(partial(datasets.IterableDataset.from_parquet, patterns), str(source))
+    return rows, chosen, length
+
+
+def _hub_rows(source: str, split: str | None) -> tuple[Any, str | None, int | None]:
+    datasets = import_datasets()
+    name = source.removeprefix(HUB_PREFIX)
+    chosen = choose_hub_split(name, split, source)
+    rows = read_source(partial(datasets.load_dataset, name, split=chosen, streaming=True), source)
+    known = rows.info.splits or {}
+    return rows, chosen, known[chosen].num_examples if chosen in known else None

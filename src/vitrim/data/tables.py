@@ -1,0 +1,219 @@
+"""Tables of images: parquet files and datasets of the Hugging Face Hub, read with the optional package `datasets`."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from vitrim.data.dataset import ImageDataset
+from vitrim.data.errors import DataError, first_line
+from vitrim.data.paths import HUB_PREFIX, choose_files, pick_split
+from vitrim.errors import MissingPackageError
+
+_LABEL_COLUMNS = ("label", "labels", "fine_label")
+
+
+class Rows:
+    """The encoded images in one column of a `datasets.Dataset`."""
+
+    def __init__(self, table: Any, column: str) -> None:
+        datasets = import_datasets()
+        self.table = table.select_columns([column])
+        self.column = column
+        if isinstance(table.features[column], datasets.Image):  # decoded here, so that an error can name the row
+            self.table = self.table.cast_column(column, datasets.Image(decode=False))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> bytes | Path | None:
+        return encoded_image(self.table[index][self.column])
+
+
+def encoded_image(value: Any) -> bytes | Path | None:
+    """An image as a table holds it, a struct of bytes and path: its bytes, else its path, else None."""
+    if value is None:
+        return None
+    if value["bytes"] is not None:
+        return cast(bytes, value["bytes"])
+    return None if value["path"] is None else Path(value["path"])
+
+
+def import_datasets() -> Any:
+    """The package `datasets`.
+
+    Raises:
+        MissingPackageError: it is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module("datasets")
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":  # installed, but something it needs is not
+            raise
+        message = "reading tables, archives and Hub datasets needs the package 'datasets': pip install 'vitrim[data]'"
+        raise MissingPackageError(message) from error
+
+
+def read_source(read: Callable[[], Any], source: str) -> Any:
+    """Call `read` and turn what it raises about the source into one line."""
+    datasets = import_datasets()
+    try:
+        return read()
+    except (ValueError, OSError, tarfile.TarError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"cannot read {source}: {first_line(error.__cause__ or error)}") from error
+
+
+def from_hub(source: str, split: str | None, image_column: str | None, label_column: str | None) -> ImageDataset:
+    """A dataset of the Hub; without a split its `validation` if it has one, otherwise its only one."""
+    datasets = import_datasets()
+    name = source.removeprefix(HUB_PREFIX)
+    chosen = choose_hub_split(name, split, source)
+    table = read_source(partial(datasets.load_dataset, name, split=chosen), source)
+    return from_table(table, source, chosen, image_column, label_column)
+
+
+def choose_hub_split(name: str, split: str | None, source: str) -> str:
+    """The split that was asked for, or found before anything is downloaded: `validation`, or the only one."""
+    if split is not None:
+        return split
+    present = read_source(partial(import_datasets().get_dataset_split_names, name), source)
+    return "validation" if "validation" in present else pick_split(None, present, source)
+
+
+def from_parquet(
+    files: list[Path], source: str, split: str | None, image_column: str | None, label_column: str | None
+) -> ImageDataset:
+    """The files of one split as one table, checked to belong together."""
+    datasets = import_datasets()
+    files, split = choose_files(files, split, source)
+    check_parquet(files)
+    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
+    table = read_source(partial(datasets.Dataset.from_parquet, patterns), source)
+    return from_table(table, source, split, image_column, label_column)
+
+
+def from_table(
+    table: Any, source: str, split: str | None, image_column: str | None, label_column: str | None
+) -> ImageDataset:
+    """A `datasets.Dataset` with a column of images and one of labels, found if they are not named."""
+    image = find_image_column(table.features, image_column, source)
+    label = find_label_column(table.features, label_column, source)
+    labels, class_names = read_labels(table, label, source)
+    return ImageDataset(Rows(table, image), labels, class_names=class_names, source=source, split=split)
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """The file itself, or the parquet files directly in a folder; empty if the folder has none."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.suffix.lower() == ".parquet")
+    if path.suffix.lower() != ".parquet":
+        raise DataError(
+            f"{path} is neither a parquet file nor a folder; valid: a .parquet file, a folder of them, a folder with "
+            f"one folder of images per class, or {HUB_PREFIX}owner/name"
+        )
+    return [path]
+
+
+def check_parquet(files: list[Path]) -> int:
+    """The rows of all files; refuses those that are damaged, empty or do not belong together. Reads only footers."""
+    datasets, parquet = import_datasets(), importlib.import_module("pyarrow.parquet")
+    footers = [read_source(partial(parquet.read_metadata, file), str(file)) for file in files]
+    features = [datasets.Features.from_arrow_schema(footer.schema.to_arrow_schema()) for footer in footers]
+    for file, found in zip(files, features, strict=True):
+        # also the class names: datasets would take those of the first file for all
+        if found != features[0]:
+            raise DataError(
+                f"the parquet files do not belong together: {files[0].name} has {describe(features[0])}; {file.name} "
+                f"has {describe(found)}, or other class names: give one file, or a split that selects like files"
+            )
+    rows = int(sum(footer.num_rows for footer in footers))
+    if not rows:
+        raise DataError(f"no rows in {', '.join(map(str, files))}")
+    return rows
+
+
+def find_image_column(features: Any, asked: str | None, source: str) -> str:
+    """The name of the column of images: the one asked for, or the only one."""
+    found: list[str] = [name for name, feature in features.items() if _is_image(feature)]
+    if asked is None and len(found) == 1:
+        return found[0]
+    if asked is not None and asked in found:
+        return asked
+    raise _column_error("image", "of type Image or struct{bytes, path}", asked, found, features, source)
+
+
+def find_label_column(features: Any, asked: str | None, source: str) -> str:
+    """The name of the column of labels: the one asked for, one of the usual names, or the only candidate."""
+    datasets = import_datasets()
+    if asked is None:
+        asked = next((name for name in _LABEL_COLUMNS if name in features), None)
+    if asked is not None and asked in features and _is_label(features[asked]):
+        return asked
+    classes: list[str] = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+    found = classes or [name for name, feature in features.items() if _is_integer(feature)]
+    if asked is None and len(found) == 1:
+        return found[0]
+    raise _column_error("label", "of class labels, integers or strings", asked, found, features, source)
+
+
+def _column_error(kind: str, valid: str, asked: str | None, found: list[str], features: Any, source: str) -> DataError:
+    if asked is not None:
+        problem = f"column {asked!r} of {source} is not {valid}" if asked in features else f"no {asked!r} in {source}"
+    elif found:
+        problem = f"several {kind} columns in {source} ({', '.join(found)})"
+    else:
+        problem = f"no {kind} column ({valid}) in {source}"
+    return DataError(f"{problem}; its columns: {describe(features)}; name one with {kind}_column=NAME")
+
+
+def _is_image(feature: Any) -> bool:
+    if isinstance(feature, dict):  # a struct, as files have that were not written by datasets
+        return set(feature) == {"bytes", "path"}
+    return isinstance(feature, import_datasets().Image)
+
+
+def _is_integer(feature: Any) -> bool:
+    return isinstance(feature, import_datasets().Value) and feature.dtype.startswith(("int", "uint"))
+
+
+def _is_string(feature: Any) -> bool:
+    return isinstance(feature, import_datasets().Value) and feature.dtype in ("string", "large_string")
+
+
+def _is_label(feature: Any) -> bool:
+    return isinstance(feature, import_datasets().ClassLabel) or _is_integer(feature) or _is_string(feature)
+
+
+def describe(features: Any) -> str:
+    """The columns of a table and their types, as a message lists them."""
+
+    def kind(feature: Any) -> str:
+        if isinstance(feature, import_datasets().Value):
+            return str(feature.dtype)
+        return f"struct{{{', '.join(feature)}}}" if isinstance(feature, dict) else type(feature).__name__
+
+    return ", ".join(f"{name} ({kind(feature)})" for name, feature in features.items())
+
+
+def read_labels(table: Any, name: str, source: str) -> tuple[np.ndarray[Any, Any], list[str] | None]:
+    """The labels of all rows, int64 (rows,), and the class names if there are any."""
+    if not len(table):
+        raise DataError(f"no images in {source}")
+    column = table.select_columns([name]).with_format("arrow")[:].column(0)
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy()))
+        raise DataError(f"row {row} of {source} has no label in column {name!r}")
+    feature = table.features[name]
+    if not _is_string(feature):
+        return column.to_numpy(), None if _is_integer(feature) else list(feature.names)
+    values = column.to_pylist()
+    class_names = sorted(set(values))
+    index = {value: label for label, value in enumerate(class_names)}
+    return np.array([index[value] for value in values], dtype=np.int64), class_names

@@ -1,0 +1,111 @@
+"""What is done to an image before a model sees it, as the model says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor, nn
+
+from vitrim.data.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from vitrim.data.decoding import Transform
+
+
+def eval_transform(model: nn.Module) -> Transform:
+    """The preprocessing a model was evaluated with: timm's at the input size the model has now, that of the image
+    processor saved with a Hugging Face model, or what the model has as ``eval_transform`` (from a PIL image).
+
+    A timm model with one input channel gets grey images, normalised with the average over the channels of its mean and
+    standard deviation (timm sums the weights of the three channels, which has no exact counterpart).
+
+    Args:
+        model: the model, also after `reduce_`.
+
+    Returns:
+        From a PIL image of any mode and size to (C, H, W) float32, normalised; can be pickled.
+
+    Raises:
+        DataError: the model does not say how its images are prepared, or it takes neither one nor three channels.
+
+    Example:
+        >>> import timm
+        >>> from PIL import Image
+        >>> transform = eval_transform(timm.create_model("test_vit", in_chans=1, img_size=64))
+        >>> transform(Image.new("RGB", (300, 200))).shape
+        torch.Size([1, 64, 64])
+    """
+    own = getattr(model, "eval_transform", None)
+    if own is not None:
+        return _Converted("RGB", own)
+    source = getattr(getattr(model, "config", None), "_name_or_path", None)
+    if isinstance(source, str):
+        return _Converted("RGB", _Processed(source))
+    if not _is_timm(model):
+        raise DataError(
+            f"{type(model).__name__} is not a timm model and does not say how its images are prepared: set the "
+            "dataset's transform, for example to torchvision's weights.transforms() or a transformers image processor"
+        )
+    from timm.data.config import resolve_data_config
+    from timm.data.transforms_factory import create_transform
+
+    channels = _input_channels(model)
+    if channels not in (1, 3):
+        raise DataError(f"the model takes {channels} channels; an image has 1 or 3")
+    config = resolve_data_config({}, model=model)
+    config["input_size"] = (channels, *_input_size(model, config["input_size"]))
+    if channels == 1:  # three means would silently broadcast one channel to three
+        config["mean"] = (float(np.mean(config["mean"])),)
+        config["std"] = (float(np.mean(config["std"])),)
+    return _Converted("L" if channels == 1 else "RGB", create_transform(**config))
+
+
+class _Converted:
+    """A transform that converts the mode first, so that the dataset need not know what the model wants."""
+
+    def __init__(self, mode: str, transform: Transform) -> None:
+        self.mode = mode
+        self.transform = transform
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        return self.transform(image.convert(self.mode))
+
+
+class _Processed:
+    """The image processor saved in a folder, or on the Hub, next to a Hugging Face model."""
+
+    def __init__(self, source: str) -> None:
+        from transformers import AutoImageProcessor
+
+        try:
+            self.processor = AutoImageProcessor.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"cannot read how images are prepared from '{source}' (preprocessor_config.json): {first_line(error)}"
+            ) from error
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+
+def _is_timm(model: nn.Module) -> bool:
+    # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
+    inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
+    return inherited or hasattr(model, "pretrained_cfg")
+
+
+def _input_channels(model: nn.Module) -> int:
+    # pretrained_cfg says 3 whatever in_chans was
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return 3 if first is None else first.in_channels
+
+
+def _input_size(model: nn.Module, configured: tuple[int, ...]) -> tuple[int, int]:
+    # pretrained_cfg keeps the size of training whatever img_size was
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    height, width = configured[-2:] if size is None else (size, size) if isinstance(size, int) else size
+    return int(height), int(width)

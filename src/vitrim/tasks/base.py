@@ -1,0 +1,80 @@
+"""What a task is to the training loop: its head, its loss, its metric, and how a batch is read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from torch import Tensor, nn
+
+from vitrim.errors import VitrimError, unknown
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
+
+    from vitrim.training.recipe import Loss, Mix
+    from vitrim.training.step import Criterion
+
+
+class Task(ABC):
+    """A kind of problem. A new one is one new file with a subclass of this, registered in ``tasks/__init__.py``.
+
+    Args:
+        num_classes: K of the data.
+
+    Attributes:
+        name: as a recipe writes it.
+        selects_by: the metric a model is chosen by; higher is better.
+        losses: the losses it can learn.
+    """
+
+    name: ClassVar[str]
+    selects_by: ClassVar[str]
+    losses: ClassVar[tuple[str, ...]]
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+
+    @abstractmethod
+    def check(self, dataset: Any) -> None:
+        """Raise `VitrimError` if the data is not of this task: one line that names what is wrong."""
+
+    @abstractmethod
+    def criterion(self, loss: Loss) -> Criterion:
+        """The loss from logits (B, K) and targets."""
+
+    @abstractmethod
+    def mixer(self, mix: Mix) -> Any | None:
+        """From images (B, C, H, W) and targets to mixed ones, or None if the recipe mixes none."""
+
+    @abstractmethod
+    def metrics(self) -> MetricCollection:
+        """What an evaluation measures, in percent, from logits and targets."""
+
+    def read(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Images (B, C, H, W) and targets of a batch as the loader gives it."""
+        images, targets = batch
+        return images, targets
+
+    def fit_head(self, model: nn.Module) -> None:
+        """Give the model a head for K classes; a head that has K already is left as it is.
+
+        Raises:
+            VitrimError: the model's head cannot be replaced (only timm's know how).
+        """
+        if getattr(model, "num_classes", None) == self.num_classes:
+            return
+        reset = getattr(model, "reset_classifier", None)
+        if reset is None:
+            if getattr(getattr(model, "config", None), "num_labels", None) == self.num_classes:
+                return
+            raise VitrimError(
+                f"{type(model).__name__} cannot be given {self.num_classes} classes: create it with that many "
+                "(model_options), as only timm's models know how to replace their head"
+            )
+        cast(Any, reset)(self.num_classes)
+
+    def check_loss(self, loss: Loss) -> None:
+        """Raise `VitrimError` if the task cannot learn the loss of a recipe."""
+        if loss.name not in self.losses:
+            raise unknown(f"loss of {self.name}", loss.name, self.losses)

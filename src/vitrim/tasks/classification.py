@@ -1,0 +1,94 @@
+"""One label per image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from vitrim.errors import VitrimError
+from vitrim.tasks.base import Task
+from vitrim.tasks.criteria import BinaryCrossEntropy
+from vitrim.tasks.mixing import make_mixup
+
+if TYPE_CHECKING:
+    from timm.data import Mixup
+
+    from vitrim.training.recipe import Loss, Mix
+    from vitrim.training.step import Criterion
+
+
+class Classification(Task):
+    """Single-label classification, of K >= 2 classes.
+
+    * Losses: `cross_entropy`, of class indices or of mixed labels (B, K); `bce`, one binary cross entropy per class,
+      averaged over the classes (or summed, if `sum_classes`) and over the images, of either.
+    * Metrics: `top1` and `top5` in percent; with fewer than five classes `topK`.
+
+    Raises:
+        VitrimError: fewer than two classes.
+
+    Example:
+        >>> import torch
+        >>> from vitrim.training.recipe import Loss
+        >>> task = Classification(3)
+        >>> round(task.criterion(Loss(smoothing=0.1))(torch.zeros(2, 3), torch.tensor([0, 2])).item(), 4)
+        1.0986
+        >>> metrics = task.metrics()
+        >>> metrics.update(torch.eye(3)[:2], torch.tensor([0, 2]))
+        >>> metrics.compute()["top1"].item()
+        50.0
+    """
+
+    name = "classification"
+    selects_by = "top1"
+    losses = ("cross_entropy", "bce")
+
+    def __init__(self, num_classes: int) -> None:
+        if num_classes < 2:
+            raise VitrimError(f"classification needs at least 2 classes, the data has {num_classes}")
+        super().__init__(num_classes)
+
+    def check(self, dataset: Any) -> None:
+        source = getattr(dataset, "source", type(dataset).__name__)
+        labels = np.asarray(getattr(dataset, "labels", ()))
+        if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
+            raise VitrimError(f"{source} has no single label per image, which task classification learns")
+        wrong = (labels < 0) | (labels >= self.num_classes)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise VitrimError(
+                f"image {row} of {source} has label {labels[row]}; valid: 0 to {self.num_classes - 1}, the classes of "
+                "the training data"
+            )
+
+    def criterion(self, loss: Loss) -> Criterion:
+        self.check_loss(loss)
+        if loss.name == "bce":
+            return BinaryCrossEntropy(loss.smoothing, 1 / self.num_classes, sum_classes=loss.sum_classes)
+        return nn.CrossEntropyLoss(label_smoothing=loss.smoothing)
+
+    def mixer(self, mix: Mix) -> Mixup | None:
+        return make_mixup(mix, self.num_classes)
+
+    def metrics(self) -> MetricCollection:
+        k = min(5, self.num_classes)
+        every: dict[str, Metric | MetricCollection] = {
+            "top1": _Accuracy(self.num_classes, 1),
+            f"top{k}": _Accuracy(self.num_classes, k),
+        }
+        # torchmetrics would let metrics share their counts for good if these are the same after the first batch
+        return MetricCollection(every, compute_groups=False)
+
+
+class _Accuracy(MulticlassAccuracy):
+    """The share of images whose label is among the k largest logits, in percent."""
+
+    def __init__(self, num_classes: int, k: int) -> None:
+        super().__init__(num_classes=num_classes, average="micro", top_k=k)
+
+    def compute(self) -> Tensor:
+        return super().compute() * 100

@@ -1,0 +1,146 @@
+"""Any number of labels per image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from timm.loss import AsymmetricLossMultiLabel
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.functional.classification import binary_average_precision
+from torchmetrics.utilities import dim_zero_cat
+
+from vitrim.errors import VitrimError
+from vitrim.tasks.base import Task
+from vitrim.tasks.criteria import BinaryCrossEntropy
+from vitrim.tasks.mixing import make_mixup
+
+if TYPE_CHECKING:
+    from timm.data import Mixup
+
+    from vitrim.training.recipe import Loss, Mix
+    from vitrim.training.step import Criterion
+
+
+class MultiLabel(Task):
+    """Multi-label classification: which of K classes are in an image.
+
+    * Losses: `asl`, the asymmetric loss (Ridnik et al., 2021); `bce`, one binary cross entropy per class, averaged over
+      the classes (or summed, if `sum_classes`) and over the images.
+    * `asl` is a sum over classes and images, as its authors and Haurum et al. (2023)
+      train with, so its gradient grows with the images at once on one device: a recipe's learning rate belongs to its
+      batch and micro-batch. It has no smoothing.
+    * Metrics: `mAP`, the mean over all K classes of the average precision, in percent, where a class without positives
+      counts 0; and `mAP_occurring`, the mean over the classes that occur.
+
+    Example:
+        >>> import torch
+        >>> from vitrim.training.recipe import Loss
+        >>> task = MultiLabel(3)
+        >>> targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+        >>> task.criterion(Loss(name="asl"))(torch.zeros(2, 3), targets).ndim
+        0
+        >>> metrics = task.metrics()
+        >>> metrics.update(10 * targets - 5, targets)
+        >>> {name: round(value.item(), 2) for name, value in sorted(metrics.compute().items())}
+        {'mAP': 66.67, 'mAP_occurring': 100.0}
+    """
+
+    name = "multilabel"
+    selects_by = "mAP"
+    losses = ("asl", "bce")
+
+    def check(self, dataset: Any) -> None:
+        source = getattr(dataset, "source", type(dataset).__name__)
+        targets = np.asarray(getattr(dataset, "targets", ()))
+        if targets.ndim != 2:
+            raise VitrimError(f"{source} has no table of classes per image, which task multilabel learns")
+        if targets.shape[1] != self.num_classes:
+            raise VitrimError(
+                f"{source} has {targets.shape[1]} classes, but the training data has {self.num_classes} classes"
+            )
+
+    def criterion(self, loss: Loss) -> Criterion:
+        self.check_loss(loss)
+        if loss.name == "bce":
+            return BinaryCrossEntropy(loss.smoothing, 1 / 2, sum_classes=loss.sum_classes)
+        if loss.smoothing:
+            raise VitrimError(f"loss asl has no smoothing (got loss.smoothing={loss.smoothing:g}): set it to 0")
+        return AsymmetricLossMultiLabel(loss.gamma_neg, loss.gamma_pos, loss.clip, reduction="sum")
+
+    def mixer(self, mix: Mix) -> Mixup | None:
+        return make_mixup(mix, self.num_classes, multi_label=True)
+
+    def metrics(self) -> MetricCollection:
+        every: dict[str, Metric | MetricCollection] = {
+            "mAP": MeanAveragePrecision(),
+            "mAP_occurring": MeanAveragePrecision(occurring=True),
+        }
+        return MetricCollection(every, compute_groups=[list(every)])  # of the same logits, kept once
+
+
+class MeanAveragePrecision(Metric):
+    """The mean over classes of the average precision of ranking all images by one logit, in percent.
+
+    Keeps all logits: N * K * 4 bytes.
+
+    Args:
+        occurring: whether the mean is over the classes that have a positive only. Otherwise it is over all classes and
+            one without positives counts 0, as in the comparative study of Haurum et al. (2023), so that splits are
+            compared by the same number of classes.
+
+    Example:
+        >>> metric = MeanAveragePrecision()
+        >>> metric.update(torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1, 0], [1, 0], [0, 0]]))
+        >>> metric.average_precisions().tolist()  # (1/2 + 2/3) / 2 for the first class
+        [0.5833333730697632, 0.0]
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    logits: list[Tensor]
+    targets: list[Tensor]
+
+    def __init__(self, *, occurring: bool = False) -> None:
+        super().__init__()
+        self.occurring = occurring
+        self.add_state("logits", default=[], dist_reduce_fx="cat")
+        self.add_state("targets", default=[], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """A batch: logits (B, K), and targets (B, K) of 0 and 1."""
+        self.logits.append(logits.detach().float())
+        self.targets.append(targets > 0)
+
+    def average_precisions(self) -> Tensor:
+        """(K,) in [0, 1]; 0 for a class without positives."""
+        logits = dim_zero_cat(self.logits)
+        targets = dim_zero_cat(self.targets)
+        present = targets.any(dim=0)
+        precisions = torch.zeros(targets.shape[1], device=logits.device)
+        for place in present.nonzero().flatten().tolist():
+            ranks = _ranks(logits[:, place])
+            precisions[place] = binary_average_precision(ranks, targets[:, place].int())
+        return precisions
+
+    def compute(self) -> Tensor:
+        """The mean, in percent; 0 if no class occurs."""
+        precisions = self.average_precisions()
+        if not self.occurring:
+            return 100 * precisions.mean()
+        occurring = dim_zero_cat(self.targets).any(dim=0).sum()
+        mean: Tensor = 100 * precisions.sum() / occurring.clamp(min=1)
+        return mean
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Numbers in [0, 1) in the order of ``values`` (N,), ties included.
+
+    Only the order counts, and torchmetrics takes a sigmoid of what is not in [0, 1], where large logits become ties.
+    """
+    places = torch.unique(values, return_inverse=True)[1]
+    ranks: Tensor = places.float() / len(values)
+    return ranks

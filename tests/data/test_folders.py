@@ -1,0 +1,82 @@
+"""Trees of images."""
+
+import pytest
+
+from image_files import labels, write_tree
+from vitrim.data import DataError, load_images
+
+
+def test_reads_a_tree(tmp_path):
+    dataset = load_images(str(write_tree(tmp_path, "b/2.png", "b/1.JPG", "a/x.webp", "a/y.bmp", "b/sub/3.tiff")))
+    assert (labels(dataset), dataset.class_names, dataset.split) == ([0, 0, 1, 1, 1], ["a", "b"], None)
+    assert dataset[1][0].shape == (3, 4, 6)
+    assert [path.name for path in dataset.images] == ["x.webp", "y.bmp", "1.JPG", "2.png", "3.tiff"]
+
+
+def test_splits_of_a_tree(tmp_path):
+    write_tree(tmp_path, "train/a/0.png", "train/b/0.png", "train/c/0.png", "val/c/0.png", "val/a/0.png")
+    (tmp_path / "notes").mkdir()
+    dataset = load_images(tmp_path, split="validation")
+    # the absent class does not move the others
+    assert (labels(dataset), dataset.class_names, dataset.split) == ([0, 2], ["a", "b", "c"], "val")
+    with pytest.raises(DataError, match=r"several splits in .*: train, val; name one with split=NAME"):
+        load_images(tmp_path)
+    with pytest.raises(DataError, match=r"unknown split 'test' in .*; valid: train, val$"):
+        load_images(tmp_path, split="test")
+
+
+def test_without_a_train_split_classes_are_of_all(tmp_path):
+    write_tree(tmp_path, "test/b/0.png", "other/a/0.png")
+    assert labels(load_images(tmp_path, split="test")) == [1]
+
+
+def test_class_that_train_does_not_have(tmp_path):
+    write_tree(tmp_path, "train/a/0.png", "val/images/0.png")
+    with pytest.raises(DataError, match=r"class 'images' of .*val is not among the 1 of the train split"):
+        load_images(tmp_path, split="val")
+
+
+def test_links_are_followed(tmp_path):
+    write_tree(tmp_path / "all", "a/0.png")
+    (tmp_path / "subset").mkdir()
+    (tmp_path / "subset" / "a").symlink_to(tmp_path / "all" / "a")
+    assert len(load_images(tmp_path / "subset")) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "message"),
+    [
+        (["a/0.txt"], None, r"no images \(or parquet files\) in .*; expected one folder per class with images \(bmp"),
+        (["0.png"], None, r"its images lie outside of class folders in"),
+        (["a/0.png", "b/0.txt"], None, r"class folder .*b holds no images"),
+        (["a/0.png", "b/c/0.png"], None, r"mixes folders of images \(a\) and folders of folders of images \(b\)"),
+        (["a/0.png"], "test", r"no split 'test' in .*: its folders are classes \(a\); leave split out"),
+        (["a.csv/x"], None, r"no images"),
+    ],
+)
+def test_trees_that_do_not_serve(tmp_path, files, split, message):
+    write_tree(tmp_path, *(name for name in files if name.endswith(".png")))
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=message):
+        load_images(tmp_path, split=split)
+
+
+def test_a_tree_has_no_columns(tmp_path):
+    with pytest.raises(DataError, match="leave image_column and label_column out"):
+        load_images(write_tree(tmp_path, "a/0.png"), image_column="image")
+
+
+def test_paths_that_do_not_exist(tmp_path):
+    write_tree(tmp_path, "flowers/a/0.png")
+    with pytest.raises(DataError, match=r"does not exist: there is no 'flower' in .*; did you mean .*flowers\?$"):
+        load_images(tmp_path / "flower" / "train")
+    with pytest.raises(DataError, match=r"valid: a path, or hfds/owner/name$"):
+        load_images(tmp_path / "zzz")
+
+
+def test_other_files(tmp_path):
+    (tmp_path / "x.csv").touch()
+    with pytest.raises(DataError, match=r"x.csv is neither a parquet file nor a folder; valid: a .parquet file"):
+        load_images(tmp_path / "x.csv")

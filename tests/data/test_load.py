@@ -1,0 +1,73 @@
+"""Which reader a source is for."""
+
+import pytest
+
+from image_files import write_table, write_tree
+from vitrim.data import DataError, ImageDataset, MultiLabelDataset, load_data, load_images, register_reader
+from vitrim.data.readers import readers
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    """A reader that tells what it was called with, and another of several labels."""
+    monkeypatch.setattr("vitrim.data.readers._READERS", dict(readers()))
+    called = []
+
+    @register_reader("echo")
+    def read_echo(path, *, split=None, colour="red", image_column=None):
+        called.append((path, split, colour, image_column))
+        return ImageDataset([b""], [0])
+
+    @register_reader("several")
+    def read_several(path, *, split=None):
+        return MultiLabelDataset([b""], [[1]])
+
+    return called
+
+
+def test_the_rest_of_the_text_is_for_the_reader(echo):
+    load_images("echo:a:b", split="val")
+    load_data("echo:", colour="blue", image_column="x")
+    assert echo == [("a:b", "val", "red", None), ("", None, "blue", "x")]
+
+
+def test_options_that_a_reader_does_not_have(echo):
+    with pytest.raises(DataError, match=r"^echo has no option 'color'; valid: colour, image_column$"):
+        load_data("echo:x", color="blue")
+    with pytest.raises(DataError, match=r"^echo has no option 'label_column'; valid: colour, image_column$"):
+        load_data("echo:x", label_column="y")
+    with pytest.raises(DataError, match=r"^several has no option 'colour'; valid: none$"):
+        load_data("several:x", colour="blue")
+    assert echo == []
+
+
+def test_other_sources_have_no_options(tmp_path):
+    with pytest.raises(DataError, match=r"has no options \(colour\): they are of readers"):
+        load_data(write_tree(tmp_path, "a/0.png"), colour="blue")
+
+
+def test_images_with_several_labels_are_not_given_where_one_is_needed(echo):
+    assert isinstance(load_data("several:x"), MultiLabelDataset)
+    with pytest.raises(DataError, match=r"^images of several:x have several labels each, where one is needed"):
+        load_images("several:x")
+
+
+def test_misspelt_reader(tmp_path):
+    valid = ", ".join(readers())
+    with pytest.raises(DataError, match=rf"^unknown reader 'nabrids'; did you mean 'nabirds'\? valid: {valid}$"):
+        load_images("nabrids:x")
+    with pytest.raises(DataError, match="does not exist"):
+        load_images("c:x")  # a drive
+
+
+def test_a_path_may_have_a_colon(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path, "my:tree/a/0.png")
+    assert len(load_images("my:tree")) == 1
+    write_table(tmp_path / "x:1.parquet", [0, 1])
+    assert len(load_images("x:1.parquet")) == 2
+
+
+def test_a_reader_is_entered_once(echo):
+    with pytest.raises(ValueError, match="reader 'echo' is registered twice"):
+        register_reader("echo")(lambda path, *, split=None: None)

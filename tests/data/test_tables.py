@@ -1,0 +1,228 @@
+"""Parquet files and the Hub."""
+
+import sys
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pytest
+import torch
+
+from image_files import encoded, labels, picture, plain_images, write_plain, write_table, write_tree
+from vitrim.data import DataError, load_images
+
+# ---- parquet
+
+
+def test_reads_a_parquet_file(tmp_path):
+    dataset = load_images(write_table(tmp_path / "x.parquet", [2, 0, 1]))
+    assert len(dataset) == 3
+    assert labels(dataset) == [2, 0, 1]
+    assert (dataset.class_names, dataset.num_classes, dataset.split) == (["cat", "dog", "eel"], 3, None)
+    assert dataset.source == str(tmp_path / "x.parquet")
+    image, label = dataset[2]
+    assert (image.shape, image.dtype, type(label)) == ((3, 4, 6), torch.float32, int)
+    assert image[0, 0, 0].item() == pytest.approx(2 / 255)
+    with pytest.raises(IndexError):
+        dataset[3]
+
+
+def test_paths_may_have_the_letters_of_patterns(tmp_path):
+    folder = tmp_path / ".a[1]*"
+    folder.mkdir()
+    assert len(load_images(write_table(folder / "x.parquet", [0, 1]))) == 2
+
+
+def test_images_are_found_without_features(tmp_path):
+    file = write_plain(tmp_path / "x.parquet", pixels=plain_images(3), labels=[4, 0, 1])
+    dataset = load_images(file)
+    assert (labels(dataset), dataset.class_names, dataset.num_classes) == ([4, 0, 1], None, 5)
+
+
+def test_images_may_be_paths(tmp_path):
+    write_tree(tmp_path, "a.png")
+    column = pa.array(
+        [{"bytes": None, "path": str(tmp_path / "a.png")}], pa.struct([("bytes", "binary"), ("path", "string")])
+    )
+    image, _ = load_images(write_plain(tmp_path / "x.parquet", image=column, label=[0]))[0]
+    assert image[0, 0, 0].item() == pytest.approx(7 / 255)
+
+
+def test_splits_of_files(tmp_path):
+    write_table(tmp_path / "train-00000-of-2.parquet", [0, 1])
+    write_table(tmp_path / "train-00001-of-2.parquet", [2])
+    write_table(tmp_path / "pets-val.parquet", [1])
+    assert labels(load_images(tmp_path, split="train")) == [0, 1, 2]
+    for spelling in ("val", "validation", "valid"):
+        assert labels(load_images(tmp_path, split=spelling)) == [1]
+    with pytest.raises(DataError, match=r"several splits in .*: train, validation; name one"):
+        load_images(tmp_path)
+    with pytest.raises(DataError, match=r"unknown split 'test' in .*; valid: train, validation$"):
+        load_images(tmp_path, split="test")
+
+
+def test_the_only_split_of_files_need_not_be_named(tmp_path):
+    write_table(tmp_path / "cifar10-test.parquet", [0, 1])
+    assert load_images(tmp_path).split == "test"
+    with pytest.raises(DataError, match=r"unknown split 'train' in .*valid: test"):
+        load_images(tmp_path / "cifar10-test.parquet", split="train")
+
+
+def test_files_of_no_split(tmp_path):
+    write_table(tmp_path / "b.parquet", [1])
+    write_table(tmp_path / "a.parquet", [0])
+    assert labels(load_images(tmp_path)) == [0, 1]
+    with pytest.raises(DataError, match=r"no split 'test' in .*\(a.parquet, b.parquet\) name none; leave split out"):
+        load_images(tmp_path, split="test")
+
+
+def test_a_split_is_a_whole_word(tmp_path):
+    write_table(tmp_path / "latest-train.parquet", [0])
+    with pytest.raises(DataError, match="unknown split 'test'"):
+        load_images(tmp_path, split="test")
+
+
+def test_files_that_do_not_belong_together(tmp_path):
+    write_table(tmp_path / "a.parquet", [0])
+    write_table(tmp_path / "b.parquet", [0], feature=datasets.ClassLabel(names=["dog", "cat", "eel"]))
+    with pytest.raises(DataError, match=r"do not belong together: a.parquet has img \(Image\).*b.parquet"):
+        load_images(tmp_path)
+
+
+def test_empty_table(tmp_path):
+    with pytest.raises(DataError, match="no rows in"):
+        load_images(write_table(tmp_path / "x.parquet", []))
+
+
+def test_damaged_files(tmp_path):
+    (tmp_path / "x.parquet").write_bytes(b"not parquet" * 9)
+    with pytest.raises(DataError, match=r"cannot read .*x.parquet: Parquet magic bytes"):
+        load_images(tmp_path / "x.parquet")
+    good = write_table(tmp_path / "y.parquet", [0, 1, 2]).read_bytes()
+    middle = good.index(b"PNG")
+    (tmp_path / "y.parquet").write_bytes(good[:4] + b"\xff" * (middle - 4) + good[middle:])
+    with pytest.raises(DataError, match=r"cannot read .*y.parquet: \w+"):
+        load_images(tmp_path / "y.parquet")
+
+
+def test_without_the_package(tmp_path, monkeypatch):
+    file = write_table(tmp_path / "x.parquet", [0])
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for source in (file, "hfds/owner/name"):
+        with pytest.raises(ModuleNotFoundError, match=r"needs the package 'datasets': pip install 'vitrim\[data\]'$"):
+            load_images(source)
+    assert len(load_images(write_tree(tmp_path / "tree", "a/0.png"))) == 1
+
+
+# ---- columns
+
+
+def test_column_is_asked_for(tmp_path):
+    other = (datasets.Value("int32"), [5, 6])
+    thumbnail = (datasets.Image(), [{"bytes": encoded(picture(99)), "path": None}] * 2)
+    file = write_table(tmp_path / "x.parquet", [0, 1], other=other, thumbnail=thumbnail)
+    with pytest.raises(
+        DataError, match=r"several image columns in .* \(img, thumbnail\); its columns: img \(Image\), "
+    ):
+        load_images(file)
+    dataset = load_images(file, image_column="thumbnail", label_column="other")
+    assert labels(dataset) == [5, 6]
+    assert dataset[0][0][0, 0, 0].item() == pytest.approx(99 / 255)
+    with pytest.raises(DataError, match=r"no 'nme' in .*columns: img .*name one with image_column=NAME"):
+        load_images(file, image_column="nme")
+    with pytest.raises(DataError, match=r"column 'other' of .* is not of type Image or struct"):
+        load_images(file, image_column="other")
+    with pytest.raises(DataError, match=r"column 'img' of .* is not of class labels, integers or strings"):
+        load_images(file, image_column="img", label_column="img")
+
+
+@pytest.mark.parametrize(
+    ("columns", "chosen"),
+    [
+        ({"fine_label": [1], "coarse_label": [0]}, 1),
+        ({"label": [1], "other": [0]}, 1),
+        ({"what": [3], "note": ["x"]}, 3),
+    ],
+)
+def test_label_column_is_found(tmp_path, columns, chosen):
+    assert labels(load_images(write_plain(tmp_path / "x.parquet", image=plain_images(1), **columns))) == [chosen]
+
+
+def test_class_labels_before_integers(tmp_path):
+    file = write_table(tmp_path / "x.parquet", [1], label="kind", id=(datasets.Value("int64"), [9]))
+    assert labels(load_images(file)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"image": plain_images(1), "note": ["x"]}, r"no label column \(of class labels.*note \(string\); name one"),
+        ({"image": plain_images(1), "a": [1], "b": [2]}, r"several label columns in .* \(a, b\)"),
+        ({"image": plain_images(1), "label": [0.5]}, r"column 'label' of .* is not of class labels, integers or str"),
+        ({"image": plain_images(1), "label": [[1, 2]]}, r"column 'label' of .* is not of class labels"),
+        ({"label": [1], "note": ["x"]}, r"no image column .*columns: label \(int64\), note \(string\)"),
+        ({"image": plain_images(2), "label": [0, None]}, r"row 1 of .* has no label in column 'label'"),
+        ({"image": plain_images(2), "label": [0, -1]}, r"label of image 1 of .* is -1; valid: integers >= 0"),
+    ],
+)
+def test_columns_that_do_not_serve(tmp_path, columns, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load_images(write_plain(tmp_path / "x.parquet", **columns))
+    assert "\n" not in str(caught.value)
+
+
+def test_strings_become_sorted_class_names(tmp_path):
+    file = write_plain(tmp_path / "x.parquet", image=plain_images(3), label=["dog", "cat", "dog"])
+    dataset = load_images(file)
+    assert (labels(dataset), dataset.class_names) == ([1, 0, 1], ["cat", "dog"])
+
+
+# ---- the Hub
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hub with one dataset; the result is what was asked of it."""
+    table = datasets.Dataset.from_parquet(str(write_table(tmp_path / "hub.parquet", [1, 2])))
+    splits = ["train", "validation"]
+    asked = []
+
+    def load_dataset(name, *, split):
+        asked.append((name, split))
+        if split not in splits:
+            raise ValueError(f'Unknown split "{split}". Should be one of {splits}.\nmore')
+        return table
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name: splits)
+    asked.append(splits)
+    return asked
+
+
+def test_reads_from_the_hub(hub):
+    dataset = load_images("hfds/owner/name")
+    assert (labels(dataset), dataset.split, dataset.source) == ([1, 2], "validation", "hfds/owner/name")
+    assert load_images(Path("hfds/owner/name"), split="train").split == "train"
+    assert hub[1:] == [("owner/name", "validation"), ("owner/name", "train")]
+
+
+def test_unknown_split_on_the_hub(hub):
+    with pytest.raises(DataError, match=r"""cannot read hfds/o/n: Unknown split "dev". Should be one of .*\]\.$"""):
+        load_images("hfds/o/n", split="dev")
+
+
+def test_the_hub_without_a_validation_split(hub):
+    hub[0][:] = ["train", "test"]
+    with pytest.raises(DataError, match="several splits in hfds/o/n: train, test"):
+        load_images("hfds/o/n")
+    hub[0][:] = ["test"]
+    assert load_images("hfds/o/n").split == "test"
+
+
+def test_the_hub_does_not_have_it(monkeypatch):
+    def missing(name):
+        raise datasets.exceptions.DatasetNotFoundError(f"Dataset '{name}' doesn't exist on the Hub")
+
+    monkeypatch.setattr(datasets, "get_dataset_split_names", missing)
+    with pytest.raises(DataError, match="cannot read hfds/o/n: Dataset 'o/n' doesn't exist"):
+        load_images("hfds/o/n")

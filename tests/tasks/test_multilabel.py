@@ -1,0 +1,120 @@
+"""Any number of labels per image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitrim.data import ImageDataset, MultiLabelDataset
+from vitrim.errors import VitrimError
+from vitrim.tasks import make_task
+from vitrim.tasks.multilabel import MeanAveragePrecision
+from vitrim.training.recipe import Loss, Mix
+
+VECTORS = np.load(Path(__file__).parents[1] / "golden" / "training" / "losses_metrics_a.npz")
+
+
+def vector(name: str) -> Tensor:
+    return torch.from_numpy(VECTORS[name])
+
+
+def test_the_asymmetric_loss_and_its_gradient_are_the_published_ones() -> None:
+    logits = vector("asl/logits").requires_grad_()
+    loss = make_task("multilabel", logits.shape[1]).criterion(Loss(name="asl"))(logits, vector("asl/targets"))
+    loss.backward()
+    assert loss.item() == pytest.approx(VECTORS["asl/loss"].item(), rel=1e-5)
+    torch.testing.assert_close(logits.grad, vector("asl/grad"), rtol=1e-5, atol=1e-5)
+
+
+def test_average_precisions_are_the_published_ones() -> None:
+    scores, targets = vector("map/scores"), vector("map/targets")
+    metrics = make_task("multilabel", scores.shape[1]).metrics()
+    for part in range(0, len(scores), 4):
+        metrics.update(scores[part : part + 4], targets[part : part + 4])
+    assert metrics.compute()["mAP"].item() == pytest.approx(VECTORS["map/value"].item(), rel=1e-5)
+    np.testing.assert_allclose(metrics["mAP"].average_precisions().numpy(), VECTORS["map/ap"], rtol=1e-5, atol=1e-5)
+
+
+def average_precision(scores: Tensor, targets: Tensor) -> float:
+    """The definition: the mean, over the positives, of the precision down to each."""
+    ranked = targets[scores.argsort(descending=True)]
+    precisions = [ranked[: place + 1].float().mean().item() for place in range(len(ranked)) if ranked[place]]
+    return sum(precisions) / len(precisions)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31 - 1), st.integers(2, 12), st.integers(1, 5), st.floats(0.1, 100.0))
+def test_the_mean_of_average_precisions(seed: int, images: int, classes: int, spread: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(images, classes, generator=generator) * spread
+    targets = (torch.rand(images, classes, generator=generator) < 0.3).float()
+    metrics = make_task("multilabel", classes).metrics()
+    metrics.update(scores, targets)
+    precisions = [average_precision(scores[:, k], targets[:, k]) for k in range(classes) if targets[:, k].any()]
+    found = {name: value.item() for name, value in metrics.compute().items()}
+    assert found["mAP"] == pytest.approx(100 * sum(precisions) / classes, abs=1e-3)
+    assert found["mAP_occurring"] == pytest.approx(100 * sum(precisions) / max(len(precisions), 1), abs=1e-3)
+
+
+def test_a_batch_of_logits_between_0_and_1_is_of_logits_too() -> None:
+    scores = torch.tensor([[0.9], [0.2], [-0.5], [3.0]])
+    targets = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
+    metric = MeanAveragePrecision()
+    for part in (slice(0, 2), slice(2, 4)):  # the first could be of probabilities
+        metric.update(scores[part], targets[part])
+    assert metric.compute().item() == 50
+
+
+def test_no_class_occurs() -> None:
+    metrics = make_task("multilabel", 2).metrics()
+    metrics.update(torch.zeros(3, 2), torch.zeros(3, 2))
+    assert {name: value.item() for name, value in metrics.compute().items()} == {"mAP": 0, "mAP_occurring": 0}
+
+
+def test_metrics_start_anew() -> None:
+    metrics = make_task("multilabel", 1).metrics()
+    metrics.update(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [0.0]]))
+    metrics.reset()
+    metrics.update(torch.tensor([[0.0]]), torch.tensor([[1.0]]))
+    assert metrics.compute()["mAP"].item() == 100
+
+
+@pytest.mark.parametrize(("sum_classes", "factor"), [(False, 1), (True, 3)])
+def test_smoothed_binary_cross_entropy(sum_classes: bool, factor: int) -> None:
+    logits, targets = torch.randn(4, 3), torch.tensor([[1.0, 0, 1]] * 4)
+    loss = make_task("multilabel", 3).criterion(Loss(name="bce", smoothing=0.2, sum_classes=sum_classes))
+    expected = F.binary_cross_entropy_with_logits(logits, torch.tensor([[0.9, 0.1, 0.9]] * 4))
+    torch.testing.assert_close(loss(logits, targets), factor * expected)
+
+
+def test_the_asymmetric_loss_has_no_smoothing() -> None:
+    with pytest.raises(VitrimError, match=r"^loss asl has no smoothing \(got loss.smoothing=0.1\): set it to 0$"):
+        make_task("multilabel", 3).criterion(Loss(name="asl", smoothing=0.1))
+
+
+def test_mixed_labels() -> None:
+    mixer = make_task("multilabel", 3).mixer(Mix(mixup=1.0))
+    assert mixer is not None
+    np.random.seed(0)
+    images, targets = torch.rand(2, 3, 4, 4), torch.tensor([[1.0, 1, 0], [0, 1, 0]])
+    mixed, soft = mixer(images.clone(), targets)
+    share = soft[0, 0].item()
+    assert 0 < share < 1
+    torch.testing.assert_close(soft, torch.tensor([[share, 1, 0], [1 - share, 1, 0]]))
+    torch.testing.assert_close(mixed[0], share * images[0] + (1 - share) * images[1])
+
+
+def test_data_of_the_task() -> None:
+    task = make_task("multilabel", 3)
+    task.check(MultiLabelDataset([b""], [[1, 0, 0]]))
+    with pytest.raises(VitrimError, match=r"^there has 2 classes, but the training data has 3 classes$"):
+        task.check(MultiLabelDataset([b""], [[1, 0]], source="there"))
+    with pytest.raises(VitrimError, match=r"has no table of classes per image, which task multilabel learns$"):
+        task.check(ImageDataset([b""], [0]))
