@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,6 +124,8 @@ def run(
 
         eval_data.transform = eval_transform(model)
     trainer = Trainer(resolved, model, train_data, eval_data, accelerator, running, console)
+    for stop in (signal.SIGTERM, signal.SIGINT):  # a scheduler's request to end, and Ctrl-C: save, then end
+        signal.signal(stop, signal.default_int_handler)
     result = trainer.dry_run() if dry_run else trainer.run()
     if not accelerator.is_main_process:
         return None
@@ -142,11 +145,11 @@ def run(
 
 def load_data(resolved: Resolved, data: str) -> tuple[Any, Any]:
     """The training and the evaluation part of the data a recipe asks for; the second may be None."""
-    from vitrim.data import load_images
+    from vitrim import data as datasets
 
     recipe = resolved.recipe
-    train_data = load_images(data, split=recipe.split)
-    return train_data, None if recipe.eval_split is None else load_images(data, split=recipe.eval_split)
+    train_data = datasets.load_data(data, split=recipe.split)
+    return train_data, None if recipe.eval_split is None else datasets.load_data(data, split=recipe.eval_split)
 
 
 def create(resolved: Resolved, num_classes: int, checkpoint: Path | None) -> Any:

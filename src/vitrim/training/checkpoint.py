@@ -30,7 +30,10 @@ from vitrim.errors import VitrimError
 FORMAT = 1
 STATE = "state.json"
 PARTIAL = ".partial"
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+SEPARATOR = "/"
+"""Between a parameter's name and what the optimiser keeps of it."""
+
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 """Tensors under their parameters' names, whole and on the CPU, whatever shards the model."""
 
 
@@ -49,21 +52,26 @@ class Snapshot:
 
 def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: Mapping[str, Any]) -> Snapshot:
     """A snapshot of a model (wrapped or not), its optimiser and its average. All processes must call it."""
-    weights, flat = get_state_dict(model, optimizer, options=FULL)
+    weights, state = get_state_dict(model, optimizer, options=FULL)
+    moments = {f"{name}{SEPARATOR}{key}": value for name, kept in state["state"].items() for key, value in kept.items()}
     tensors = {
         "model": {name: value for name, value in weights.items() if isinstance(value, Tensor)},
-        "optimizer": {name: value for name, value in flat.items() if isinstance(value, Tensor)},
+        "optimizer": {name: value for name, value in moments.items() if isinstance(value, Tensor)},
     }
     if ema is not None:
         tensors["ema"] = dict(ema.state_dict())
-    plain = {name: value for name, value in flat.items() if not isinstance(value, Tensor)}
-    return Snapshot(tensors, {**values, "optimizer": plain})
+    numbers = {name: value for name, value in moments.items() if not isinstance(value, Tensor)}
+    return Snapshot(tensors, {**values, "optimizer": {"state": numbers, "param_groups": state["param_groups"]}})
 
 
 def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None) -> None:
     """Set a model, its optimiser and its average to a snapshot of the same run. All processes must call it."""
-    flat = {**snapshot.tensors["optimizer"], **snapshot.values["optimizer"]}
-    set_state_dict(model, optimizer, model_state_dict=snapshot.tensors["model"], optim_state_dict=flat, options=FULL)
+    kept: dict[str, dict[str, Any]] = {}
+    for entry, value in {**snapshot.tensors["optimizer"], **snapshot.values["optimizer"]["state"]}.items():
+        name, _, key = entry.rpartition(SEPARATOR)
+        kept.setdefault(name, {})[key] = value
+    state = {"state": kept, "param_groups": snapshot.values["optimizer"]["param_groups"]}
+    set_state_dict(model, optimizer, model_state_dict=snapshot.tensors["model"], optim_state_dict=state, options=FULL)
     if ema is not None:
         ema.load_state_dict(snapshot.tensors["ema"])
 
