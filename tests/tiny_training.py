@@ -48,12 +48,13 @@ def write_images(root: Path) -> Path:
     return root
 
 
-def trainer(resolved: Resolved, images: Path, out: Path, **running: Any) -> Trainer:
+def trainer(resolved: Resolved, images: Path, out: Path, *, start: Path | None = None, **running: Any) -> Trainer:
     """A run as the command line builds it."""
     seed_all(resolved.recipe.seed)
     train_data, eval_data = load_data(resolved, str(images))
-    model = create(resolved, train_data.num_classes, None)
+    model = create(resolved, train_data.num_classes, start)
     if eval_data is not None:
         eval_data.transform = eval_transform(model)
     settings = {"log_every": 1, "save_minutes": 1e9, **running}
-    return Trainer(resolved, model, train_data, eval_data, Accelerator(cpu=True), Running(out=out, **settings))
+    accelerator = Accelerator(cpu=True)
+    return Trainer(resolved, model, train_data, eval_data, accelerator, Running(out=out, **settings), start=start)

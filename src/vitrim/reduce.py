@@ -224,25 +224,40 @@ class Reduction:
         Raises:
             VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
         """
+        saved = _read_config(Path(folder))
+        reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record)
+        try:
+            reduction.load_parameters(folder)
+        except VitrimError:
+            restore_(model)
+            raise
+        return reduction
+
+    def load_parameters(self, folder: str | Path) -> None:
+        """Take over the learned parameters of a saved reduction of the same method, whatever its other options.
+
+        Raises:
+            VitrimError: missing or unreadable files, another method or version of it, or parameters that do not fit.
+                The model is then unchanged.
+        """
+        self._check_alive()
         folder = Path(folder)
         saved = _read_config(folder)
-        config = make_method(saved["method"], **saved["options"])
-        if saved.get("version") != config.version:
+        if saved["method"] != self.config.name:
+            raise VitrimError(f"{folder} holds parameters of {saved['method']}, this model is under {self.config.name}")
+        if saved.get("version") != self.config.version:
             raise VitrimError(
-                f"{folder} holds version {saved.get('version')} of {config.name}, this vitrim has version "
-                f"{config.version}"
+                f"{folder} holds version {saved.get('version')} of {self.config.name}, this vitrim has version "
+                f"{self.config.version}"
             )
         weights = _read_weights(folder / saved["weights"]) if saved.get("weights") else {}
-        reduction = reduce_(model, config, record=record)
-        expected = _reducer_weights(reduction._blocks())
+        expected = _reducer_weights(self._blocks())
         problem = _mismatch(expected, weights)
         if problem:
-            restore_(model)
             raise VitrimError(f"the parameters in {folder} do not fit this model: {problem}")
         with torch.no_grad():
             for name, value in weights.items():
                 expected[name].copy_(value)
-        return reduction
 
     def _check_alive(self) -> None:
         if getattr(self.model, HANDLE, None) is not self:

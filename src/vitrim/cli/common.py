@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 # ---- options that several commands have; the text is their help ----------------------------------------------------
 
-MODEL_NAMES = "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
-MODEL_NAMES += "or vitrim:cifar10_vit, a checkpoint of this package"
+MODEL_NAMES = "of timm, e.g. deit_small_patch16_224, or torchvision:vit_b_16, or hf: and a local folder or a Hub name"
 Model = Annotated[str, typer.Argument(help=f"model {MODEL_NAMES}")]
 Methods = Annotated[
     list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat")
@@ -94,34 +93,10 @@ def create_model(
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise VitrimError(f"cannot create {name}: {_first_line(error)}") from error
     if checkpoint is not None:
+        from vitrim.weights import load_checkpoint
+
         load_checkpoint(model, checkpoint)
     return model.eval()
-
-
-def load_checkpoint(model: nn.Module, path: Path) -> None:
-    """Load a safetensors file into ``model``; every name and shape must fit, else nothing is loaded."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise VitrimError(f"no checkpoint at {path}")
-    try:
-        weights = load_file(path)
-    except SafetensorError as error:
-        raise VitrimError(f"{path} is not a safetensors file: {_first_line(error)}") from error
-    expected = model.state_dict()
-    for what, names in (
-        ("lacks", sorted(set(expected) - set(weights))),
-        ("has unknown", sorted(set(weights) - set(expected))),
-    ):
-        if names:
-            raise VitrimError(f"{path} {what} {len(names)} parameters of this model, first {names[0]}")
-    for key, value in weights.items():
-        if value.shape != expected[key].shape:
-            raise VitrimError(
-                f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
-            )
-    model.load_state_dict(weights)
 
 
 def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:
@@ -129,8 +104,6 @@ def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None =
     from vitrim.cli.models import has_weights
 
     library, _, folder = name.partition(":")
-    if library == "vitrim" and checkpoint is None:
-        return name
     if pretrained or checkpoint is not None:
         return "pretrained" if checkpoint is None else str(checkpoint)
     return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"

@@ -1,5 +1,4 @@
-"""Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``, and
-``vitrim:NAME`` for a reference checkpoint of the package."""
+"""Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``."""
 
 from __future__ import annotations
 
@@ -89,13 +88,6 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     return model
 
 
-def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """The reference checkpoint ``name``; its weights are always loaded."""
-    from vitrim.reference import load_reference
-
-    return load_reference(name, **options)
-
-
 def has_weights(folder: Path) -> bool:
     """Whether a folder holds weights in a form that transformers reads."""
     return any((folder / file).is_file() for file in HF_WEIGHTS)
@@ -131,5 +123,4 @@ def _import(module: str, extra: str) -> Any:
 LIBRARIES: dict[str, Callable[[str, bool, Options], nn.Module]] = {
     "torchvision": torchvision_model,
     "hf": hf_model,
-    "vitrim": reference_model,
 }

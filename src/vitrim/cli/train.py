@@ -22,6 +22,9 @@ Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
 ]
 Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe says which splits")]
+Checkpoint = Annotated[
+    Path | None, typer.Option("--checkpoint", help="start from this safetensors file, or the folder of a finished run")
+]
 Out = Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check data, shapes and memory on one batch; write nothing")]
@@ -41,7 +44,7 @@ def train(
     changes: Changes = None,
     data: Data = None,
     out: Out = Path("runs/train"),
-    checkpoint: common.Checkpoint = None,
+    checkpoint: Checkpoint = None,
     resume: Resume = False,
     dry_run: DryRun = False,
     list_recipes: List = False,
@@ -123,7 +126,7 @@ def run(
         from vitrim.data import eval_transform
 
         eval_data.transform = eval_transform(model)
-    trainer = Trainer(resolved, model, train_data, eval_data, accelerator, running, console)
+    trainer = Trainer(resolved, model, train_data, eval_data, accelerator, running, console, start=checkpoint)
     for stop in (signal.SIGTERM, signal.SIGINT):  # a scheduler's request to end, and Ctrl-C: save, then end
         signal.signal(stop, signal.default_int_handler)
     result = trainer.dry_run() if dry_run else trainer.run()
@@ -153,16 +156,24 @@ def load_data(resolved: Resolved, data: str) -> tuple[Any, Any]:
 
 
 def create(resolved: Resolved, num_classes: int, checkpoint: Path | None) -> Any:
-    """The model of a recipe with its starting weights and, where the library can, a head for the data's classes."""
+    """The model of a recipe with its starting weights and, where the library can, a head for the data's classes.
+
+    Weights of one's own may be of other classes: the model gets their head, which the task then replaces.
+    """
     recipe = resolved.recipe
-    if recipe.pretrained and checkpoint is not None:
-        # weights of one's own take the place of the library's, which need not be there then
-        return common.create_model(recipe.model, checkpoint=checkpoint, options=dict(recipe.model_options))
     options = dict(recipe.model_options)
+    if checkpoint is not None:
+        file = checkpoint / "model.safetensors" if checkpoint.is_dir() else checkpoint
+        if ":" not in recipe.model:
+            from vitrim.weights import classes_in
+
+            found = classes_in(file, "head")
+            options |= {} if found is None else {"num_classes": found}
+        return common.create_model(recipe.model, checkpoint=file, options=options)
     if ":" not in recipe.model:
         options.setdefault("num_classes", num_classes)
-    model = common.create_model(recipe.model, pretrained=recipe.pretrained, checkpoint=checkpoint, options=options)
-    if recipe.init == "mimetic" and checkpoint is None:
+    model = common.create_model(recipe.model, pretrained=recipe.pretrained, options=options)
+    if recipe.init == "mimetic":
         from vitrim.training.initial import mimetic_
 
         mimetic_(model)

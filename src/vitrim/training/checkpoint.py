@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -52,7 +52,8 @@ class Snapshot:
 
 def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: Mapping[str, Any]) -> Snapshot:
     """A snapshot of a model (wrapped or not), its optimiser and its average. All processes must call it."""
-    weights, state = get_state_dict(model, optimizer, options=FULL)
+    weights, optimizer_state = get_state_dict(model, optimizer, options=FULL)
+    state = cast("dict[str, Any]", optimizer_state)
     moments = {f"{name}{SEPARATOR}{key}": value for name, kept in state["state"].items() for key, value in kept.items()}
     tensors = {
         "model": {name: value for name, value in weights.items() if isinstance(value, Tensor)},
@@ -71,7 +72,8 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn
         name, _, key = entry.rpartition(SEPARATOR)
         kept.setdefault(name, {})[key] = value
     state = {"state": kept, "param_groups": snapshot.values["optimizer"]["param_groups"]}
-    set_state_dict(model, optimizer, model_state_dict=snapshot.tensors["model"], optim_state_dict=state, options=FULL)
+    weights = cast(Any, snapshot.tensors["model"])
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=cast(Any, state), options=FULL)
     if ema is not None:
         ema.load_state_dict(snapshot.tensors["ema"])
 

@@ -201,7 +201,7 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1) -> l
 class Place(NamedTuple):
     """Which image, and where in the run it comes."""
 
-    index: int
+    image: int
     epoch: int
     position: int
 
@@ -308,7 +308,7 @@ class Seeded(Dataset[Any]):
     def __getitem__(self, place: Place) -> Any:
         """The image at ``place``, changed as it always is there."""
         seed_cpu(self.seed, 0, place.epoch, place.position)
-        return self.dataset[place.index]
+        return self.dataset[place.image]
 
 
 def seed_all(*numbers: int) -> None:

@@ -10,6 +10,7 @@ the epoch, so that a checkpoint needs no generator's state and a resumed run rep
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import math
 import time
@@ -31,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitrim.config import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.reduce import Reduction, get_reduction, reduce_
+from vitrim.reduce import CONFIG_FILE, Reduction, get_reduction, reduce_
 from vitrim.registry import parse_method
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
@@ -41,6 +42,7 @@ from vitrim.training.log import Bar, Log
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
 from vitrim.training.recipe import Recipe, Resolved
 from vitrim.training.step import Distillation, Objective, logits_of
+from vitrim.weights import load_checkpoint
 
 PATCH_DROP = "patch_drop"
 """A ramp of this name sets the share of patches that a timm model drops in training."""
@@ -88,6 +90,8 @@ class Trainer:
         accelerator: devices and processes.
         running: how it is run.
         console: where progress is shown, or None.
+        start: the folder of a finished run whose weights the model has: if it was under a method, it must be the same,
+            and what its reducers learned is where these start.
 
     Raises:
         VitrimError: data that is not of the task, a method that does not fit the model, options that do not fit each
@@ -103,6 +107,8 @@ class Trainer:
         accelerator: Accelerator,
         running: Running,
         console: Console | None = None,
+        *,
+        start: Path | None = None,
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
         self.accelerator = accelerator
@@ -124,13 +130,18 @@ class Trainer:
         self.updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
         _check_even(recipe, self.mixer is not None, accelerator.num_processes)
 
-        teacher = _frozen_copy(model).to(accelerator.device) if recipe.teacher == "dense" else None
+        teacher = _teacher(model, recipe)
+        if teacher is not None:
+            teacher.to(accelerator.device)
         model = model.to(accelerator.device)
         self.reduction = _reduced(model, config)
+        if self.reduction is not None and start is not None and (start / CONFIG_FILE).is_file():
+            self.reduction.load_parameters(start)
         if recipe.grad_checkpointing:
             _checkpoint_gradients(model)
         select_trainable(model, recipe.trainable)
-        _check_ramps(recipe, model, self.reduction)
+        _check_amounts(recipe, model, self.reduction)
+        _check_objective(recipe, config)
         self.model = model
         self.objective = Objective(
             model.train(),
@@ -263,7 +274,7 @@ class Trainer:
         """One update: the mean losses over all its images."""
         recipe, accelerator = self.recipe, self.accelerator
         self.rates.set(update)
-        self._set_ramps(update / self.updates_per_epoch)
+        self._set_amounts(update / self.updates_per_epoch)
         self.objective.train()
         share = recipe.batch_size // accelerator.num_processes
         parts = share // (recipe.micro_batch or share)
@@ -307,13 +318,18 @@ class Trainer:
             f"precision=fp32; {'no checkpoint was written' if good is None else f'the last good checkpoint is {good}'}"
         )
 
-    def _set_ramps(self, epoch: float) -> None:
+    def _set_amounts(self, epoch: float) -> None:
+        """Give the method the amounts of this point in time."""
         for ramp in self.recipe.ramps:
             value = ramp_value(ramp, epoch)
             if ramp.option == PATCH_DROP:
                 cast(Any, self.model).patch_drop.prob = value
             else:
                 cast(Reduction, self.reduction).set(**{ramp.option: value})
+        for switch in self.recipe.switches:
+            reduction = cast(Reduction, self.reduction)
+            if epoch >= switch.epoch and _plain(getattr(reduction.config, switch.option)) != _plain(switch.value):
+                reduction.set(**{switch.option: switch.value})
 
     # ---- evaluation --------------------------------------------------------------------------------------------------
 
@@ -433,8 +449,14 @@ def recipe_text(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
-def _frozen_copy(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).eval().requires_grad_(False)
+def _teacher(model: nn.Module, recipe: Recipe) -> nn.Module | None:
+    """The frozen dense model of a recipe that has one."""
+    if recipe.teacher is None:
+        return None
+    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    if recipe.teacher_checkpoint is not None:
+        load_checkpoint(teacher, Path(recipe.teacher_checkpoint))
+    return teacher
 
 
 def _reduced(model: nn.Module, config: MethodConfig) -> Reduction | None:
@@ -456,17 +478,30 @@ def _checkpoint_gradients(model: nn.Module) -> None:
     raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
 
 
-def _check_ramps(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:
+def _check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:
     valid = [] if reduction is None else sorted(reduction.config.runtime)
-    for ramp in recipe.ramps:
-        if ramp.option == PATCH_DROP:
+    for option in [*(ramp.option for ramp in recipe.ramps), *(switch.option for switch in recipe.switches)]:
+        if option == PATCH_DROP:
             if not hasattr(getattr(model, "patch_drop", None), "prob"):
                 raise VitrimError("a ramp of patch_drop needs model_options.patch_drop_rate above 0")
-        elif ramp.option not in valid:
-            name = recipe.method.partition(":")[0]
-            raise VitrimError(
-                f"ramp: {name} cannot change '{ramp.option}' at run time; it can: {', '.join(valid) or '-'}"
-            )
+        elif option not in valid:
+            name, can = recipe.method.partition(":")[0], ", ".join(valid) or "nothing"
+            raise VitrimError(f"{name} cannot change '{option}' at run time; it can: {can}")
+
+
+def _plain(value: Any) -> Any:
+    """A config has tuples where YAML has lists."""
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _check_objective(recipe: Recipe, config: MethodConfig) -> None:
+    """The options of the method's own loss are the keyword arguments of its `losses`."""
+    parameters = inspect.signature(config.losses).parameters.values()
+    valid = [entry.name for entry in parameters if entry.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in recipe.objective:
+        if name not in valid:
+            can = ", ".join(valid) or "none"
+            raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
 
 
 def _check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:

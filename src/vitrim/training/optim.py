@@ -43,15 +43,21 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
     return count
 
 
-def is_new(name: str) -> bool:
-    """Whether a parameter is of a part that a new task or method brings: head, positions, patch embedding, reducers.
+def is_new(name: str, backbone: str = "trunk") -> bool:
+    """Whether a parameter is of a part that a new task or method brings, and so not of the ``backbone``.
+
+    Args:
+        name: of the parameter.
+        backbone: ``trunk``: head, positions, patch embedding and reducers are new; ``host``: only reducers are.
 
     Example:
         >>> is_new("head.weight"), is_new("blocks.0.reducer.router.query"), is_new("blocks.0.attn.qkv.weight")
         (True, True, False)
+        >>> is_new("head.weight", "host"), is_new("blocks.0.reducer.router.query", "host")
+        (False, True)
     """
     parts = name.split(".")
-    return parts[0] in NEW_PARTS or "reducer" in parts
+    return "reducer" in parts or (backbone == "trunk" and parts[0] in NEW_PARTS)
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
@@ -79,7 +85,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
             continue
         # without a scale all parameters are alike, and so they stay in one group
         backbone = options.backbone_scale != 1 or options.freeze_epochs > 0
-        backbone = backbone and not is_new(name)
+        backbone = backbone and not is_new(name, options.backbone)
         plain = parameter.ndim <= 1 or name in skip or name.endswith((".bias", "_token"))
         decay = 0.0 if plain and not options.decay_all else options.weight_decay
         label = f"{'backbone' if backbone else 'new'}, {'decayed' if decay else 'not decayed'}"
@@ -109,13 +115,14 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         'AdamW'
     """
     options = recipe.optimizer
-    if options.name not in list_optimizers():
-        raise unknown("optimizer", options.name, list_optimizers())
+    known = cast("list[str]", list_optimizers())
+    if options.name not in known:
+        raise unknown("optimizer", options.name, known)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise VitrimError("nothing to train: trainable matches no parameter")
     lr = options.lr if options.lr_batch is None else options.lr * recipe.batch_size / options.lr_batch
     given = {"betas": options.betas, "momentum": options.momentum}
-    extra = {name: value for name, value in given.items() if value is not None}
+    extra: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     grouped = parameter_groups if options.layer_decay is None else _layer_groups
     groups = grouped(model, recipe, lr)
     if "muon" in options.name:  # it orthogonalises matrices of weights; what reads or writes tokens is not one

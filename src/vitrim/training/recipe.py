@@ -25,7 +25,7 @@ COMMAND_LINE = "command line"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Augment(_Section):
@@ -311,7 +311,8 @@ def _find(name: str | Path) -> Path:
         return Path(name)
     known = recipes()
     if str(name) not in known:
-        raise unknown("recipe", str(name), known)
+        hint = str(unknown("recipe", str(name), known)).partition(" valid:")[0]
+        raise VitrimError(f"{hint} valid: a YAML file, or a name that `vitrim train --list` prints")
     return known[str(name)]
 
 
@@ -333,6 +334,8 @@ def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, dict[str, Any]
 def _beside(path: Path, base: str) -> Path:
     """The base of a recipe: a file next to it, or one of the package's."""
     near = path.with_name(f"{base}.yaml")
+    if near == path and base in recipes():  # a user's file may be called like the recipe that it changes
+        return recipes()[base]
     return near if near.is_file() else _find(base)
 
 
@@ -341,7 +344,7 @@ def _nested(changes: Sequence[str]) -> dict[str, Any]:
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise VitrimError(f"cannot read '{text}': write key=value, e.g. optimizer.lr=1e-4")
+            raise VitrimError(f"cannot read '{_line(text)}': write key=value, e.g. optimizer.lr=1e-4")
         inner: Any = _scalar(text, value)
         for part in reversed(key.split(".")):
             inner = {part: inner}
@@ -353,7 +356,9 @@ def _scalar(text: str, value: str) -> Any:
     try:
         read = yaml.safe_load(value)
     except yaml.YAMLError:
-        raise VitrimError(f"cannot read '{text}': its value is not YAML") from None
+        raise VitrimError(f"cannot read '{_line(text)}': its value is not YAML") from None
+    except ValueError as error:  # a date that does not exist, a number of thousands of digits
+        raise VitrimError(f"cannot read '{_line(text)}': {error}") from None
     if isinstance(read, str):  # YAML 1.1 takes 1e-4 for a text
         try:
             return float(read)
@@ -381,9 +386,10 @@ def _flat(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _one_line(name: str, error: ValidationError) -> str:
-    """The first thing wrong with a recipe."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    """What is wrong with a recipe: a key that there is not before all else, for it explains one that is missing."""
+    errors = error.errors()
+    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
+    where = _line(".".join(str(part) for part in first["loc"]))
     if first["type"] == "extra_forbidden":
         valid = _keys(first["loc"][:-1])
         close = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1)
@@ -393,7 +399,12 @@ def _one_line(name: str, error: ValidationError) -> str:
         return f"{name}: {where} is missing"
     message = str(first["msg"]).removeprefix("Value error, ")
     given = "" if not where else f" (got {first['input']!r})"
-    return f"{name}: {where + ': ' if where else ''}{message}{given}"
+    return _line(f"{name}: {where + ': ' if where else ''}{message}{given}")
+
+
+def _line(text: str) -> str:
+    """A text without line breaks."""
+    return " ".join(text.split())
 
 
 def _keys(where: Iterable[int | str]) -> list[str]:

@@ -1,0 +1,81 @@
+"""Weights from local files, checked before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from vitrim.errors import VitrimError
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> None:
+    """Load a safetensors file into ``model``; every name and shape must fit, else nothing is loaded.
+
+    Raises:
+        VitrimError: no such file, no safetensors file, or the first name or shape that does not fit.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from safetensors.torch import save_file
+        >>> model = nn.Linear(3, 2)
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file(model.state_dict(), Path(folder) / "linear.safetensors")
+        ...     load_checkpoint(model, Path(folder) / "linear.safetensors")
+    """
+    _check_file(path)
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise VitrimError(f"{path} is not a safetensors file: {_first_line(error)}") from error
+    expected = model.state_dict()
+    for what, names in (
+        ("lacks", sorted(set(expected) - set(weights))),
+        ("has unknown", sorted(set(weights) - set(expected))),
+    ):
+        if names:
+            raise VitrimError(f"{path} {what} {len(names)} parameters of this model, first {names[0]}")
+    for key, value in weights.items():
+        if value.shape != expected[key].shape:
+            raise VitrimError(
+                f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
+            )
+    model.load_state_dict(weights)
+
+
+def classes_in(path: Path, classifier: str) -> int | None:
+    """How many classes the weights in a safetensors file have, or None if they have no such classifier.
+
+    Args:
+        path: of the file.
+        classifier: the name of the layer, as timm's ``pretrained_cfg["classifier"]``.
+
+    Raises:
+        VitrimError: no such file, or no safetensors file.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from safetensors.torch import save_file
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"head.weight": nn.Linear(3, 2).weight.detach()}, Path(folder) / "model.safetensors")
+        ...     classes_in(Path(folder) / "model.safetensors", "head")
+        2
+    """
+    _check_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            name = f"{classifier}.weight"
+            return int(file.get_slice(name).get_shape()[0]) if name in file.keys() else None  # noqa: SIM118
+    except SafetensorError as error:
+        raise VitrimError(f"{path} is not a safetensors file: {_first_line(error)}") from error
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise VitrimError(f"no checkpoint at {path}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
