@@ -149,7 +149,7 @@ def validated(config: type[C], options: dict[str, Any]) -> C:
 
 
 def _problem(entry: Any) -> str:
-    where = ".".join(str(part) for part in entry["loc"] if isinstance(part, str) and not part.startswith("function-"))
+    where = str(entry["loc"][0]) if entry["loc"] else ""  # what follows is which of several types was tried
     message = entry["msg"].removeprefix("Value error, ")
     return f"{where}={entry['input']}: {message}" if where else message
 

@@ -44,7 +44,8 @@ def main() -> None:
     except VitrimError as error:
         sys.exit(_fail(str(error)))
     except typer.TyperException as error:
-        sys.exit(_fail(error.format_message()))
+        # without a subcommand typer prints the help and raises an error that says nothing
+        sys.exit(_fail(error.format_message()) if error.format_message() else 2)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer hands Ctrl-C over as this result
