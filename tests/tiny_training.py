@@ -48,7 +48,7 @@ def write_images(root: Path) -> Path:
     return root
 
 
-def trainer(resolved: Resolved, images: Path, out: Path, *, start: Path | None = None, **running: Any) -> Trainer:
+def trainer(resolved: Resolved, images: Path | str, out: Path, *, start: Path | None = None, **running: Any) -> Trainer:
     """A run as the command line builds it."""
     seed_all(resolved.recipe.seed)
     train_data, eval_data = load_data(resolved, str(images))
@@ -56,5 +56,6 @@ def trainer(resolved: Resolved, images: Path, out: Path, *, start: Path | None =
     if eval_data is not None:
         eval_data.transform = eval_transform(model)
     settings = {"log_every": 1, "save_minutes": 1e9, **running}
-    accelerator = Accelerator(cpu=True)
+    precision = {"fp32": "no"}.get(resolved.recipe.precision, resolved.recipe.precision)
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
     return Trainer(resolved, model, train_data, eval_data, accelerator, Running(out=out, **settings), start=start)

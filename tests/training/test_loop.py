@@ -281,3 +281,55 @@ def test_an_option_switches_at_its_epoch(images: Path, tmp_path: Path) -> None:
     run = trainer(recipe(**changes), images, tmp_path, resume=True, max_updates=2 * EPOCH + 1)
     run.run()
     assert tuple(run.reduction.config.blocks) == (2, 4)
+
+
+# ---- other kinds of run ----------------------------------------------------------------------------------------------
+
+
+def write_labels(root: Path, images: Path) -> str:
+    """A COCO tree of the images: its class, and for every other image also one that all classes share."""
+    for split, name in (("train", "train"), ("test", "val")):
+        entries: dict[str, Any] = {"images": [], "annotations": []}
+        entries["categories"] = [{"id": index, "name": label} for index, label in enumerate((*CLASSES, "any"))]
+        (root / f"{name}2014").mkdir(parents=True)
+        for label, kind in enumerate(CLASSES):
+            for index in range(PER_CLASS[split]):
+                number = len(entries["images"])
+                shutil.copy(images / split / kind / f"{index}.png", root / f"{name}2014" / f"{number}.png")
+                entries["images"].append({"id": number, "file_name": f"{number}.png"})
+                for category in (label, 3) if index % 2 else (label,):
+                    annotation = {"id": len(entries["annotations"]), "image_id": number, "category_id": category}
+                    entries["annotations"].append({**annotation, "area": 10.0, "iscrowd": 0, "segmentation": []})
+        (root / "annotations").mkdir(exist_ok=True)
+        (root / "annotations" / f"instances_{name}2014.json").write_text(json.dumps(entries))
+    return f"coco:{root}"
+
+
+def test_a_run_on_images_of_several_labels(images: Path, tmp_path: Path) -> None:
+    changes = {
+        "task": "multilabel",
+        "loss": {"name": "asl"},
+        "eval_split": "val",
+        "epochs": 15,
+        "method": "topk:keep_rate=0.7",
+    }
+    result = trainer(recipe(**changes), write_labels(tmp_path / "coco", images), tmp_path / "run").run()
+    assert result["best"]["mAP"] > 80  # the fourth label cannot be seen
+    assert result["best"]["mAP"] > json.loads((tmp_path / "run/evaluations.jsonl").read_text().splitlines()[0])["mAP"]
+
+
+def test_a_run_in_half_precision_keeps_its_weights_in_full(images: Path, tmp_path: Path) -> None:
+    run = trainer(recipe(precision="bf16", method="tome:r=2"), images, tmp_path)
+    result = run.run()
+    assert all(weight.dtype == torch.float32 for weight in load_file(tmp_path / "model.safetensors").values())
+    assert result["last"]["top1"] >= 100 / 3
+
+
+def test_tensorboard_gets_what_the_log_gets(images: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trainer(recipe(), images, tmp_path, tensorboard=True).run()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.value for event in events.Scalars("train/total")] == pytest.approx(
+        [float(row["total"]) for row in rows(tmp_path)]
+    )
+    assert len(events.Scalars("evaluation/top1")) == TINY["epochs"]
