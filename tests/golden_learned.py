@@ -19,7 +19,7 @@ def load_reducers(
 
     ``rename`` maps the beginning of an official name to ours. Every parameter of these reducers must be given.
     """
-    weights = {name: torch.from_numpy(value) for name, value in golden.weights.state(ref).items()}
+    weights = golden.published(ref)
     for block, prefix in prefixes.items():
         given = {}
         for name, value in weights.items():

@@ -25,24 +25,28 @@ def load(name: str) -> dict[str, Any]:
     return weights.load(GOLDEN / f"{name}.npz")
 
 
+def geometry(ref: dict[str, Any], *more: str) -> dict[str, Any]:
+    """The constructor arguments that the models of all reference files take, and those called ``more``."""
+    model = ref["config"]["model"]
+    names = ("embed_dim", "depth", "num_heads", "mlp_ratio", "num_classes", *more)
+    return {"img_size": model["image_size"], **{name: model[name] for name in names}}
+
+
+def published(ref: dict[str, Any]) -> dict[str, Tensor]:
+    """The authors' state dict behind a reference file."""
+    return {name: torch.from_numpy(value) for name, value in weights.state(ref).items()}
+
+
 def vit(ref: dict[str, Any], **kwargs: Any) -> VisionTransformer:
     """The plain ViT behind a reference file, float64, eval mode."""
-    geometry = ref["config"]["model"]
     model = VisionTransformer(
-        img_size=geometry["image_size"],
-        patch_size=geometry["patch_size"],
-        embed_dim=geometry["embed_dim"],
-        depth=geometry["depth"],
-        num_heads=geometry["num_heads"],
-        mlp_ratio=geometry["mlp_ratio"],
-        num_classes=geometry["num_classes"],
-        qkv_bias=geometry.get("qkv_bias", True),
-        norm_layer=partial(nn.LayerNorm, eps=geometry["norm_eps"]),
+        **geometry(ref, "patch_size"),
+        qkv_bias=ref["config"]["model"].get("qkv_bias", True),
+        norm_layer=partial(nn.LayerNorm, eps=ref["config"]["model"]["norm_eps"]),
         **kwargs,
     )
-    state = {name: torch.from_numpy(value) for name, value in weights.state(ref).items()}
     expected = set(model.state_dict())
-    model.load_state_dict({name: value for name, value in state.items() if name in expected}, strict=True)
+    model.load_state_dict({name: value for name, value in published(ref).items() if name in expected}, strict=True)
     return model.double().eval()
 
 

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from golden_models import weights
+import golden_models
+from golden_models import published
+
+EXACT = 1e-9
+STORED_AS_FLOAT32 = 2e-6
 
 Filter = Callable[[dict[str, Tensor], Any], dict[str, Tensor]]
 
 
-def published(ref: dict[str, Any]) -> dict[str, Tensor]:
-    """The authors' state dict behind a reference file."""
-    return {name: torch.from_numpy(value) for name, value in weights.state(ref).items()}
+def load(name: str) -> dict[str, Any]:
+    """The reference file ``name``, e.g. ``eq_lin``."""
+    return golden_models.load(f"vittm/vittm_{name}")
+
+
+def table_8() -> dict[str, dict[str, str]]:
+    """The rows of ViTTM's Table 8 by the name of the model."""
+    with (golden_models.GOLDEN / "tables" / "vittm_table8.csv").open() as file:
+        return {row["model"]: row for row in csv.DictReader(file)}
+
+
+def with_random_heads(model: nn.Module) -> Any:
+    """Classifiers start at zero, which would hide any mistake before them."""
+    for head in (model.head, model.auxiliary_head):
+        nn.init.normal_(head.weight)
+    return model
 
 
 def loaded(ref: dict[str, Any], model: nn.Module, rename: Filter) -> Any:
@@ -42,6 +60,15 @@ def published_gradients(ref: dict[str, Any], model: nn.Module, rename: Filter) -
         flat[places[name].long()] = parameter.grad
     gradients = {name: flat[number.long()] for name, number in numbers.items()}
     return {name: gradient for name, gradient in gradients.items() if not gradient.isnan().any()}
+
+
+def check_gradients(ref: dict[str, Any], model: nn.Module, rename: Filter) -> dict[str, Tensor]:
+    """`published_gradients`, after the norm of each was compared with the stored one."""
+    gradients = published_gradients(ref, model, rename)
+    assert sorted(gradients) == sorted(ref["train/gradnorm_names"])
+    norms = torch.stack([gradients[name].norm() for name in ref["train/gradnorm_names"]])
+    assert largest_difference(norms, ref["train/gradnorm"]) < EXACT
+    return gradients
 
 
 def largest_difference(found: Tensor, expected: Any) -> float:

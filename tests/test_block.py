@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
-from vitrim.block import Idle
+from vitrim.block import Idle, merge_heads, split_heads
 from vitrim.schedule import Amount, Remove
 from vitrim.tokens import STAMP, TokenState
 
@@ -321,3 +321,17 @@ def test_hooks_and_adapters_on_the_projection_are_honoured(training: bool) -> No
         expected = model(images)
     assert not torch.allclose(doubled, plain)
     torch.testing.assert_close(doubled, expected, atol=1e-5, rtol=1e-5)
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+def test_heads_are_consecutive_channels(batch: int) -> None:
+    x = torch.randn(batch, 5, 12)
+    heads = split_heads(x, 3)
+    assert heads.shape == (batch, 3, 5, 4)
+    assert torch.equal(heads[:, 1], x[..., 4:8])
+    assert torch.equal(merge_heads(heads), x)
+    part = x.chunk(2, dim=-1)[1]  # as of a fused projection: not contiguous
+    assert torch.equal(split_heads(part, 3)[:, 2], x[..., 10:12])

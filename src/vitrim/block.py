@@ -311,6 +311,12 @@ def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
     return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
 
 
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, H*d) to (B, H, N, d)."""
+    batch, n, width = x.shape
+    return x.view(batch, n, num_heads, width // num_heads).transpose(1, 2)  # no -1: an empty batch leaves it ambiguous
+
+
 def merge_heads(out: Tensor) -> Tensor:
     """(B, H, M, d) to (B, M, H*d)."""
     return out.transpose(1, 2).flatten(2)

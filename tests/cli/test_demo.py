@@ -3,9 +3,7 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
-
-from vitrim.cli import main
+from cli_runs import exit_code
 from vitrim.demo import run
 
 SPEED = [
@@ -20,8 +18,7 @@ def test_demo_prints_one_table_and_writes_record_and_figures(monkeypatch, capsys
     """The digits half runs for real on two methods; the timing half, which takes a minute, is given."""
     monkeypatch.setattr(run, "DIGITS_METHODS", (*run.DIGITS_METHODS[1:2], *[run.DIGITS_METHODS[-1]] * 9))
     monkeypatch.setattr(run, "measure_speed", lambda seed: SPEED)
-    monkeypatch.setattr(sys, "argv", ["vitrim", "demo", "--out", str(tmp_path)])
-    main()
+    assert exit_code(monkeypatch, "demo", "--out", tmp_path) == 0
     record = json.loads((tmp_path / "demo.json").read_text())
     dense, random, atm = record["digits"][:3]
     assert dense["method"] == "dense"
@@ -41,8 +38,5 @@ def test_settings_of_the_demo_cut_about_30_and_50_percent() -> None:
 
 def test_missing_package_is_one_line(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    monkeypatch.setattr(sys, "argv", ["vitrim", "demo", "--out", str(tmp_path / "none")])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
+    assert exit_code(monkeypatch, "demo", "--out", tmp_path / "none") == 2
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: the demo needs")

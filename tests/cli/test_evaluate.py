@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from vitrim.cli import main
+from cli_runs import exit_code
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.evaluation import Evaluation, evaluate
 
@@ -48,12 +48,7 @@ def picture(seed: int) -> Image.Image:
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """Exit code of ``vitrim eval`` with these arguments."""
-    monkeypatch.setattr(sys, "argv", ["vitrim", "eval", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+    return exit_code(monkeypatch, "eval", *arguments)
 
 
 def the_error(capsys: pytest.CaptureFixture[str]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +12,17 @@ import torch
 
 import tiny
 import vitrim
-from vitrim import cli, registry
+from cli_runs import Run, runner
+from vitrim import registry
 from vitrim.cli import listing
 from vitrim.registry import backbone_of, backbones
 from vitrim.registry import methods as registered
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """``vitrim list`` with the given arguments: exit code, standard output, standard error."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vitrim", "list", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return runner(monkeypatch, capsys, "list")
 
 
 def test_every_method_with_its_class_attributes() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from transformers import (
     ViTModel,
 )
 
-from vitrim import cli
+from cli_runs import Run, runner
 from vitrim.cli import common
 from vitrim.cli import models as by_name
 from vitrim.data import DataError, eval_transform
@@ -37,24 +36,11 @@ TINY = {
 }
 TORCHVISION_OPTIONS = ["--model-option", "image_size=32", "--model-option", "num_classes=4"]
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """``vitrim`` with the given arguments: exit code, standard output, standard error."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vitrim", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,14 @@ import pytest
 import timm
 from PIL import Image
 
-from vitrim import cli
+from cli_runs import Run, runner
 from vitrim.cli import profile
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """``vitrim profile`` with the given arguments: exit code, standard output, standard error."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vitrim", "profile", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return runner(monkeypatch, capsys, "profile")
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from accelerate.state import AcceleratorState, GradientState
 
+from cli_runs import exit_code
 from tiny_training import TINY, write_images
-from vitrim.cli import main
 from vitrim.training.recipe import load_recipe, recipes
 
 
@@ -40,12 +40,7 @@ def tiny(tmp_path: Path) -> Path:
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """Exit code of ``vitrim train`` with these arguments."""
-    monkeypatch.setattr(sys, "argv", ["vitrim", "train", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+    return exit_code(monkeypatch, "train", *arguments)
 
 
 def the_error(capsys: pytest.CaptureFixture[str]) -> str:

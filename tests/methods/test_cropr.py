@@ -143,7 +143,7 @@ def segmenter(ref: dict[str, Any]) -> nn.Module:
         **{key: value for key, value in geometry.items() if key not in ("image_size", "norm_eps")},
     )
     expected = set(model.state_dict())
-    state = {name: torch.from_numpy(value) for name, value in golden.weights.state(ref).items() if name in expected}
+    state = {name: value for name, value in golden.published(ref).items() if name in expected}
     model.load_state_dict(state, strict=True)
     model = model.double().eval()
     table = golden.tensor(ref, "rope")
@@ -229,8 +229,8 @@ def test_operators(case: str) -> None:
     options = dict(ref["config"]["args"][case])
     dim = options.pop("embed_dim")
     layer = CrossAttention(vitrim.Cropr(**options), dim).double()
-    state = {name.replace("mlp_norm", "mlp.norm"): value for name, value in golden.weights.state(ref).items()}
-    own = {name.removeprefix(f"{case}."): torch.from_numpy(v) for name, v in state.items() if name.startswith(case)}
+    state = {name.replace("mlp_norm", "mlp.norm"): value for name, value in golden.published(ref).items()}
+    own = {name.removeprefix(f"{case}."): value for name, value in state.items() if name.startswith(case)}
     layer.load_state_dict(own, strict=True)
     x = torch.from_numpy(golden.weights.tensors(ref)[f"{case}/x"]).double()
     with torch.no_grad():

@@ -26,16 +26,11 @@ def published(ref: dict[str, Any]) -> tuple[nn.Module, vitrim.Reduction]:
     """The reference's model: pooled head, query, key and value weights from the names of its release."""
     shape, args = ref["config"]["model"], ref["config"]["args"]
     model = VisionTransformer(
-        img_size=shape["image_size"],
-        patch_size=shape["patch_size"],
-        embed_dim=shape["embed_dim"],
-        depth=shape["depth"],
-        num_heads=shape["num_heads"],
-        num_classes=shape["num_classes"],
+        **golden.geometry(ref, "patch_size"),
         global_pool="avg",
         norm_layer=partial(nn.LayerNorm, eps=shape["norm_eps"]),
     )
-    given = {name: torch.from_numpy(value) for name, value in golden.weights.state(ref).items()}
+    given = golden.published(ref)
     last = shape["depth"] - 1
     state = {f"blocks.{last}.reducer.{kind}": given.pop(f"{kind.replace('.', '_cls.')}") for kind in HEAD}
     for i in range(shape["depth"]):

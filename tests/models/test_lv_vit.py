@@ -23,20 +23,14 @@ DENSE = ["lvvit_lam2", "lvvit_headdim16", "lvvit_nodense"]
 
 def lv_vit(ref: dict[str, Any]) -> LVViT:
     """The LV-ViT behind a reference file, float64, eval mode."""
-    geometry = ref["config"]["model"]
+    options = ref["config"]["model"]
     model = LVViT(
-        img_size=geometry["image_size"],
-        patch_size=geometry["patch_size"],
-        embed_dim=geometry["embed_dim"],
-        depth=geometry["depth"],
-        num_heads=geometry["num_heads"],
-        mlp_ratio=geometry["mlp_ratio"],
-        num_classes=geometry["num_classes"],
-        head_dim=geometry.get("head_dim"),
-        skip_lambda=geometry["skip_lam"],
-        dense_head=geometry["return_dense"],
+        **golden.geometry(ref, "patch_size"),
+        head_dim=options.get("head_dim"),
+        skip_lambda=options["skip_lam"],
+        dense_head=options["return_dense"],
     )
-    state = {name: torch.from_numpy(value) for name, value in golden.weights.state(ref).items()}
+    state = golden.published(ref)
     own = {name: value for name, value in state.items() if not name.startswith("score_predictor.")}
     model.load_state_dict(own, strict=True)
     return model.double().eval()

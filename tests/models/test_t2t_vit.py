@@ -24,18 +24,8 @@ both_modules = pytest.mark.parametrize("name", NAMES)
 
 def t2t_vit(ref: dict[str, Any]) -> T2TViT:
     """The T2T-ViT behind a reference file with its checkpoint in the authors' names, float64, eval mode."""
-    geometry = ref["config"]["model"]
-    model = T2TViT(
-        img_size=geometry["image_size"],
-        embed_dim=geometry["embed_dim"],
-        depth=geometry["depth"],
-        num_heads=geometry["num_heads"],
-        mlp_ratio=geometry["mlp_ratio"],
-        num_classes=geometry["num_classes"],
-        token_dim=geometry["token_dim"],
-        token_module=geometry["tokens_type"],
-    )
-    state = {f"module.{name}": torch.from_numpy(value) for name, value in golden.weights.state(ref).items()}
+    model = T2TViT(**golden.geometry(ref, "token_dim"), token_module=ref["config"]["model"]["tokens_type"])
+    state = {f"module.{name}": value for name, value in golden.published(ref).items()}
     model.load_state_dict(checkpoint_filter_fn({"state_dict_ema": state}, model), strict=True)
     return model.double().eval()
 

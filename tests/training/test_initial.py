@@ -25,7 +25,7 @@ def test_products_of_the_weights() -> None:
         attention = block.attn
         dim, head_dim = attention.qkv.in_features, attention.head_dim
         query, key, value = attention.qkv.weight.detach().double().split(dim)
-        product = value.T @ attention.proj.weight.double().T
+        product = value.T @ attention.proj.weight.detach().double().T
         assert product.diagonal().mean() == pytest.approx(-0.4, abs=0.02)
         off_diagonal = product - product.diagonal().diag()
         assert off_diagonal.std() == pytest.approx(0.4 / dim**0.5, rel=0.05)

@@ -18,6 +18,7 @@ import golden_models as golden
 import vitrim
 from tiny_training import recipe
 from vitrim.errors import VitrimError
+from vitrim.registry import make_method
 from vitrim.training.optim import Rates, make_optimizer, parameter_groups, ramp_value, select_trainable
 from vitrim.training.recipe import Ramp
 
@@ -42,7 +43,7 @@ def test_learning_rates_match_the_reference(name: str) -> None:
 
 REFERENCE_GROUPS = json.loads(str(np.load(VECTORS / "parameter_groups_a.npz")["groups"]))
 METHODS = {
-    "deit": vitrim.make_method("none"),
+    "deit": make_method("none"),
     "topk": vitrim.TopK(keep_rate=0.5),
     "dpcknn": vitrim.DPCKNN(keep_rate=0.5),
     "sit": vitrim.SiT(keep_rate=0.5),
@@ -53,7 +54,7 @@ METHODS = {
 def test_parameter_groups_match_the_reference(name: str) -> None:
     """Which parameters are new, which are decayed, and at what rates; ours of the reducers have other names."""
     args = json.loads(str(np.load(VECTORS / "parameter_groups_a.npz")["config"]))["args"]
-    model = golden.vit(golden.load(f"haurum/{name}_p64_r{'100' if name == 'deit' else '50'}.npz"))
+    model = golden.vit(golden.load(f"haurum/{name}_p64_r{'100' if name == 'deit' else '50'}"))
     if name != "deit":
         vitrim.reduce_(model, METHODS[name])
     optimizer = {"lr": args["lr"], "weight_decay": args["weight_decay"], "backbone_scale": args["backbone_scale"]}

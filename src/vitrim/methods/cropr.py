@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrim.assignment import Hard, prune
 from vitrim.attention import Attention
-from vitrim.block import Idle, Reducer, Site
+from vitrim.block import Idle, Reducer, Site, merge_heads, split_heads
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.matching import full_precision
@@ -223,8 +223,8 @@ class CrossAttention(nn.Module):
         q = (self.queries if self.q is None else self.q(self.queries)).expand(x.shape[0], -1, -1)
         k = x if self.k is None else self.k(x)
         v = x if self.v is None else self.v(x)
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
-        z: Tensor = self.proj(F.scaled_dot_product_attention(q.to(v.dtype), k, v).transpose(1, 2).flatten(2))
+        q, k, v = (split_heads(t, self.num_heads) for t in (q, k, v))
+        z: Tensor = self.proj(merge_heads(F.scaled_dot_product_attention(q.to(v.dtype), k, v)))
         return z if self.mlp is None else z + self.mlp(z)
 
 

@@ -279,7 +279,7 @@ class OneStepAhead(MCTFReducer):
 
     def keeps_map(self, attention: Attention) -> bool:
         """Whether the map is computed once, for deciding and attending."""
-        on_cpu = attention.q.device.type == "cpu"
+        on_cpu = attention.q.device.type in ("cpu", "meta")  # MACs are counted on meta
         return self.attention_map == "kept" or (self.attention_map == "auto" and on_cpu)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.format import Format, nchw_to
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
+
+Model = TypeVar("Model", bound=nn.Module)
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 """Where checkpoints keep their weights, in the order in which timm looks."""
@@ -93,6 +97,35 @@ def pretrained_cfg(**changes: Any) -> dict[str, Any]:
     }
 
 
+def create(
+    kind: type[Model],
+    filter_fn: Callable[[Mapping[str, Any], Model], dict[str, Tensor]],
+    variant: str,
+    pretrained: bool,
+    kwargs: Mapping[str, Any],
+    **geometry: Any,
+) -> Model:
+    """A registered model, built by timm.
+
+    Args:
+        kind: its class, a subclass of timm's `VisionTransformer`.
+        filter_fn: brings a checkpoint under the names and to the grid of a model.
+        variant: its registered name.
+        pretrained: load weights.
+        kwargs: what the caller of timm's ``create_model`` gives; comes before ``geometry``.
+        geometry: the arguments of ``kind`` that make this variant.
+    """
+    model: Model = build_model_with_cfg(
+        kind,
+        variant,
+        pretrained,
+        pretrained_filter_fn=filter_fn,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        **{**geometry, **kwargs},
+    )
+    return model
+
+
 def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights in a checkpoint: out of ``state_dict_ema`` and the like, and without ``module.`` before their names.
 
@@ -106,6 +139,22 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
             checkpoint = checkpoint[wrapper]
             break
     return {name.removeprefix("module."): value for name, value in checkpoint.items()}
+
+
+def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """``state`` under other names: the ``rules``, pattern and replacement of `re.sub`, change every name in turn.
+
+    Example:
+        >>> import torch
+        >>> renamed({"layers.3.ln1.bias": torch.zeros(1)}, [("^layers[.]", "blocks."), ("[.]ln1[.]", ".norm1.")])
+        {'blocks.3.norm1.bias': tensor([0.])}
+    """
+    out = {}
+    for name, value in state.items():
+        for pattern, ours in rules:
+            name = re.sub(pattern, ours, name)
+        out[name] = value
+    return out
 
 
 def resampled_positions(table: Tensor, model: nn.Module, num_prefix: int = 1) -> Tensor:

@@ -29,28 +29,25 @@ from timm.layers import DropPath, LayerNorm, Mlp, PatchEmbed, calculate_drop_pat
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from vitrim.block import merge_heads, split_heads
 from vitrim.errors import VitrimError
 from vitrim.exchange import Exchange
-from vitrim.models.common import pretrained_cfg, unwrapped
-from vitrim.models.streams import Grid, TwoStreamClassifier, grid_of, initialise, resample_positions
+from vitrim.models.common import pretrained_cfg, renamed, unwrapped
+from vitrim.models.streams import (
+    Grid,
+    TwoStreamClassifier,
+    fit_positions,
+    grid_of,
+    initialise,
+    join_keys_and_values,
+    resample_positions,
+)
 
 __all__ = ["Gather", "Infuse", "LookupLayer", "LookupViT", "SharedGather", "SharedLookupViT", "checkpoint_filter_fn"]
 
 
 # ---- exchange --------------------------------------------------------------------------------------------------------
-
-
-def split(x: Tensor, num_heads: int) -> Tensor:
-    """(B, N, C) to (B, H, N, C / H)."""
-    heads: Tensor = x.unflatten(-1, (num_heads, -1))
-    return heads.transpose(1, 2)
-
-
-def join(x: Tensor) -> Tensor:
-    """(B, H, N, d) to (B, N, H d)."""
-    return x.transpose(1, 2).flatten(2)
 
 
 class Gather(Exchange):
@@ -73,9 +70,9 @@ class Gather(Exchange):
 
     def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
         """(B, M, C) and (B, N, C) tokens to what is gathered (B, M, C) and the attention (B, H, M, N)."""
-        q, k, v = (split(x, self.num_heads) for x in self.project(compressed, lookup))
+        q, k, v = (split_heads(x, self.num_heads) for x in self.project(compressed, lookup))
         attention = (q * self.scale @ k.transpose(-2, -1)).softmax(-1)
-        return join(attention @ v), attention
+        return merge_heads(attention @ v), attention
 
 
 class SharedGather(Gather):
@@ -103,7 +100,7 @@ class Infuse(Exchange):
 
     def forward(self, attention: Tensor, values: Tensor) -> Tensor:
         """(B, H, M, N) attention and (B, M, C) values to (B, N, C)."""
-        return join(attention.transpose(-2, -1) @ split(values, attention.shape[1]))
+        return merge_heads(attention.transpose(-2, -1) @ split_heads(values, attention.shape[1]))
 
 
 # ---- what both classes share -----------------------------------------------------------------------------------------
@@ -123,12 +120,7 @@ class LookupBase(TwoStreamClassifier):
         embed_dim: int,
         drop_rate: float,
     ) -> None:
-        super().__init__(embed_dim, num_classes, drop_rate)
-        if global_pool != "avg":
-            raise VitrimError(f"LookupViT pools by the mean (avg) over its tokens, not '{global_pool}'")
-        self.img_size: Grid = to_2tuple(img_size)
-        self.in_chans = in_chans
-        self.global_pool = global_pool
+        super().__init__(img_size, in_chans, embed_dim, num_classes, global_pool, drop_rate)
         self.patch_size = patch_size
         self.grid = grid_of(torch.empty(0, 0, *self.img_size, device="meta"), patch_size)
         self.patch_embed = PatchEmbed(
@@ -152,11 +144,6 @@ class LookupBase(TwoStreamClassifier):
         if min(rows, columns) < 1:
             raise VitrimError(f"a compressed grid needs at least one row and column, got {(rows, columns)}")
         self.compressed_grid: Grid = (rows, columns)
-
-    def _run(self, layer: nn.Module, *streams: Any) -> Any:
-        if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, *streams, use_reentrant=False)
-        return layer(*streams)
 
 
 def transformer_block(dim: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, drop: float, path: float) -> Block:
@@ -265,7 +252,7 @@ class LookupViT(LookupBase):
         resized = F.interpolate(patches, size=self.compressed_grid, mode="bilinear", antialias=True)
         compressed = resized.flatten(2).transpose(1, 2)
         for layer in self.layers:
-            compressed, lookup = self._run(layer, compressed, lookup)
+            compressed, lookup = self.run_layer(layer, compressed, lookup)
         return compressed, lookup
 
 
@@ -381,23 +368,23 @@ class SharedLookupViT(LookupBase):
             class_token = (self.cls_token + self.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
             lookup = torch.cat((class_token, lookup), dim=1)
         for layer in self.layers:
-            compressed, lookup = self._run(layer, compressed, lookup, self.shared)
+            compressed, lookup = self.run_layer(layer, compressed, lookup, self.shared)
         return compressed, lookup
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
-_RENAMED = {
-    "blocks.": "layers.",
-    "mhbc.": "shared.gather.",
-    "global_mlp.": "shared.mlp.",
-    "lookup_norm.": "shared.lookup_norm.",
-    "compressed_norm.": "shared.compressed_norm.",
-    "fc_norm_compressed.": "fc_norm.",
-    "fc_norm.": "auxiliary_fc_norm.",
-    "compressed_head.": "head.",
-    "head.": "auxiliary_head.",
-}
+_RENAMED = (
+    (r"^blocks\.(\d+)\.", r"layers.\1.block."),
+    (r"^mhbc\.", "shared.gather."),
+    (r"^global_mlp\.", "shared.mlp."),
+    (r"^(lookup|compressed)_norm\.", r"shared.\1_norm."),
+    (r"^fc_norm\.", "auxiliary_fc_norm."),
+    (r"^fc_norm_compressed\.", "fc_norm."),
+    (r"^head\.", "auxiliary_head."),
+    (r"^compressed_head\.", "head."),
+)
+"""The ViTTM authors' names to ours, each rule in turn."""
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: LookupBase) -> dict[str, Tensor]:
@@ -414,38 +401,14 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: LookupBase) -> di
     """
     state = unwrapped(state_dict)
     if any(name.startswith("mhbc.") for name in state):
-        state = _renamed(state)
+        state = renamed(state, _RENAMED)
+        join_keys_and_values(state, "shared.gather")
     if isinstance(model, SharedLookupViT):
-        _resample(state, "compressed_pos_embed", model.compressed_table_grid, 0)
-        _resample(state, "pos_embed", model.grid, model.num_prefix_tokens)
+        fit_positions(state, "compressed_pos_embed", model.compressed_table_grid)
+        fit_positions(state, "pos_embed", model.grid, model.num_prefix_tokens)
     else:
-        _resample(state, "pos_embed", model.grid, 0)
+        fit_positions(state, "pos_embed", model.grid)
     return state
-
-
-def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The ViTTM authors' names to ours."""
-    out: dict[str, Tensor] = {}
-    for name, value in state.items():
-        old = next((old for old in _RENAMED if name.startswith(old)), "")
-        new = _RENAMED.get(old, "") + name.removeprefix(old)
-        if old == "blocks.":
-            number, _, rest = name.removeprefix(old).partition(".")
-            new = f"layers.{number}.block.{rest}"
-        out[new] = value
-    for kind in ("weight", "bias"):
-        parts = [out.pop(f"shared.gather.{name}.{kind}") for name in ("k", "v")]
-        out[f"shared.gather.kv.{kind}"] = torch.cat(parts)
-    return out
-
-
-def _resample(state: dict[str, Tensor], name: str, grid: Grid, prefix: int) -> None:
-    """Bring the position table ``name`` of a square grid behind ``prefix`` rows to ``grid``."""
-    if name in state and state[name].shape[1] != prefix + grid[0] * grid[1]:
-        table = state[name]
-        side = round((table.shape[1] - prefix) ** 0.5)
-        resampled = resample_positions(table[:, prefix:], (side, side), grid)
-        state[name] = torch.cat((table[:, :prefix], resampled), dim=1)
 
 
 # ---- the models of the papers ----------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from timm.layers.attention import Attention
-from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
+from timm.models import checkpoint_seq, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
-from vitrim.models.common import Stem, pretrained_cfg, resampled_positions, unwrapped
+from vitrim.models.common import Stem, create, pretrained_cfg, resampled_positions, unwrapped
 
 if TYPE_CHECKING:
     from vitrim.training.step import Step
@@ -369,16 +369,7 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **geometry: Any) -> LVViT:
-    model: LVViT = build_model_with_cfg(
-        LVViT,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-        **{**geometry, **kwargs},
-    )
-    return model
+_create = partial(create, LVViT, checkpoint_filter_fn)
 
 
 @register_model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from vitrim.errors import VitrimError
-from vitrim.models.common import pretrained_cfg, resampled_positions, unwrapped
+from vitrim.models.common import pretrained_cfg, renamed, resampled_positions, unwrapped
 
 __all__ = ["RevBlock", "RevViT", "checkpoint_filter_fn", "reversible"]
 
@@ -414,12 +413,8 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[s
     The unused class token and its row of the table of positions are left out; positions are resampled to the model's
     grid.
     """
-    state = {}
-    for name, value in unwrapped(checkpoint).items():
-        for pattern, ours in RENAMED:
-            name = re.sub(pattern, ours, name)
-        if name != "cls_token":
-            state[name] = value
+    state = renamed(unwrapped(checkpoint), RENAMED)
+    state.pop("cls_token", None)
     table = state.get("pos_embed")
     if table is not None:
         state["pos_embed"] = resampled_positions(without_class_row(table), model, num_prefix=0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import LayerNorm, trunc_normal_
+from timm.layers import LayerNorm, to_2tuple, trunc_normal_
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitrim.errors import VitrimError
 
@@ -43,6 +44,37 @@ def resample_positions(table: Tensor, old: Grid, new: Grid, *, mode: str = "bicu
     return grid.flatten(2).transpose(1, 2).to(table.dtype)
 
 
+def fit_positions(state: dict[str, Tensor], name: str, grid: Grid, num_prefix: int = 0) -> None:
+    """Bring the position table ``name`` of a checkpoint, if it has it, to ``grid``.
+
+    It is taken for one of a square grid behind ``num_prefix`` rows, which stay. ``state`` is changed.
+
+    Example:
+        >>> state = {"pos_embed": torch.ones(1, 1 + 4, 8)}
+        >>> fit_positions(state, "pos_embed", (3, 5), num_prefix=1)
+        >>> state["pos_embed"].shape
+        torch.Size([1, 16, 8])
+    """
+    if name in state and state[name].shape[1] != num_prefix + grid[0] * grid[1]:
+        table = state[name]
+        side = round((table.shape[1] - num_prefix) ** 0.5)
+        resampled = resample_positions(table[:, num_prefix:], (side, side), grid)
+        state[name] = torch.cat((table[:, :num_prefix], resampled), dim=1)
+
+
+def join_keys_and_values(state: dict[str, Tensor], module: str) -> None:
+    """Put the layers ``k`` and ``v`` of ``module`` in a checkpoint together as its layer ``kv``. ``state`` is changed.
+
+    Example:
+        >>> state = {f"read.{name}.{kind}": torch.zeros(4) for name in "kv" for kind in ("weight", "bias")}
+        >>> join_keys_and_values(state, "read")
+        >>> {name: len(value) for name, value in state.items()}
+        {'read.kv.weight': 8, 'read.kv.bias': 8}
+    """
+    for kind in ("weight", "bias"):
+        state[f"{module}.kv.{kind}"] = torch.cat([state.pop(f"{module}.{name}.{kind}") for name in ("k", "v")])
+
+
 def grid_of(images: Tensor, patch_size: int) -> Grid:
     """Rows and columns of patches of ``images`` (B, C, H, W).
 
@@ -67,14 +99,33 @@ class TwoStreamClassifier(nn.Module):
     loss of the papers, `objective`.
 
     Args:
+        img_size: height and width, or one number for both, that the position tables are made for.
+        in_chans: channels of the images.
         dim: channels C of both streams.
         num_classes: classes K; 0 for none.
+        global_pool: ``avg``; there is no other.
         drop_rate: dropout before the classifiers.
         norm_eps: of the LayerNorms between pooling and classifier.
+
+    Raises:
+        VitrimError: another pooling.
     """
 
-    def __init__(self, dim: int, num_classes: int, drop_rate: float = 0.0, norm_eps: float = 1e-6) -> None:
+    def __init__(
+        self,
+        img_size: int | tuple[int, int],
+        in_chans: int,
+        dim: int,
+        num_classes: int,
+        global_pool: str,
+        drop_rate: float = 0.0,
+        norm_eps: float = 1e-6,
+    ) -> None:
         super().__init__()
+        self.check_pool(global_pool)
+        self.img_size: Grid = to_2tuple(img_size)
+        self.in_chans = in_chans
+        self.global_pool = global_pool
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = dim
         self.fc_norm = LayerNorm(dim, eps=norm_eps)
@@ -83,6 +134,18 @@ class TwoStreamClassifier(nn.Module):
         self.head = classifier(dim, num_classes)
         self.auxiliary_head = classifier(dim, num_classes)
         self.grad_checkpointing = False
+
+    @classmethod
+    def check_pool(cls, global_pool: str) -> None:
+        """Raise VitrimError for a pooling other than the mean over the tokens."""
+        if global_pool != "avg":
+            raise VitrimError(f"{cls.__name__} pools by the mean (avg) over its tokens, not '{global_pool}'")
+
+    def run_layer(self, layer: nn.Module, *streams: Any) -> Any:
+        """``layer(*streams)``; with gradient checkpointing, computed again in the backward pass."""
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(layer, *streams, use_reentrant=False)
+        return layer(*streams)
 
     def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (B, N, C) that the prediction is made from, and the auxiliary ones (B, M, C)."""
@@ -117,8 +180,8 @@ class TwoStreamClassifier(nn.Module):
         Raises:
             VitrimError: a pooling other than the mean over the tokens.
         """
-        if global_pool not in (None, "avg"):
-            raise VitrimError(f"{type(self).__name__} pools by the mean (avg) over its tokens, not '{global_pool}'")
+        if global_pool is not None:
+            self.check_pool(global_pool)
         weight = self.fc_norm.weight
         self.num_classes = num_classes
         self.head = classifier(self.embed_dim, num_classes).to(weight)

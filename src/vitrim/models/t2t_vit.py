@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from timm.layers.mlp import Mlp
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vitrim.matching import full_precision
-from vitrim.models.common import Stem, pretrained_cfg, resampled_positions, unwrapped
+from vitrim.models.common import Stem, create, pretrained_cfg, renamed, resampled_positions, unwrapped
 from vitrim.tokens import decision_dtype
 
 __all__ = ["T2TViT", "checkpoint_filter_fn", "sinusoid_table"]
@@ -245,10 +245,7 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: T2TViT) -> dict[s
         >>> checkpoint_filter_fn({"state_dict": {"module.tokens_to_token.project.bias": torch.zeros(1)}}, None)
         {'patch_embed.project.bias': tensor([0.])}
     """
-    state = {
-        f"patch_embed.{name.removeprefix('tokens_to_token.')}" if name.startswith("tokens_to_token.") else name: value
-        for name, value in unwrapped(checkpoint).items()
-    }
+    state = renamed(unwrapped(checkpoint), [(r"^tokens_to_token\.", "patch_embed.")])
     if "pos_embed" in state:
         state["pos_embed"] = resampled_positions(state["pos_embed"], model)
     return state
@@ -266,16 +263,7 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **geometry: Any) -> T2TViT:
-    model: T2TViT = build_model_with_cfg(
-        T2TViT,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-        **{**geometry, **kwargs},
-    )
-    return model
+_create = partial(create, T2TViT, checkpoint_filter_fn)
 
 
 @register_model

@@ -23,17 +23,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, LayerNorm, Mlp, PatchEmbed, calculate_drop_path_rates, to_2tuple
+from timm.layers import DropPath, LayerNorm, Mlp, PatchEmbed, calculate_drop_path_rates
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from vitrim.block import merge_heads, split_heads
 from vitrim.errors import VitrimError, unknown
 from vitrim.exchange import Exchange
-from vitrim.models.common import pretrained_cfg, unwrapped
-from vitrim.models.streams import Grid, TwoStreamClassifier, grid_of, initialise, resample_positions
+from vitrim.models.common import pretrained_cfg, renamed, unwrapped
+from vitrim.models.streams import (
+    Grid,
+    TwoStreamClassifier,
+    fit_positions,
+    grid_of,
+    initialise,
+    join_keys_and_values,
+    resample_positions,
+)
 
 __all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed", "ViTTM", "checkpoint_filter_fn"]
 
@@ -68,12 +76,7 @@ class ReadWriteHead(Exchange):
 
     def split(self, x: Tensor) -> Tensor:
         """(B, N, C) to (B, H, N, C / H)."""
-        heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
-        return heads.transpose(1, 2)
-
-    def join(self, x: Tensor) -> Tensor:
-        """(B, H, N, d) to (B, N, H d)."""
-        return x.transpose(1, 2).flatten(2)
+        return split_heads(x, self.num_heads)
 
 
 class LinearHead(ReadWriteHead):
@@ -96,7 +99,7 @@ class LinearHead(ReadWriteHead):
         k, v = self.kv(source).split((self.q.out_features, source.shape[-1]), dim=-1)
         k, v = self.split(F.elu(k) + 1), self.split(v)
         weight = q @ k.sum(-2).unsqueeze(-1) + self.epsilon  # (B, H, M, 1)
-        return self.join((q / weight) @ (k.transpose(-2, -1) @ v))
+        return merge_heads((q / weight) @ (k.transpose(-2, -1) @ v))
 
 
 class CrossHead(ReadWriteHead):
@@ -114,7 +117,7 @@ class CrossHead(ReadWriteHead):
         k, v = self.kv(source).chunk(2, dim=-1)
         q, k, v = self.q_norm(self.q(target)), self.k_norm(k), self.v_norm(v)
         out = F.scaled_dot_product_attention(self.split(q), self.split(k), self.split(v))
-        return self.proj(self.join(out))  # type: ignore[no-any-return]
+        return self.proj(merge_heads(out))  # type: ignore[no-any-return]
 
 
 class LatentCrossHead(ReadWriteHead):
@@ -133,7 +136,7 @@ class LatentCrossHead(ReadWriteHead):
         k, v = self.kv(source).split((self.q.out_features, source.shape[-1]), dim=-1)
         q = self.split(self.q_norm(self.q(target))).softmax(-1)
         k, v = self.split(self.k_norm(k)).softmax(-2), self.split(self.v_norm(v))
-        return self.proj(self.join(q @ (k.transpose(-2, -1) @ v)))  # type: ignore[no-any-return]
+        return self.proj(merge_heads(q @ (k.transpose(-2, -1) @ v)))  # type: ignore[no-any-return]
 
 
 class LatentHead(ReadWriteHead):
@@ -365,16 +368,10 @@ class ViTTM(TwoStreamClassifier):
             raise unknown("read/write head", read_write, HEADS)
         if fusion not in FUSIONS:
             raise unknown("fusion", fusion, FUSIONS)
-        if global_pool != "avg":
-            raise VitrimError(f"ViTTM pools by the mean (avg) over its tokens, not '{global_pool}'")
-        size = to_2tuple(img_size)
+        super().__init__(img_size, in_chans, embed_dim, num_classes, global_pool, drop_rate)
         for patch in (process_patch_size, memory_patch_size):
-            grid_of(torch.empty(0, 0, *size, device="meta"), patch)
-        super().__init__(embed_dim, num_classes, drop_rate)
-        self.in_chans = in_chans
-        self.global_pool = global_pool
-        self.img_size = size
-        self.embed = StreamEmbed(size, process_patch_size, memory_patch_size, in_chans, embed_dim)
+            grid_of(torch.empty(0, 0, *self.img_size, device="meta"), patch)
+        self.embed = StreamEmbed(self.img_size, process_patch_size, memory_patch_size, in_chans, embed_dim)
         memory, process = (rows * columns for rows, columns in self.embed.grids)
         rates: Any = calculate_drop_path_rates(drop_path_rate, depth)  # floats: nested only for models with stages
         head, latent_dim = HEADS[read_write], int(embed_dim // latent_scale)
@@ -432,9 +429,7 @@ class ViTTM(TwoStreamClassifier):
                 f"got {(memory.shape[1], process.shape[1])}"
             )
         shared = self.read_fusion, self.write_fusion, self.read_write_drop
-        if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, memory, process, *shared, use_reentrant=False)  # type: ignore[no-any-return]
-        return layer(memory, process, *shared)  # type: ignore[no-any-return]
+        return self.run_layer(layer, memory, process, *shared)  # type: ignore[no-any-return]
 
     @property
     def _lengths(self) -> tuple[int, int]:
@@ -511,17 +506,19 @@ class ViTTM(TwoStreamClassifier):
 # ---- published checkpoints -------------------------------------------------------------------------------------------
 
 _RENAMED = (
-    (r"memory_pos_embed", "embed.memory_pos"),
-    (r"process_pos_embed", "embed.process_pos"),
-    (r"blocks\.(\d+)\.", r"layers.\1.block."),
-    (r"(read|write)_norm\.(\d+)\.", r"layers.\2.\1_norm."),
-    (r"(read|write)_head\.(\d+)\.norm_q\.", r"layers.\2.\1.q_norm."),
-    (r"(read|write)_head\.(\d+)\.mlp2\.", r"layers.\2.\1.q_mlp."),
-    (r"(read|write)_head\.(\d+)\.", r"layers.\2.\1."),
-    (r"mem_blocks\.(\d+)\.", r"layers.\1.memory_block."),
-    (r"fc_norm_process\.", "auxiliary_fc_norm."),
-    (r"process_head\.", "auxiliary_head."),
+    (r"^(memory|process)_pos_embed", r"embed.\1_pos"),
+    (r"^blocks\.(\d+)\.", r"layers.\1.block."),
+    (r"^(read|write)_norm\.(\d+)\.", r"layers.\2.\1_norm."),
+    (r"^(read|write)_head\.(\d+)\.norm_q\.", r"layers.\2.\1.q_norm."),
+    (r"^(read|write)_head\.(\d+)\.mlp2\.", r"layers.\2.\1.q_mlp."),
+    (r"^(read|write)_head\.(\d+)\.", r"layers.\2.\1."),
+    (r"^mem_blocks\.(\d+)\.", r"layers.\1.memory_block."),
+    (r"^fc_norm_process\.", "auxiliary_fc_norm."),
+    (r"^process_head\.", "auxiliary_head."),
 )
+"""The authors' names to ours, each rule in turn."""
+_RENAMED_LATENT = (*_RENAMED, (r"\.(read|write)\.(norm|mlp)\.", r".\1.k_\2."))
+"""The same where heads are latent: the parts of the keys have no letter in their names."""
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: ViTTM) -> dict[str, Tensor]:
@@ -541,9 +538,7 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: ViTTM) -> dict[st
     if any(name.startswith("process_embedder.") for name in state):
         state = _renamed(state, model)
     for name, grid in zip(("embed.memory_pos", "embed.process_pos"), model.embed.grids, strict=True):
-        if name in state and state[name].shape[1] != grid[0] * grid[1]:
-            side = round(state[name].shape[1] ** 0.5)
-            state[name] = resample_positions(state[name], (side, side), grid)
+        fit_positions(state, name, grid)
     return state
 
 
@@ -571,24 +566,10 @@ def unused_names(state_dict: Mapping[str, Any], model: ViTTM) -> list[str]:
 def _renamed(state: Mapping[str, Tensor], model: ViTTM) -> dict[str, Tensor]:
     """The authors' names to ours."""
     unused = set(unused_names(state, model))
-    out: dict[str, Tensor] = {}
-    latent = isinstance(model.layers[0].read, LatentHead)
-    for name, value in state.items():
-        if name in unused:
-            continue
-        for pattern, ours in _RENAMED:
-            new, count = re.subn(rf"^{pattern}", ours, name)
-            if count:
-                break
-        else:
-            new = name
-        if latent:
-            new = re.sub(r"\.(read|write)\.(norm|mlp)\.", r".\1.k_\2.", new)
-        out[new] = value
-    for layer in {name.rpartition(".k.")[0] for name in out if ".k." in name}:
-        for kind in ("weight", "bias"):
-            parts = out.pop(f"{layer}.k.{kind}"), out.pop(f"{layer}.v.{kind}")
-            out[f"{layer}.kv.{kind}"] = torch.cat(parts)
+    rules = _RENAMED_LATENT if isinstance(model.layers[0].read, LatentHead) else _RENAMED
+    out = renamed({name: value for name, value in state.items() if name not in unused}, rules)
+    for head in {name.rpartition(".k.")[0] for name in out if ".k." in name}:
+        join_keys_and_values(out, head)
     memory = "memory_embedder" if "memory_embedder.proj.weight" in out else "patch_embed"
     for kind in ("weight", "bias"):
         streams = out.pop(f"{memory}.proj.{kind}"), out.pop(f"process_embedder.proj.{kind}")

@@ -20,7 +20,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
-from vitrim.models.common import unwrapped
+from vitrim.models.common import renamed, unwrapped
 from vitrim.models.streams import initialise
 from vitrim.models.vittm import ViTTM
 from vitrim.models.vittm import checkpoint_filter_fn as encoder_filter_fn
@@ -244,6 +244,13 @@ class MaskedViTTM(nn.Module):
         return (wanted - wanted.mean(-1, keepdim=True)) / (wanted.var(-1, keepdim=True) + 1e-6).sqrt()
 
 
+_RENAMED = (
+    (r"(memory|process)_decoder_pos_embed", r"\1_decoder.pos"),
+    (r"(memory|process)_decoder_", r"\1_decoder."),
+)
+"""The authors' names of the decoders to ours, each rule in turn."""
+
+
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> dict[str, Tensor]:
     """The weights of a checkpoint of the authors' code, or of this class, under the names of ``model``.
 
@@ -258,11 +265,5 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> d
     state = unwrapped(state_dict)
     encoder = {name.removeprefix("encoder."): value for name, value in state.items() if name.startswith("encoder.")}
     out = {f"encoder.{name}": value for name, value in encoder_filter_fn(encoder, model.encoder).items()}
-    for name, value in state.items():
-        if name.startswith("encoder."):
-            continue
-        for stream in STREAMS:
-            name = name.replace(f"{stream}_decoder_pos_embed", f"{stream}_decoder.pos")
-            name = name.replace(f"{stream}_decoder_", f"{stream}_decoder.")
-        out[name] = value
-    return out
+    decoders = {name: value for name, value in state.items() if not name.startswith("encoder.")}
+    return out | renamed(decoders, _RENAMED)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.block import ReducedBlock, class_of
+from vitrim.block import ReducedBlock, class_of, split_heads
 from vitrim.errors import UnsupportedModelError
 from vitrim.host import DenseCall, Host, HostFacts, refuse_altered
 from vitrim.tokens import TokenState, Trace
@@ -49,11 +49,11 @@ def project_values(attn: Any, y: Tensor) -> Tensor:
     return _part(attn, y, 2, 3)[0] if _comes_apart(attn) else _part(attn, y, 0, 3)[2]
 
 
-def split_heads(projected: Tensor, num_heads: int, parts: int = 1) -> tuple[Tensor, ...]:
-    """(B, N, parts*H*d) to ``parts`` tensors (B, H, N, d)."""
-    batch, n, width = projected.shape
-    head_dim = width // (parts * num_heads)  # not -1, which an empty batch leaves ambiguous
-    return projected.reshape(batch, n, parts, num_heads, head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+def project_output(attn: Any, out: Tensor) -> Tensor:
+    """What ``attn`` makes of its heads side by side (B, M, H*d): its own norm if it has one, projection, dropout."""
+    if hasattr(attn, "norm"):
+        out = attn.norm(out)
+    return attn.proj_drop(attn.proj(out))  # type: ignore[no-any-return]
 
 
 def is_plain_linear(module: nn.Module) -> bool:
@@ -64,11 +64,6 @@ def is_plain_linear(module: nn.Module) -> bool:
 def position_bias(table: Tensor | None, state: TokenState, rows: int | None, dtype: torch.dtype) -> Tensor | None:
     """Bias (B, H, M, N) in ``dtype`` from a table over pairs of input tokens (H, N0, N0); the first ``rows`` only."""
     return None if table is None else state.pair_bias(table, rows).to(dtype)
-
-
-def scaled(update: Tensor, gamma: Tensor | None) -> Tensor:
-    """Layer scale as EVA and BEiT keep it: a parameter, or None."""
-    return update if gamma is None else gamma * update
 
 
 def _comes_apart(attn: Any) -> bool:
@@ -85,7 +80,7 @@ def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     if attn.qkv is None:
         # grouped queries have fewer key and value heads
         heads = (attn.num_heads, *[getattr(attn, "num_kv_heads", attn.num_heads)] * 2)
-        return tuple(split_heads(getattr(attn, SEPARATE[part])(y), heads[part])[0] for part in range(first, end))
+        return tuple(split_heads(getattr(attn, SEPARATE[part])(y), heads[part]) for part in range(first, end))
     beside = None
     if getattr(attn, "q_bias", None) is not None:
         beside = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)[first:end])
@@ -98,7 +93,7 @@ def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
         projected = F.linear(y, attn.qkv.weight[rows], bias if bias is None or bias is beside else bias[rows])
     if beside is not None and not _calls_weight(attn):
         projected += beside  # in place as in timm: keeps the dtype under autocast
-    return split_heads(projected, attn.num_heads, end - first)
+    return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
 
 
 class TimmBlock(ReducedBlock):
@@ -110,6 +105,66 @@ class TimmBlock(ReducedBlock):
     def attentions(block: Any) -> list[Any]:
         """The attention modules of a block, reduced or not."""
         return [block.attn]
+
+
+class SerialBlock(TimmBlock):
+    """A block with one attention, ``attn``, and an MLP behind it. `PreNorm` and `PostNorm` say where its norms are."""
+
+    attn: Any
+    norm1: Any
+    drop_path1: Any
+    norm2: Any
+    mlp: Any
+    drop_path2: Any
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        """The norm before attention, (B, N, C)."""
+        raise NotImplementedError
+
+    def values(self, x: Tensor) -> Tensor:
+        return project_values(self.attn, self.pre_norm(x))
+
+
+class PreNorm(SerialBlock):
+    """Norms before attention and MLP, layer scales behind them as modules."""
+
+    ls1: Any
+    ls2: Any
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.norm1(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.drop_path1(self.ls1(project_output(self.attn, out)))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.drop_path2(self.ls2(self.mlp(self.norm2(x))))  # type: ignore[no-any-return]
+
+
+class PreNormGamma(PreNorm):
+    """`PreNorm` where layer scales are parameters, or None, and have no module of their own: EVA and BEiT."""
+
+    gamma_1: Any
+    gamma_2: Any
+
+    def ls1(self, update: Tensor) -> Tensor:
+        return update if self.gamma_1 is None else self.gamma_1 * update
+
+    def ls2(self, update: Tensor) -> Tensor:
+        return update if self.gamma_2 is None else self.gamma_2 * update
+
+
+class PostNorm(SerialBlock):
+    """Norms behind attention and MLP, and no layer scale."""
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return x
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.drop_path1(self.norm1(project_output(self.attn, out)))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
 
 
 class TimmHost(Host):

@@ -16,27 +16,28 @@ from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
 from torch import Tensor
 
 from vitrim.attention import Attention
-from vitrim.backbones.timm.common import TimmBlock, TimmHost, project_qkv, project_values, refuse_mask, scaled
+from vitrim.backbones.timm.common import (
+    PostNorm,
+    PreNormGamma,
+    SerialBlock,
+    TimmHost,
+    project_qkv,
+    refuse_mask,
+)
 from vitrim.registry import register_backbone
 from vitrim.tokens import TokenState
 
 
-class ReducedRopeBlock(TimmBlock):
+class ReducedRopeBlock(SerialBlock):
     """What timm's blocks with rotary embedding share: everything but where their norms are."""
 
     attention_classes = (EvaAttention, AttentionRope)
-
-    attn: Any
 
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         refuse_mask(attn_mask, is_causal)
         return self.run(x, rope)
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        """The norm before attention, (B, N, C)."""
-        raise NotImplementedError
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn: Any = self.attn
@@ -59,7 +60,7 @@ class ReducedRopeBlock(TimmBlock):
         )
 
     def values(self, x: Tensor) -> Tensor:
-        return expand_groups(project_values(self.attn, self.pre_norm(x)), self.attn.num_heads)
+        return expand_groups(super().values(x), self.attn.num_heads)
 
 
 def expand_groups(x: Tensor, num_heads: int) -> Tensor:
@@ -88,48 +89,16 @@ def _rotate(x: Tensor, table: Tensor, num_prefix: int, rotate_half: bool) -> Ten
     return torch.cat([x[:, :, :num_prefix], rotated], dim=2)
 
 
-class ReducedEvaBlock(ReducedRopeBlock, EvaBlock):
+class ReducedEvaBlock(PreNormGamma, ReducedRopeBlock, EvaBlock):
     """timm's pre-norm `EvaBlock` under reduction."""
 
     host_class = EvaBlock
 
-    norm1: Any
-    drop_path1: Any
-    norm2: Any
-    mlp: Any
-    drop_path2: Any
 
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return self.norm1(x)  # type: ignore[no-any-return]
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        attn = self.attn
-        return self.drop_path1(scaled(attn.proj_drop(attn.proj(attn.norm(out))), self.gamma_1))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.drop_path2(scaled(self.mlp(self.norm2(x)), self.gamma_2))  # type: ignore[no-any-return]
-
-
-class ReducedEvaBlockPostNorm(ReducedRopeBlock, EvaBlockPostNorm):
+class ReducedEvaBlockPostNorm(PostNorm, ReducedRopeBlock, EvaBlockPostNorm):
     """timm's `EvaBlockPostNorm` under reduction."""
 
     host_class = EvaBlockPostNorm
-
-    norm1: Any
-    drop_path1: Any
-    norm2: Any
-    mlp: Any
-    drop_path2: Any
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return x
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        attn = self.attn
-        return self.drop_path1(self.norm1(attn.proj_drop(attn.proj(attn.norm(out)))))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
 
 
 @register_backbone("timm.models.eva.Eva")

@@ -13,24 +13,18 @@ from timm.models.vision_transformer_relpos import (
 from torch import Tensor
 
 from vitrim.attention import Attention, add_bias
-from vitrim.backbones.timm.common import TimmBlock, TimmHost, position_bias, project_qkv, project_values
+from vitrim.backbones.timm.common import PostNorm, PreNorm, SerialBlock, TimmHost, position_bias, project_qkv
 from vitrim.registry import register_backbone
 from vitrim.tokens import TokenState
 
 
-class ReducedBiasBlock(TimmBlock):
+class ReducedBiasBlock(SerialBlock):
     """What timm's blocks with a relative position bias share: everything but where their norms are."""
 
     attention_classes = (RelPosAttention,)
 
-    attn: Any
-
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         return self.run(x, shared_rel_pos)
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        """The norm before attention, (B, N, C)."""
-        raise NotImplementedError
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
@@ -50,52 +44,17 @@ class ReducedBiasBlock(TimmBlock):
             fused=attn.fused_attn,
         )
 
-    def values(self, x: Tensor) -> Tensor:
-        return project_values(self.attn, self.pre_norm(x))
 
-
-class ReducedRelPosBlock(ReducedBiasBlock, RelPosBlock):
+class ReducedRelPosBlock(PreNorm, ReducedBiasBlock, RelPosBlock):
     """timm's pre-norm `RelPosBlock` under reduction."""
 
     host_class = RelPosBlock
 
-    norm1: Any
-    ls1: Any
-    drop_path1: Any
-    norm2: Any
-    mlp: Any
-    ls2: Any
-    drop_path2: Any
 
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return self.norm1(x)  # type: ignore[no-any-return]
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.drop_path1(self.ls1(self.attn.proj_drop(self.attn.proj(out))))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.drop_path2(self.ls2(self.mlp(self.norm2(x))))  # type: ignore[no-any-return]
-
-
-class ReducedResPostRelPosBlock(ReducedBiasBlock, ResPostRelPosBlock):
+class ReducedResPostRelPosBlock(PostNorm, ReducedBiasBlock, ResPostRelPosBlock):
     """timm's `ResPostRelPosBlock`, whose norms are after attention and after the MLP, under reduction."""
 
     host_class = ResPostRelPosBlock
-
-    norm1: Any
-    drop_path1: Any
-    norm2: Any
-    mlp: Any
-    drop_path2: Any
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return x
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.drop_path1(self.norm1(self.attn.proj_drop(self.attn.proj(out))))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
 
 
 @register_backbone("timm.models.vision_transformer_relpos.VisionTransformerRelPos")

@@ -23,32 +23,30 @@ from torch import Tensor, nn
 
 from vitrim.attention import Attention
 from vitrim.backbones.timm.common import (
+    PostNorm,
+    PreNorm,
+    SerialBlock,
     TimmBlock,
     TimmHost,
     is_plain_linear,
+    project_output,
     project_qkv,
     project_values,
     refuse_mask,
-    split_heads,
 )
+from vitrim.block import split_heads
 from vitrim.registry import register_backbone
 from vitrim.tokens import TokenState
 
 
-class ReducedPlainBlock(TimmBlock):
+class ReducedPlainBlock(SerialBlock):
     """What timm's blocks with one `Attention` share: everything but where their norms are."""
 
     attention_classes = (TimmAttention,)
 
-    attn: Any
-
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         refuse_mask(attn_mask, is_causal)
         return self.run(x)
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        """The norm before attention, (B, N, C)."""
-        raise NotImplementedError
 
     def project(self, x: Tensor, state: TokenState, rows: int | None = None, *host_args: Any) -> Attention:
         attn = self.attn
@@ -63,54 +61,17 @@ class ReducedPlainBlock(TimmBlock):
             fused=attn.fused_attn,
         )
 
-    def values(self, x: Tensor) -> Tensor:
-        return project_values(self.attn, self.pre_norm(x))
 
-
-class ReducedTimmBlock(ReducedPlainBlock, Block):
+class ReducedTimmBlock(PreNorm, ReducedPlainBlock, Block):
     """timm's pre-norm `Block` under reduction."""
 
     host_class: ClassVar[type[nn.Module]] = Block
 
-    norm1: Any
-    ls1: Any
-    drop_path1: Any
-    norm2: Any
-    mlp: Any
-    ls2: Any
-    drop_path2: Any
 
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return self.norm1(x)  # type: ignore[no-any-return]
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        attn = self.attn
-        return self.drop_path1(self.ls1(attn.proj_drop(attn.proj(attn.norm(out)))))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.drop_path2(self.ls2(self.mlp(self.norm2(x))))  # type: ignore[no-any-return]
-
-
-class ReducedResPostBlock(ReducedPlainBlock, ResPostBlock):
+class ReducedResPostBlock(PostNorm, ReducedPlainBlock, ResPostBlock):
     """timm's `ResPostBlock`, whose norms are after attention and after the MLP, under reduction."""
 
     host_class = ResPostBlock
-
-    norm1: Any
-    drop_path1: Any
-    norm2: Any
-    mlp: Any
-    drop_path2: Any
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return x
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        attn = self.attn
-        return self.drop_path1(self.norm1(attn.proj_drop(attn.proj(attn.norm(out)))))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
 
 
 class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
@@ -155,9 +116,9 @@ class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
             q, k, v = self._projected(y, 1, 4).chunk(3, dim=-1)
             q = q[:, :rows]
         return Attention(
-            q=self.q_norm(split_heads(q, self.num_heads)[0]),
-            k=self.k_norm(split_heads(k, self.num_heads)[0]),
-            v=None if v is None else split_heads(v, self.num_heads)[0],
+            q=self.q_norm(split_heads(q, self.num_heads)),
+            k=self.k_norm(split_heads(k, self.num_heads)),
+            v=None if v is None else split_heads(v, self.num_heads),
             scale=self.scale,
             bias=state.key_bias(q.dtype, self.proportional),
             dropout=self.attn_drop.p if self.training else 0.0,
@@ -165,7 +126,7 @@ class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
         )
 
     def values(self, x: Tensor) -> Tensor:
-        return split_heads(self._projected(self.in_norm(x), 3, 4), self.num_heads)[0]
+        return split_heads(self._projected(self.in_norm(x), 3, 4), self.num_heads)
 
     def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
         # both branches at once: they share one output projection, one layer scale and one drop path
@@ -233,8 +194,7 @@ class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
     def attention_branch(self, out: Tensor) -> Tensor:
         updates = []
         for branch, own in zip(self.attns, out.chunk(len(self.attns), dim=-1), strict=True):
-            attn = branch.attn
-            updates.append(branch.drop_path(branch.ls(attn.proj_drop(attn.proj(attn.norm(own))))))
+            updates.append(branch.drop_path(branch.ls(project_output(branch.attn, own))))
         return torch.stack(updates).sum(dim=0)
 
     def mlp_branch(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from vitrim.attention import Attention
-from vitrim.block import ReducedBlock
+from vitrim.block import ReducedBlock, split_heads
 from vitrim.errors import UnsupportedModelError
 from vitrim.host import Host, HostFacts, refuse_altered
 from vitrim.registry import register_backbone
@@ -66,10 +66,8 @@ class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
         attn = self.self_attention
         rows = slice(first * attn.embed_dim, end * attn.embed_dim)
         bias = None if attn.in_proj_bias is None else attn.in_proj_bias[rows]
-        batch, n, _ = y.shape
         projected = F.linear(y, attn.in_proj_weight[rows], bias)
-        heads = projected.view(batch, n, end - first, attn.num_heads, attn.head_dim)
-        return heads.permute(2, 0, 3, 1, 4).unbind(0)
+        return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
 
 
 @register_backbone("torchvision.models.vision_transformer.VisionTransformer")

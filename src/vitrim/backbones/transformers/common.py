@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.attention import Attention
-from vitrim.block import ReducedBlock, class_of
+from vitrim.block import ReducedBlock, class_of, split_heads
 from vitrim.errors import UnsupportedModelError
 from vitrim.host import Host, HostFacts, refuse_altered
 from vitrim.reduce import get_reduction
@@ -48,11 +48,11 @@ class ReducedLayer(ReducedBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn, y = self.attn, self.pre_norm(x)
-        q = _heads(attn.q_proj(y if rows is None else y[:, :rows]), attn.head_dim)
+        q = self.split_heads(attn.q_proj(y if rows is None else y[:, :rows]))
         return Attention(
             q=q,
-            k=_heads(attn.k_proj(y), attn.head_dim),
-            v=None if self.reducer.fresh_values and rows is None else _heads(attn.v_proj(y), attn.head_dim),
+            k=self.split_heads(attn.k_proj(y)),
+            v=None if self.reducer.fresh_values and rows is None else self.split_heads(attn.v_proj(y)),
             scale=getattr(attn, self.scale_name),
             bias=state.key_bias(q.dtype, self.proportional),
             dropout=getattr(attn, self.dropout_name) if attn.training else 0.0,
@@ -60,7 +60,11 @@ class ReducedLayer(ReducedBlock):
         )
 
     def values(self, x: Tensor) -> Tensor:
-        return _heads(self.attn.v_proj(self.pre_norm(x)), self.attn.head_dim)
+        return self.split_heads(self.attn.v_proj(self.pre_norm(x)))
+
+    def split_heads(self, projected: Tensor) -> Tensor:
+        """(B, N, H*d) to (B, H, N, d), for as many heads as there are."""
+        return split_heads(projected, projected.shape[-1] // self.attn.head_dim)
 
 
 class ReducedClipLayer(ReducedLayer):
@@ -124,12 +128,6 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
             "a reduced model takes no attention_mask: a mask for the full sequence has no meaning once tokens are "
             "gone; call it without, or vitrim.restore_(model) first"
         )
-
-
-def _heads(projected: Tensor, head_dim: int) -> Tensor:
-    """(B, N, H*d) to (B, H, N, d)."""
-    batch, n, width = projected.shape
-    return projected.view(batch, n, width // head_dim, head_dim).transpose(1, 2)
 
 
 class TrunkHook:
