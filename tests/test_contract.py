@@ -23,7 +23,7 @@ def describe(config: vitrim.MethodConfig) -> str:
 
 
 PAIR = ("host", "config")
-every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=tiny.PLAIN))
+every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], once=tiny.PLAIN))
 gradient_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=tiny.FEW))
 plain_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
 # exporting and compiling take seconds each

@@ -71,15 +71,17 @@ def matrix(
     hosts: Iterable[str],
     thorough: Iterable[str],
     others: Iterable[str] = REPRESENTATIVE,
+    once: Iterable[str] = (),
 ) -> list[Any]:
-    """(host, config) parameters: every method on the ``thorough`` hosts, the first setting of the methods called
-    ``others`` on the rest of ``hosts``. The full product of everything under ``VITRIM_FULL_MATRIX=1``."""
-    first = {config.name: config for config in reversed(chosen) if config.name in others}
-    few = sorted(first.values(), key=chosen.index)
+    """(host, config) parameters: every setting of every method on the ``thorough`` hosts, the first setting of every
+    method on those of ``once``, and that of the methods called ``others`` on the rest of ``hosts``. The full product of
+    everything under ``VITRIM_FULL_MATRIX=1``."""
+    first = list({config.name: config for config in reversed(chosen)}.values())[::-1]
+    few = [config for config in first if config.name in others]
     return [
         pytest.param(host, config, id=f"{host}-{config.describe()}")
         for host in (HOSTS if FULL_MATRIX else hosts)
-        for config in (chosen if FULL_MATRIX or host in thorough else few)
+        for config in (chosen if FULL_MATRIX or host in thorough else first if host in once else few)
     ]
 
 
