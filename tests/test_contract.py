@@ -24,7 +24,9 @@ def describe(config: vitrim.MethodConfig) -> str:
 
 PAIR = ("host", "config")
 every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], once=tiny.PLAIN))
-gradient_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=tiny.FEW))
+gradient_pair = pytest.mark.parametrize(
+    PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=["mctf", "cropr"])
+)
 plain_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
 # exporting and compiling take seconds each
 static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=["vit"], others=["tome"]))
@@ -118,7 +120,7 @@ IDENTITY = {
 IDENTITIES = [make_method(name, **options) for name, settings in IDENTITY.items() for options in settings]
 
 
-@pytest.mark.parametrize(PAIR, tiny.matrix(IDENTITIES, tiny.HOSTS, thorough=["vit"], others=tiny.FEW))
+@pytest.mark.parametrize(PAIR, tiny.matrix(IDENTITIES, tiny.HOSTS, thorough=["vit"], others=["tome", "mctf"]))
 def test_reducing_nothing_equals_dense(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS[host]()
     images = tiny.images()

@@ -104,6 +104,35 @@ def test_one_update_on_every_library(host: str, method: str) -> None:
     assert without_gradient(objective) & own == set()
 
 
+NO_CLASSES = ("headless", "no_pool")
+"""Hosts that give no logits per image."""
+TIMM_HOSTS = [
+    host
+    for family, hosts in tiny.FAMILIES.items()
+    for host in hosts
+    if family.startswith("timm") and host not in NO_CLASSES
+]
+LEARNED_CONFIGS = [config for config in CONFIGS if config is not None and not config.training_free]
+
+
+@pytest.mark.parametrize("host", TIMM_HOSTS)
+@pytest.mark.parametrize("config", LEARNED_CONFIGS, ids=describe)
+def test_one_update_of_what_learns_on_every_timm_variant(host: str, config: vitrim.MethodConfig) -> None:
+    model = tiny.HOSTS[host]()
+    if getattr(config, "class_head", False) and not tiny.backbone_of(model).facts(model).has_class_token:
+        pytest.skip("refused: a second head needs a class token")
+    objective = objective_of(tiny.fits(config, model), model)
+    images = tiny.images(4)
+    classes = logits_of(copy.deepcopy(objective.model).eval()(images)).shape[-1]
+    losses = objective(images, TARGETS % classes)
+    losses["total"].backward()
+    torch.optim.AdamW(objective.parameters(), lr=1e-3).step()
+    assert losses["total"].isfinite()
+    own = [parameter for name, parameter in objective.named_parameters() if ".reducer." in name]
+    assert any(parameter.grad is not None for parameter in own) == bool(own)
+    assert all(parameter.isfinite().all() for parameter in objective.parameters())
+
+
 @pytest.mark.parametrize(("name", "patches"), [("lookupvit_base_3", {"patch_size": 8}), ("vittm_small_28_28", {})])
 def test_one_update_of_two_streams(name: str, patches: dict[str, int]) -> None:
     model = timm.create_model(name, img_size=56, embed_dim=32, depth=2, num_heads=2, num_classes=5, **patches)

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from vitrim.assignment import Hard, merge
-from vitrim.attention import Attention
+from vitrim.attention import CPU_HAS_BFLOAT16, Attention
 from vitrim.block import ReducedBlock, Reducer, merge_heads
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import VitrimError
@@ -279,8 +279,11 @@ class OneStepAhead(MCTFReducer):
 
     def keeps_map(self, attention: Attention) -> bool:
         """Whether the map is computed once, for deciding and attending."""
-        on_cpu = attention.q.device.type in ("cpu", "meta")  # MACs are counted on meta
-        return self.attention_map == "kept" or (self.attention_map == "auto" and on_cpu)
+        if self.attention_map != "auto":
+            return self.attention_map == "kept"
+        if attention.q.dtype == torch.bfloat16 and not CPU_HAS_BFLOAT16:  # the fused kernel computes in float32 inside
+            return False
+        return attention.q.device.type in ("cpu", "meta")  # MACs are counted on meta
 
 
 class Precise(MCTFReducer):
