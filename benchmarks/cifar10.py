@@ -1,0 +1,252 @@
+"""Accuracy and speed of every training-free method on CIFAR-10's test images, with a model that `vitrim train` made.
+
+    vitrim train cifar10_vit --data CIFAR --out runs/cifar10
+    python benchmarks/cifar10.py cuts --run runs/cifar10 --data CIFAR --json cuts.json
+    python benchmarks/cifar10.py stress --run runs/cifar10 --data CIFAR
+    python benchmarks/cifar10.py atm --run runs/cifar10 --data CIFAR
+
+`cuts`: every method set so that MACs fall by about 20, 35, 50 and 65 %, by bisection over one option as in
+benchmarks/methods.py: top-1, agreement with the dense model, MACs, and images per second measured in one interleaved
+run. Methods that draw at random run with three seeds; the spread is their range. `stress`: the largest cut at which
+top-1 is not below that of the dense model (the stress test of the ATM paper, Table 1), in steps of 5 % of the MACs.
+`atm`: the sweep over (alpha, beta, theta_min) of the ATM paper's Appendix D.
+
+All methods of a table are evaluated in one pass over the same images. Counts that depend on the images are matched on
+64 training images, so that the test images decide nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from methods import OWN_KNOBS, at_share
+from vitrim.cli import common
+from vitrim.config import MethodConfig
+from vitrim.data import batches, eval_transform, load_images
+from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.evaluation import Row, evaluate
+from vitrim.profiling.bench import measure
+from vitrim.profiling.latency import Budget
+from vitrim.profiling.macs import profile
+from vitrim.registry import make_method, methods
+from vitrim.training.recipe import load_recipe
+
+CUTS = (0.2, 0.35, 0.5, 0.65)
+STRESS_CUTS = tuple(step / 20 for step in range(1, 15))
+SEEDS = (0, 1, 2)
+RANDOM = ("random",)
+"""Methods whose result is another with every seed."""
+MATCHING_IMAGES = 64
+REACHED = 0.03
+"""A cut counts as reached where the MACs are within this share of the dense model's."""
+ATM_GRID = {"alpha": (0.95, 0.97, 0.985, 0.99), "beta": (0.0, 0.02, 0.045), "theta_min": (0.0, 0.8, 0.88, 0.95)}
+
+
+# ---- model and data --------------------------------------------------------------------------------------------------
+
+
+def load_run(run: Path) -> nn.Module:
+    """The dense model of a finished run of ``vitrim train``."""
+    recipe = load_recipe(run / "recipe.yaml").recipe
+    weights = load_file(run / "model.safetensors")
+    options = {key: value for key, value in recipe.model_options.items() if not key.endswith("_rate")}
+    model: nn.Module = timm.create_model(recipe.model, num_classes=len(weights["head.bias"]), **options)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def some_images(model: nn.Module, data: str) -> Tensor:
+    """Images of the training part, to match amounts on."""
+    dataset = load_images(data, split="train")
+    dataset.transform = eval_transform(model)
+    images, _ = next(iter(batches(dataset, MATCHING_IMAGES, limit=MATCHING_IMAGES)))
+    return images
+
+
+def score(
+    model: nn.Module, configs: Sequence[MethodConfig], data: str, limit: int | None, seed: int, batch_size: int
+) -> list[Row]:
+    """Rows of all ``configs``, dense first, in one pass over the test part."""
+    dataset = load_images(data, split="test")
+    dataset.transform = eval_transform(model)
+    return evaluate(model, configs, batches(dataset, batch_size, limit=limit), seed=seed)
+
+
+def candidates(only: Iterable[str] | None) -> list[str]:
+    """The methods that need no training and have an amount, or those asked for."""
+    free = [name for name, config in methods().items() if config.training_free and name != "none"]
+    return free if not only else [name for name in free if name in only]
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def settings(
+    model: nn.Module, names: Iterable[str], images: Tensor, cuts: Iterable[float]
+) -> dict[float, dict[str, MethodConfig]]:
+    """By cut and method, the setting that reaches it; methods that cannot are left out of that cut."""
+    dense = profile(model, None, images).macs.total
+    found: dict[float, dict[str, MethodConfig]] = {}
+    for cut, name in product(cuts, names):
+        config = at_share(model, name, images, 1 - cut)
+        share = profile(model, config, images).macs.total / dense
+        if abs(share - (1 - cut)) <= REACHED:
+            found.setdefault(cut, {})[name] = config
+    return found
+
+
+def cuts(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per method and cut: accuracy over the seeds, MACs, speed."""
+    images = some_images(model, arguments.data)
+    chosen = settings(model, candidates(arguments.method), images, CUTS)
+    flat = [config for by_name in chosen.values() for config in by_name.values()]
+    scored = {seed: _by_method(model, flat, arguments, seed) for seed in SEEDS[:1]}
+    drawn = [config for config in flat if config.name in RANDOM]
+    scored |= {seed: _by_method(model, drawn, arguments, seed) for seed in SEEDS[1:] if drawn}
+    timed = {row["method"]: row for row in _timed(model, flat, arguments)}
+    dense = scored[SEEDS[0]]["dense"]
+    rows = [_row("dense", None, [dense], dense, timed["dense"])]
+    for cut, by_name in chosen.items():
+        for config in by_name.values():
+            name = config.describe()
+            seen = [found[name] for found in scored.values() if name in found]
+            rows.append(_row(name, cut, seen, dense, timed[name]))
+    return rows
+
+
+def _by_method(
+    model: nn.Module, configs: Sequence[MethodConfig], arguments: argparse.Namespace, seed: int
+) -> dict[str, Row]:
+    found = score(model, configs, arguments.data, arguments.limit, seed, arguments.batch_size)
+    return {row.method: row for row in found}
+
+
+def _timed(model: nn.Module, configs: Sequence[MethodConfig], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    budget = Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds, warmup_rounds=1)
+    images = some_images(model, arguments.data)[: arguments.batch_size]
+    return measure(model, {config.describe(): config for config in configs}, images, budget=budget)
+
+
+def _row(name: str, cut: float | None, seen: list[Row], dense: Row, timed: dict[str, Any]) -> dict[str, Any]:
+    tops = [100 * row.top1 for row in seen]
+    return {
+        "method": name,
+        "cut": cut,
+        "top1": mean(tops),
+        "top1_range": max(tops) - min(tops),
+        "seeds": len(seen),
+        "agreement": 100 * mean(row.agreement for row in seen),
+        "macs_saved": 100 * (1 - sum(seen[0].gmacs.values()) / sum(dense.gmacs.values())),
+        "images_per_second": timed["images_per_second"],
+        "speedup": timed["speedup"],
+    }
+
+
+def stress(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per method: the largest cut up to which no cut lowers top-1."""
+    images = some_images(model, arguments.data)
+    alive, best = candidates(arguments.method), dict[str, dict[str, Any]]()
+    for cut in STRESS_CUTS:
+        chosen = settings(model, alive, images, [cut]).get(cut, {})
+        if not chosen:
+            break
+        found = _by_method(model, list(chosen.values()), arguments, SEEDS[0])
+        dense = found["dense"]
+        alive = [name for name, config in chosen.items() if found[config.describe()].top1 >= dense.top1]
+        for name in alive:
+            text = chosen[name].describe()
+            best[name] = _untimed(text, found[text], dense)
+        print(f"cut of {cut:.0%}: {', '.join(alive) or 'none'} without a drop", flush=True)
+        if not alive:
+            break
+    rows = [best.get(name, {"method": name, "macs_saved": 0.0}) for name in candidates(arguments.method)]
+    return sorted(rows, key=lambda row: -float(row["macs_saved"]))
+
+
+def sweep(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per setting of ATM, most MACs first."""
+    values = product(*ATM_GRID.values())
+    configs = [make_method("atm", **dict(zip(ATM_GRID, value, strict=True))) for value in values]
+    found = score(model, configs, arguments.data, arguments.limit, SEEDS[0], arguments.batch_size)
+    rows = [_untimed(row.method, row, found[0]) for row in found]
+    return sorted(rows, key=lambda row: float(row["macs_saved"]))
+
+
+def _untimed(name: str, row: Row, dense: Row) -> dict[str, Any]:
+    return {
+        "method": name,
+        "top1": 100 * row.top1,
+        "change": 100 * (row.top1 - dense.top1),
+        "agreement": 100 * row.agreement,
+        "macs_saved": 100 * (1 - sum(row.gmacs.values()) / sum(dense.gmacs.values())),
+    }
+
+
+TABLES: dict[str, Callable[[nn.Module, argparse.Namespace], list[dict[str, Any]]]] = {
+    "cuts": cuts,
+    "stress": stress,
+    "atm": sweep,
+}
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a table; a column that a row lacks is empty."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    lines += [f"| {' | '.join(_cell(row.get(column)) for column in columns)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if isinstance(value, float) else f"`{value}`" if isinstance(value, str) else str(value)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Training-free methods on CIFAR-10's test images.")
+    parser.add_argument("table", choices=list(TABLES))
+    parser.add_argument("--run", type=Path, required=True, help="folder of a finished run of vitrim train")
+    parser.add_argument("--data", required=True, help="as for vitrim eval; splits train and test")
+    parser.add_argument("--method", action="append", help="only these; may repeat")
+    parser.add_argument("--limit", type=int, help="so many test images only, for a quick try")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=10, help="timed rounds of `cuts`")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", help="write the record to this file")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Make one of the tables."""
+    arguments = parse_arguments()
+    common.set_threads(arguments.threads)
+    torch.manual_seed(SEEDS[0])
+    warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
+    OWN_KNOBS.pop("ia_red2", None)  # learned: not in these tables
+    if not (arguments.run / "model.safetensors").is_file():
+        raise VitrimError(f"{arguments.run} is not a finished run: it has no model.safetensors")
+    model = load_run(arguments.run)
+    rows = TABLES[arguments.table](model, arguments)
+    record = {"command": f"cifar10 {arguments.table}", "environment": common.environment(), "rows": rows}
+    common.write_json(arguments.json, {**record, "run": str(arguments.run), "limit": arguments.limit})
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
