@@ -83,7 +83,7 @@ def test_a_dry_run_says_what_it_would_cost(
 def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = tmp_path / "list.json"
     assert run(monkeypatch, "--list", "--json", record) == 0
-    assert {row["recipe"] for row in json.loads(record.read_text())["recipes"]} == set(recipes())
+    assert {row["name"] for row in json.loads(record.read_text())["rows"]} == set(recipes())
     shown = tmp_path / "show.json"
     assert run(monkeypatch, "cifar10_vit", "optimizer.lr=1e-4", "--show", "--json", shown) == 0
     values = {row["key"]: (row["value"], row["from"]) for row in json.loads(shown.read_text())["values"]}
