@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import yaml
 from accelerate.state import AcceleratorState, GradientState
 
 from cli_runs import exit_code
-from tiny_training import TINY, write_images
+from tiny_training import TINY, trainer, write_images
 from vitrim.training.recipe import load_recipe, recipes
 
 
@@ -118,24 +119,24 @@ def test_bad_input_is_one_line(
 @pytest.mark.xdist_group("distributed")
 def test_two_processes_of_accelerate_are_one(images: Path, tiny: Path, tmp_path: Path) -> None:
     """The same losses over 20 updates, to 1e-4, and the same evaluations."""
-    common = ["-m", "vitrim", "train", str(tiny), "epochs=7", "batch_size=8", "--data", str(images), "--device", "cpu"]
-    common += ["--threads", "1", "--log-every", "1"]
+    changes = ["epochs=7", "batch_size=8"]
+    trainer(load_recipe(tiny, changes), images, tmp_path / "one").run()
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    losses, evaluations = {}, {}
-    for name, start in (("one", []), ("two", launch)):
-        out = tmp_path / name
-        done = subprocess.run(
-            [sys.executable, *start, *common, "--out", str(out)], env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        lines = (out / "log.csv").read_text().splitlines()
-        column = lines[0].split(",").index("total")
-        losses[name] = [float(line.split(",")[column]) for line in lines[1:]]
-        evaluations[name] = (out / "evaluations.jsonl").read_text().splitlines()
+    command = ["-m", "vitrim", "train", str(tiny), *changes, "--data", str(images), "--device", "cpu", "--threads", "1"]
+    done = subprocess.run(
+        [sys.executable, *launch, *command, "--log-every", "1", "--out", str(tmp_path / "two")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    losses, scores = {}, {}
+    for name in ("one", "two"):
+        with (tmp_path / name / "log.csv").open(newline="") as file:
+            losses[name] = [float(row["total"]) for row in csv.DictReader(file)]
+        lines = (tmp_path / name / "evaluations.jsonl").read_text().splitlines()
+        scores[name] = [json.loads(line)["top1"] for line in lines]
     assert len(losses["one"]) == 21
     assert losses["two"] == pytest.approx(losses["one"], abs=1e-4)
-    assert [json.loads(line)["top1"] for line in evaluations["two"]] == [
-        json.loads(line)["top1"] for line in evaluations["one"]
-    ]
+    assert scores["two"] == scores["one"]

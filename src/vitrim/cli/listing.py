@@ -1,4 +1,4 @@
-"""``vitrim list``: the methods, host families and timm models there are."""
+"""``vitrim list``: the methods, host families, timm models and recipes there are."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ HEADS: dict[Head, str] = {
     "no class token": "as patches, and there is no class token",
 }
 
-Kind = Annotated[str, typer.Argument(help="methods, hosts or models")]
+Kind = Annotated[str, typer.Argument(help="methods, hosts, models or recipes")]
 Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names that contain this, e.g. deit")]
 
 
 def list_(kind: Kind, text: Text = None, json: common.Json = None) -> None:
-    """List methods, host families, or timm models that can be reduced."""
+    """List methods, host families, timm models that can be reduced, or recipes of `vitrim train`."""
     if kind not in TABLES:
         raise unknown("list", kind, TABLES)
     title, columns, collect, footnotes = TABLES[kind]
@@ -155,6 +155,24 @@ def _has_host_class(module: ModuleType) -> bool:
     return any(f"{base.__module__}.{base.__qualname__}" in hosts for cls in classes for base in cls.__mro__)
 
 
+def recipes() -> list[dict[str, Any]]:
+    """The recipes of the package."""
+    from vitrim.training.recipe import load_recipe
+    from vitrim.training.recipe import recipes as files
+
+    return [
+        {
+            "name": name,
+            "model": recipe.model,
+            "method": recipe.method,
+            "epochs": f"{recipe.epochs:g}",
+            "batch_size": str(recipe.batch_size),
+            "paper": recipe.paper,
+        }
+        for name, recipe in ((name, load_recipe(name).recipe) for name in files())
+    ]
+
+
 Rows = Sequence[dict[str, Any]]
 
 TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]], Callable[[Rows], list[str]]]] = {
@@ -183,6 +201,19 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         "refused when they are reduced",
         {"name": "name", "module": "timm module"},
         models,
+        lambda rows: [],
+    ),
+    "recipes": (
+        "Recipes (vitrim train NAME --show prints all values)",
+        {
+            "name": "name",
+            "model": "model",
+            "method": "method",
+            "epochs": "epochs",
+            "batch_size": "batch",
+            "paper": "paper",
+        },
+        recipes,
         lambda rows: [],
     ),
 }

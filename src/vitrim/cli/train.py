@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli import common
+from vitrim.cli import common, listing
 from vitrim.errors import MissingPackageError, VitrimError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Checkpoint = Annotated[
 Out = Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check data, shapes and memory on one batch; write nothing")]
-List = Annotated[bool, typer.Option("--list", help="list the recipes")]
+List = Annotated[bool, typer.Option("--list", help="list the recipes, as `vitrim list recipes`")]
 Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
 SaveMinutes = Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")]
@@ -65,7 +65,7 @@ def train(
     """
     out_console = common.console(json)
     if list_recipes:
-        _list(out_console, json)
+        listing.list_("recipes", json=json)
         return
     if recipe is None:
         raise VitrimError("name a recipe: `vitrim train --list` shows them")
@@ -186,20 +186,6 @@ def _require(*packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise MissingPackageError(f"training needs the package '{package}': pip install 'vitrim[train]'")
-
-
-def _list(console: Console, json: str | None) -> None:
-    from vitrim.training.recipe import load_recipe, recipes
-
-    found = {name: load_recipe(name).recipe for name in recipes()}
-    rows = [
-        [name, recipe.model, recipe.method, f"{recipe.epochs:g}", str(recipe.batch_size), recipe.paper]
-        for name, recipe in found.items()
-    ]
-    columns = ["recipe", "model", "method", "epochs", "batch", "paper"]
-    common.print_table(console, "Recipes (vitrim train RECIPE --show prints all values)", columns, rows, text_columns=3)
-    entries = [dict(zip(columns, row, strict=True)) for row in rows]
-    common.write_json(json, {"command": "train --list", "recipes": entries})
 
 
 def _show(resolved: Resolved, console: Console, json: str | None) -> None:
