@@ -128,7 +128,8 @@ def test_a_killed_process_resumes_to_the_same_bits(images: Path, tmp_path: Path)
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    subprocess.run([*command, "--out", str(out), "--resume"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert checkpoint.latest(out / "checkpoints") is not None
+    trainer(resolved, images, out, resume=True).run()
     trainer(resolved, images, tmp_path / "whole").run()
     assert numbers(out) == numbers(tmp_path / "whole")
     assert same(*(load_file(side / "model.safetensors") for side in (out, tmp_path / "whole")))
@@ -269,13 +270,24 @@ def test_a_teacher_has_weights_of_its_own(images: Path, tmp_path: Path) -> None:
     assert not any(name.startswith("teacher") for name in run.objective.state_dict())
 
 
+def test_amounts_reach_the_average_and_their_end(images: Path, tmp_path: Path) -> None:
+    """What is evaluated and saved is under the last amount, not under that of the last update."""
+    ramp = {"option": "keep_rate", "start": 1.0, "stop": 0.5, "begin_epoch": 0, "end_epoch": 2}
+    run = trainer(
+        recipe(method="evit:keep_rate=0.9", epochs=2, ramps=[ramp], ema={"decay": 0.9}), images, tmp_path, log_every=1
+    )
+    run.run()
+    assert vitrim.get_reduction(run.ema.module).config.keep_rate == 0.5
+    assert json.loads((tmp_path / "reduction.json").read_text())["options"]["keep_rate"] == 0.5
+
+
 def test_an_option_switches_at_its_epoch(images: Path, tmp_path: Path) -> None:
     changes = {
         "method": "evo_vit:keep_rate=0.5,class_head=true,blocks=[2,3,4]",
         "model_options": {**TINY["model_options"], "global_pool": "avg"},
         "switches": [{"option": "blocks", "value": [2, 4], "epoch": 2}],
     }
-    run = trainer(recipe(**changes), images, tmp_path, max_updates=2 * EPOCH)
+    run = trainer(recipe(**changes), images, tmp_path, max_updates=2 * EPOCH - 1)
     run.run()
     assert run.reduction.config.blocks == (2, 3, 4)
     run = trainer(recipe(**changes), images, tmp_path, resume=True, max_updates=2 * EPOCH + 1)

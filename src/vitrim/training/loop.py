@@ -319,17 +319,22 @@ class Trainer:
         )
 
     def _set_amounts(self, epoch: float) -> None:
-        """Give the method the amounts of this point in time."""
+        """Give the method the amounts of this point in time, in the model and in its average."""
         for ramp in self.recipe.ramps:
             value = ramp_value(ramp, epoch)
             if ramp.option == PATCH_DROP:
                 cast(Any, self.model).patch_drop.prob = value
             else:
-                cast(Reduction, self.reduction).set(**{ramp.option: value})
+                self._set(ramp.option, value)
         for switch in self.recipe.switches:
-            reduction = cast(Reduction, self.reduction)
-            if epoch >= switch.epoch and _plain(getattr(reduction.config, switch.option)) != _plain(switch.value):
-                reduction.set(**{switch.option: switch.value})
+            if epoch >= switch.epoch:
+                self._set(switch.option, switch.value)
+
+    def _set(self, option: str, value: Any) -> None:
+        models = [self.model] if self.ema is None else [self.model, self.ema.module]
+        for reduction in map(get_reduction, models):
+            if _plain(getattr(reduction.config, option)) != _plain(value):
+                reduction.set(**{option: value})
 
     # ---- evaluation --------------------------------------------------------------------------------------------------
 
@@ -343,6 +348,7 @@ class Trainer:
 
     def _evaluate(self, log: Log, bar: Bar) -> None:
         """Measure the averaged weights, or the model where none are averaged, and keep the best."""
+        self._set_amounts(self.update / self.updates_per_epoch)
         model = self.model if self.ema is None else self.ema.module
         row = {
             "update": self.update,
