@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.profiling.latency import shared_copy
 from vitrim.profiling.macs import count_macs
-from vitrim.reduce import HANDLE, Reduction, reduce_
+from vitrim.reduce import HANDLE, Reduction, reduce_, saved_method
 from vitrim.registry import backbone_of, parse_method
 
 __all__ = ["DENSE", "Evaluation", "Output", "Row", "Tally", "evaluate", "measure"]
@@ -273,6 +274,8 @@ class Evaluation:
         dtype: of parameters and images; None for what the model has.
         seed: of methods that draw at random. Every method draws the same whatever other methods there are, and the
             global generators stay as they were.
+        learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name get; others
+            that learn keep random ones.
 
     Raises:
         VitrimError: the model is reduced or has no classifier, or a method is unknown or does not fit the model.
@@ -293,6 +296,7 @@ class Evaluation:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         seed: int = 0,
+        learned: Path | None = None,
     ) -> None:
         configs = [parse_method(method) if isinstance(method, str) else method for method in methods]
         if hasattr(model, HANDLE):
@@ -304,7 +308,10 @@ class Evaluation:
         self.contestants = [_Contestant(dense, None)]
         for config in configs:
             reduced = shared_copy(dense)
-            self.contestants.append(_Contestant(reduced, reduce_(reduced, config, record=True)))
+            reduction = reduce_(reduced, config, record=True)
+            if learned is not None and config.name == saved_method(learned):
+                reduction.load_parameters(learned)
+            self.contestants.append(_Contestant(reduced, reduction))
         self.k = min(5, self.num_classes)
         self.seed = seed
         self.batches = 0

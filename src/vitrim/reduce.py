@@ -390,6 +390,15 @@ def _reducer_weights(blocks: list[ReducedBlock]) -> dict[str, Tensor]:
     return {f"{block.depth}.{name}": value for block in blocks for name, value in block.reducer.state_dict().items()}
 
 
+def saved_method(folder: Path) -> str:
+    """The name of the method whose reduction was saved in ``folder``.
+
+    Raises:
+        VitrimError: there is none, or it cannot be read.
+    """
+    return str(_read_config(folder)["method"])
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():

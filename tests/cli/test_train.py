@@ -70,6 +70,41 @@ def test_a_run_from_start_to_result(
     assert "has a run already" in the_error(capsys)
 
 
+def test_eval_takes_the_folder_of_a_run_with_what_its_method_learned(
+    images: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    method = "method=dynamicvit:keep_rate=0.5"
+    assert run(monkeypatch, tiny, "epochs=2", method, "--data", images, "--device", "cpu", "--out", out) == 0
+    trained = json.loads((out / "result.json").read_text())["last"]["top1"]
+    command = [
+        "eval",
+        "test_vit",
+        "-m",
+        "dynamicvit:keep_rate=0.5",
+        "-m",
+        "cropr:r=1",
+        "--data",
+        images,
+        "--split",
+        "test",
+    ]
+    for option in ("img_size=16", "patch_size=4", "num_classes=3"):
+        command += ["--model-option", option]
+    records = []
+    for seed in (0, 1):
+        record = tmp_path / f"{seed}.json"
+        more = ["--checkpoint", out, "--seed", seed, "--json", record]
+        assert exit_code(monkeypatch, *command, *more) == 0
+        records.append(json.loads(record.read_text()))
+    found = [{row["method"]: row for row in record["rows"]} for record in records]
+    learned = [rows["dynamicvit:keep_rate=0.5"] for rows in found]
+    assert 100 * learned[0]["top1"] == pytest.approx(trained, abs=1e-4)
+    assert learned[0] == learned[1]  # nothing of it is drawn
+    assert records[0]["untrained"] == ["cropr:r=1"]
+    assert "cropr:r=1: with random parameters" in capsys.readouterr().out
+
+
 def test_a_dry_run_says_what_it_would_cost(
     images: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,19 +153,23 @@ def test_bad_input_is_one_line(
 
 @pytest.mark.xdist_group("distributed")
 def test_two_processes_of_accelerate_are_one(images: Path, tiny: Path, tmp_path: Path) -> None:
-    """The same losses over 20 updates, to 1e-4, and the same evaluations."""
-    changes = ["epochs=7", "batch_size=8"]
+    """The same losses over 20 updates, to 1e-4, and the same evaluations, also where they are stopped and resumed."""
+    changes, record = ["epochs=7", "batch_size=8"], tmp_path / "record.json"
     trainer(load_recipe(tiny, changes), images, tmp_path / "one").run()
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    # --multi_gpu is what makes it start several processes; --device cpu puts them on the CPU, with gloo
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     command = ["-m", "vitrim", "train", str(tiny), *changes, "--data", str(images), "--device", "cpu", "--threads", "1"]
-    done = subprocess.run(
-        [sys.executable, *launch, *command, "--log-every", "1", "--out", str(tmp_path / "two")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    command += ["--log-every", "1", "--out", str(tmp_path / "two"), "--json", str(record)]
+    for part in (["--max-updates", "11"], ["--resume"]):
+        done = subprocess.run(
+            [sys.executable, *launch, *command, *part],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert json.loads(record.read_text())["processes"] == 2
     losses, scores = {}, {}
     for name in ("one", "two"):
         with (tmp_path / name / "log.csv").open(newline="") as file:

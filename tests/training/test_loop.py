@@ -214,6 +214,12 @@ def test_an_evaluation_split_of_other_classes_is_refused(images: Path, tmp_path:
         ({"mix": {"mixup": 0.8}, "batch_size": 3}, "even number of images"),
         ({"task": "clasification"}, "unknown task 'clasification'; did you mean 'classification'"),
         ({"loss": {"name": "asl"}}, "asl"),
+        ({"epochs": 0.1}, "less than one update: an epoch has 3"),
+        ({"augment": {"auto": "foo"}}, "augment.auto=foo is no policy of timm"),
+        (
+            {"method": "evit", "ramps": [{"option": "keep_rate", "start": 1, "stop": 5, "end_epoch": 1}]},
+            "evit: keep_rate=5.0: Input should be less than or equal to 1",
+        ),
         ({"objective": {"weight": 2}}, "the loss of none has no option 'weight'; it has: none"),
         ({"method": "cropr:r=1", "objective": {"tau": 2}}, "the loss of cropr has no option 'tau'"),
         ({"switches": [{"option": "blocks", "value": [1], "epoch": 1}]}, "none cannot change 'blocks' at run time"),
@@ -237,6 +243,31 @@ def test_a_run_does_not_overwrite_another_nor_resume_one_of_another_recipe(image
     with pytest.raises(VitrimError, match="nothing to resume"):
         trainer(recipe(), images, tmp_path / "other", resume=True)
     assert trainer(recipe(eval_every=None, micro_batch=4), images, tmp_path, resume=True).update == 2
+
+
+def test_a_run_is_not_resumed_on_other_data(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(), images, tmp_path / "out", max_updates=2).run()
+    other = tmp_path / "images"
+    shutil.copytree(images, other)
+    (other / "train/ant/0.png").unlink()
+    with pytest.raises(VitrimError, match="other data: 24 images of 3 classes, and this has 23 images of 3 classes"):
+        trainer(recipe(), other, tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize("edit", ["[]", "{}", '{"sizes": {}, "update": "six"}', '{"sizes": {}, "update": -7}', "{"])
+def test_a_checkpoint_whose_state_was_edited_is_passed_over(edit: str, images: Path, tmp_path: Path) -> None:
+    trainer(recipe(), images, tmp_path, max_updates=2, save_minutes=0).run()
+    (checkpoint.latest(tmp_path / "checkpoints") / "state.json").write_text(edit)
+    assert trainer(recipe(), images, tmp_path, resume=True).update == 1
+
+
+def test_a_folder_that_cannot_be_one_is_refused_first(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(VitrimError, match=f"cannot write to {out}: .*file is a file"):
+            trainer(recipe(), images, out)
+    with pytest.raises(VitrimError, match="name a folder"):
+        trainer(recipe(), images, Path(""))
 
 
 def test_a_dry_run_writes_nothing(images: Path, tmp_path: Path) -> None:

@@ -32,7 +32,12 @@ Methods = Annotated[
 Pretrained = Annotated[
     bool, typer.Option("--pretrained", help="load the library's pretrained weights (downloads them)")
 ]
-Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="a local safetensors file with the weights")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint", help="weights: a local safetensors file, or the folder of a finished run of `vitrim train`"
+    ),
+]
 ModelOptions = Annotated[
     list[str] | None,
     typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
@@ -90,13 +95,24 @@ def create_model(
             model = create(own_name, pretrained, options or {})
     except VitrimError:
         raise
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
+    except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
         raise VitrimError(f"cannot create {name}: {_first_line(error)}") from error
     if checkpoint is not None:
         from vitrim.weights import load_checkpoint
 
-        load_checkpoint(model, checkpoint)
+        load_checkpoint(model, weights_file(checkpoint))
     return model.eval()
+
+
+def weights_file(checkpoint: Path) -> Path:
+    """The safetensors file itself, or the one in the folder of a run of ``vitrim train``."""
+    return checkpoint / "model.safetensors" if checkpoint.is_dir() else checkpoint
+
+
+def learned_reduction(checkpoint: Path | None) -> Path | None:
+    """The folder of a run in which a method learned parameters, or None."""
+    found = checkpoint is not None and (checkpoint / "reducers.safetensors").is_file()
+    return checkpoint if found else None
 
 
 def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:

@@ -11,8 +11,11 @@ from vitrim.cli import common
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
+    from vitrim.config import MethodConfig
     from vitrim.data import ImageDataset
     from vitrim.evaluation import Evaluation, Row
 
@@ -64,8 +67,10 @@ def evaluate(
     target = common.select_device(device)
     options = common.parse_options(model_option)
     torch.manual_seed(seed)
+    learned = common.learned_reduction(checkpoint)
     dense = common.create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options)
-    evaluation = Evaluation(dense, configs, device=target, dtype=getattr(torch, DTYPES[dtype]), seed=seed)
+    precision = getattr(torch, DTYPES[dtype])
+    evaluation = Evaluation(dense, configs, device=target, dtype=precision, seed=seed, learned=learned)
     dataset = _load(data, split, image_column, label_column)
     _check_labels(dataset, evaluation.num_classes)
     dataset.transform = eval_transform(dense)
@@ -75,6 +80,7 @@ def evaluate(
         "environment": common.environment(device=str(target), dtype=DTYPES[dtype], seed=seed),
         "weights": weights,
         "model_options": options,
+        "untrained": _untrained(configs, learned),
         "data": {
             "source": data,
             "split": dataset.split,
@@ -105,6 +111,14 @@ def _load(source: str, split: str | None, image_column: str | None, label_column
         if error.name != "datasets":
             raise
         raise VitrimError(str(error)) from error  # says which package to install
+
+
+def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
+    """Methods that have parameters to learn and got none."""
+    from vitrim.reduce import saved_method
+
+    known = None if learned is None else saved_method(learned)
+    return [config.describe() for config in configs if not config.training_free and config.name != known]
 
 
 def _check_labels(dataset: ImageDataset, num_classes: int) -> None:
@@ -178,6 +192,11 @@ def _notes(record: dict[str, Any], num_classes: int) -> Iterator[str]:
         yield (
             "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
             "agree and cosine still say how much the reduction changes"
+        )
+    if record["untrained"]:
+        yield (
+            f"{', '.join(record['untrained'])}: with random parameters, as nothing was given that learned them; "
+            "--checkpoint takes the folder of a run of `vitrim train`"
         )
     classes = record["data"]["classes"]
     if classes not in (None, num_classes):

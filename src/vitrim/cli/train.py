@@ -163,7 +163,7 @@ def create(resolved: Resolved, num_classes: int, checkpoint: Path | None) -> Any
     recipe = resolved.recipe
     options = dict(recipe.model_options)
     if checkpoint is not None:
-        file = checkpoint / "model.safetensors" if checkpoint.is_dir() else checkpoint
+        file = common.weights_file(checkpoint)
         if ":" not in recipe.model:
             from vitrim.weights import classes_in
 

@@ -51,10 +51,13 @@ class Snapshot:
 
 
 def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: Mapping[str, Any]) -> Snapshot:
-    """A snapshot of a model (wrapped or not), its optimiser and its average. All processes must call it."""
+    """A snapshot of a model (wrapped or not), its optimiser and its average. All processes must call it; only that of
+    the first is whole."""
     weights, optimizer_state = get_state_dict(model, optimizer, options=FULL)
     state = cast("dict[str, Any]", optimizer_state)
-    moments = {f"{name}{SEPARATOR}{key}": value for name, kept in state["state"].items() for key, value in kept.items()}
+    # empty in all processes but the first
+    kept = state.get("state", {})
+    moments = {f"{name}{SEPARATOR}{key}": value for name, entry in kept.items() for key, value in entry.items()}
     tensors = {
         "model": {name: value for name, value in weights.items() if isinstance(value, Tensor)},
         "optimizer": {name: value for name, value in moments.items() if isinstance(value, Tensor)},
@@ -62,7 +65,7 @@ def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: 
     if ema is not None:
         tensors["ema"] = dict(ema.state_dict())
     numbers = {name: value for name, value in moments.items() if not isinstance(value, Tensor)}
-    return Snapshot(tensors, {**values, "optimizer": {"state": numbers, "param_groups": state["param_groups"]}})
+    return Snapshot(tensors, {**values, "optimizer": {"state": numbers, "param_groups": state.get("param_groups")}})
 
 
 def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None) -> None:
@@ -147,10 +150,14 @@ def _is_whole(path: Path) -> bool:
     if not state.is_file():
         return False
     try:
-        sizes = json.loads(state.read_text())["sizes"]
-    except (ValueError, KeyError):  # cut short by something other than this program
+        values = json.loads(state.read_text())
+        sizes = values["sizes"]
+        sound = isinstance(values["update"], int) and values["update"] >= 0 and isinstance(sizes, dict)
+    except (ValueError, KeyError, TypeError):  # cut short or changed by something other than this program
         return False
-    return all((path / name).is_file() and (path / name).stat().st_size == size for name, size in sizes.items())
+    return sound and all(
+        (path / name).is_file() and (path / name).stat().st_size == size for name, size in sizes.items()
+    )
 
 
 def _storable(value: Tensor) -> Tensor:

@@ -133,11 +133,17 @@ def _auto(policy: str, geometry: Geometry) -> Any:
         "translate_const": int(min(geometry.size) * 0.45),
         "img_mean": tuple(round(255 * mean) for mean in geometry.mean),
     }
-    if policy.startswith("augmix"):
-        return augment_and_mix_transform(policy, {**hparams, "translate_pct": 0.3})
-    if policy.startswith("rand"):
-        return rand_augment_transform(policy, hparams)
-    return auto_augment_transform(policy, hparams)
+    try:
+        if policy.startswith("augmix"):
+            return augment_and_mix_transform(policy, {**hparams, "translate_pct": 0.3})
+        if policy.startswith("rand"):
+            return rand_augment_transform(policy, hparams)
+        return auto_augment_transform(policy, hparams)
+    except (AssertionError, ValueError, KeyError, IndexError) as error:
+        raise VitrimError(
+            f"augment.auto={policy} is no policy of timm ({error}); valid: e.g. rand-m9-mstd0.5-inc1, augmix-m3-w3, "
+            "original, v0, 3a"
+        ) from None
 
 
 class Cutout:

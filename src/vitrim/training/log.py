@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vitrim.errors import MissingPackageError
+from vitrim.errors import MissingPackageError, VitrimError
 
 UPDATES = "log.csv"
 EVALUATIONS = "evaluations.jsonl"
@@ -39,7 +39,10 @@ class Log:
         self.board: Any = None
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise VitrimError(f"cannot write to {folder}: {error.strerror}") from error
         self._drop_rows(folder / UPDATES, from_update)
         self._drop_lines(folder / EVALUATIONS, from_update)
         if tensorboard:

@@ -13,6 +13,7 @@ import copy
 import inspect
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -32,8 +33,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitrim.config import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.reduce import CONFIG_FILE, Reduction, get_reduction, reduce_
-from vitrim.registry import parse_method
+from vitrim.reduce import WEIGHTS_FILE, Reduction, get_reduction, reduce_
+from vitrim.registry import make_method, parse_method
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
@@ -111,6 +112,7 @@ class Trainer:
         start: Path | None = None,
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
+        _check_writable(running.out)
         self.accelerator = accelerator
         self.console = console if accelerator.is_main_process else None
         recipe = self.recipe
@@ -128,6 +130,11 @@ class Trainer:
             len(cast(Any, train_data)), recipe.batch_size, recipe.augment.repeats
         )
         self.updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
+        if self.updates < 1:
+            raise VitrimError(
+                f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
+            )
+        self.data_facts = {"images": len(cast(Any, train_data)), "classes": self.task.num_classes}
         _check_even(recipe, self.mixer is not None, accelerator.num_processes)
 
         teacher = _teacher(model, recipe)
@@ -135,7 +142,7 @@ class Trainer:
             teacher.to(accelerator.device)
         model = model.to(accelerator.device)
         self.reduction = _reduced(model, config)
-        if self.reduction is not None and start is not None and (start / CONFIG_FILE).is_file():
+        if self.reduction is not None and start is not None and (start / WEIGHTS_FILE).is_file():
             self.reduction.load_parameters(start)
         if recipe.grad_checkpointing:
             _checkpoint_gradients(model)
@@ -182,6 +189,10 @@ class Trainer:
         log = Log(self.running.out if main else None, from_update=self.update, tensorboard=self.running.tensorboard)
         if main:
             (self.running.out / "recipe.yaml").write_text(recipe_text(self.recipe))
+        if self.console is not None:
+            self.console.print(
+                f"{self.accelerator.num_processes} process(es), {self.accelerator.device}", highlight=False
+            )
         bar = Bar(self.console, self.update, self.updates, self.recipe.batch_size)
         try:
             self._train(stop, log, bar)
@@ -378,6 +389,7 @@ class Trainer:
         values = {
             "update": self.update,
             "recipe": self.recipe.model_dump(mode="json"),
+            "data": self.data_facts,
             "best": self.best,
             "last_evaluation": self.last_evaluation,
             "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
@@ -393,6 +405,12 @@ class Trainer:
             raise VitrimError(f"nothing to resume in {self.running.out}: no complete checkpoint in {self.checkpoints}")
         snapshot = checkpoint.load(path)
         _check_same(snapshot.values["recipe"], self.recipe.model_dump(mode="json"), path)
+        if snapshot.values["data"] != self.data_facts:
+            before, now = (
+                f"{facts['images']} images of {facts['classes']} classes"
+                for facts in (snapshot.values["data"], self.data_facts)
+            )
+            raise VitrimError(f"{path} is of other data: {before}, and this has {now}")
         checkpoint.put_back(
             snapshot, self.wrapped, self.optimizer.optimizer, None if self.ema is None else self.ema.module
         )
@@ -493,6 +511,23 @@ def _check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None
         elif option not in valid:
             name, can = recipe.method.partition(":")[0], ", ".join(valid) or "nothing"
             raise VitrimError(f"{name} cannot change '{option}' at run time; it can: {can}")
+    if reduction is not None:  # values that will come are checked now, not after days
+        given = reduction.config.model_dump(include=reduction.config.model_fields_set)
+        ends = [(ramp.option, value) for ramp in recipe.ramps for value in (ramp_value(ramp, 0), ramp.stop)]
+        for option, value in [*ends, *((switch.option, switch.value) for switch in recipe.switches)]:
+            if option != PATCH_DROP:
+                make_method(reduction.config.name, **{**given, option: value})
+
+
+def _check_writable(out: Path) -> None:
+    """A run's folder must be one that can be made or written to."""
+    if not str(out) or out == Path():
+        raise VitrimError("--out is the current folder or empty: name a folder for the run")
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise VitrimError(f"cannot write to {out}: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise VitrimError(f"cannot write to {out}: no permission in {there}")
 
 
 def _plain(value: Any) -> Any:

@@ -52,6 +52,13 @@ class Augment(_Section):
         "stays as long and sees fewer images",
     )
 
+    @model_validator(mode="after")
+    def _ranges(self) -> Augment:
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high:
+                raise ValueError(f"{name} is a range from low to high above 0, not {low:g} to {high:g}")
+        return self
+
 
 class Mix(_Section):
     """Mixing of the images of a batch, and of their labels."""
@@ -195,7 +202,7 @@ class Recipe(_Section):
     split: str | None = Field("train", description="the part of the data to train on; null where it has only one")
     eval_split: str | None = Field("test", description="the part to evaluate on; null for none")
 
-    epochs: float = Field(gt=0)
+    epochs: float = Field(gt=0, le=1e5)
     batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
     micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
     augment: Augment = Augment()
@@ -208,7 +215,7 @@ class Recipe(_Section):
     switches: tuple[Switch, ...] = ()
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     grad_checkpointing: bool = False
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**40)
     eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
 
     @model_validator(mode="after")
