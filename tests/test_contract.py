@@ -29,7 +29,7 @@ gradient_pair = pytest.mark.parametrize(
 )
 plain_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
 # exporting and compiling take seconds each
-static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=["vit"], others=["tome"]))
+static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=[], once=["vit"], others=["tome"]))
 training_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[]))
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
