@@ -74,7 +74,9 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, *arguments, *(word for method in methods for word in ("-m", method)), "--seed", 3) == 0
 
     record = read(out)
-    assert set(record) == {"command", "environment", "weights", "model_options", "data", "complete", "rows"}
+    keys = {"command", "environment", "weights", "model_options", "untrained", "data", "complete", "rows"}
+    assert set(record) == keys
+    assert record["untrained"] == []
     assert (record["command"], record["complete"], record["weights"]) == ("eval", True, "random")
     assert record["model_options"] == {"img_size": 64, "num_classes": 6}
     assert record["data"] == {"source": str(folder), "split": None, "images": 12, "classes": 6, "batch_size": 5}
