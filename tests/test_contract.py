@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -85,6 +86,34 @@ def check_prefix(reduction: vitrim.Reduction) -> None:
         assert torch.equal(state.position[:, : len(prefix)], prefix.expand(2, -1))
         assert torch.equal(state.source[:, : len(prefix)], prefix.expand(2, -1))
         assert (state.size[:, : len(prefix)] == 1).all()
+
+
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic_algorithms")
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@every_method
+def test_same_input_same_output(config: vitrim.MethodConfig, device: str) -> None:
+    """Bit for bit, forward and gradients; methods that draw at random draw the same from the same seed."""
+    model, _ = reduced("vit", config)
+    model, images = model.to(device).train(), tiny.images(3).to(device)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model.zero_grad()
+        out = run(model, images)
+        loss_of(model, out).backward()
+        found.append([out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))
 
 
 IDENTITY = {
