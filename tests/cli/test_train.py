@@ -142,6 +142,7 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
         (["none.yaml"], "no recipe file none.yaml"),
         (["cifar10_vit", "--data", "nowhere"], "nowhere does not exist"),
         (["cifar10_vit", "--data", ".", "--device", "cuda:1"], "--device is cpu or left out"),
+        (["cifar10_vit", "--data", ".", "--json", "."], "cannot write .: it is a folder"),
     ],
 )
 def test_bad_input_is_one_line(

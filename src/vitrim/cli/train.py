@@ -77,6 +77,8 @@ def train(
         return
     if data is None:
         raise VitrimError(f"--data is missing: {resolved.name} wants {resolved.recipe.dataset or 'images with labels'}")
+    if json not in (None, "-") and Path(json).is_dir():
+        raise VitrimError(f"cannot write {json}: it is a folder")
     _require("accelerate", "torchmetrics")
     if device not in (None, "cpu"):
         raise VitrimError(f"--device is cpu or left out, not '{device}': accelerate launch chooses devices")
