@@ -135,6 +135,24 @@ def test_a_killed_process_resumes_to_the_same_bits(images: Path, tmp_path: Path)
     assert same(*(load_file(side / "model.safetensors") for side in (out, tmp_path / "whole")))
 
 
+def test_a_run_that_is_asked_to_stop_saves_between_updates(images: Path, tmp_path: Path) -> None:
+    run = trainer(recipe(), images, tmp_path / "parts")
+    step = run._step
+
+    def asked(batches: Any, update: int) -> dict[str, float]:
+        if update == 3:
+            run.request_stop()
+        return step(batches, update)
+
+    run._step = asked
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    trainer(recipe(), images, tmp_path / "parts", resume=True).run()
+    trainer(recipe(), images, tmp_path / "whole").run()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert same(*(load_file(tmp_path / side / "model.safetensors") for side in ("whole", "parts")))
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 

@@ -130,7 +130,7 @@ def run(
         eval_data.transform = eval_transform(model)
     trainer = Trainer(resolved, model, train_data, eval_data, accelerator, running, console, start=checkpoint)
     for stop in (signal.SIGTERM, signal.SIGINT):  # a scheduler's request to end, and Ctrl-C: save, then end
-        signal.signal(stop, signal.default_int_handler)
+        signal.signal(stop, lambda *_: trainer.request_stop())
     result = trainer.dry_run() if dry_run else trainer.run()
     if not accelerator.is_main_process:
         return None

@@ -164,6 +164,7 @@ class Trainer:
         self.rates = Rates(self.optimizer.optimizer, recipe, self.updates_per_epoch)
         self.checkpoints = running.out / "checkpoints"
         self.update = 0
+        self.stopping = False
         self.best: dict[str, Any] | None = None
         self.last_evaluation: dict[str, Any] | None = None
         if running.resume:
@@ -180,6 +181,7 @@ class Trainer:
             What was reached: the last evaluation, the best one, updates and seconds.
 
         Raises:
+            KeyboardInterrupt: `request_stop` was called; the run is saved.
             VitrimError: a loss that is not finite, an image that cannot be read, a checkpoint that cannot be written;
                 the message names the last good checkpoint.
         """
@@ -196,9 +198,6 @@ class Trainer:
         bar = Bar(self.console, self.update, self.updates, self.recipe.batch_size)
         try:
             self._train(stop, log, bar)
-        except KeyboardInterrupt:
-            self._save()
-            raise
         finally:
             bar.close()
             log.close()
@@ -211,6 +210,10 @@ class Trainer:
         if self.update == self.updates and main:
             self._write_weights(result)
         return result
+
+    def request_stop(self) -> None:
+        """Save and stop after the update that is being made: in the midst of one weights and counter would disagree."""
+        self.stopping = True
 
     def dry_run(self) -> dict[str, Any]:
         """One update on one batch, nothing written: shapes, parameters, memory, seconds."""
@@ -250,16 +253,19 @@ class Trainer:
                 rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.optimizer.param_groups)}
                 log.update({"update": self.update - 1, "epoch": epoch, **losses, **rates, "images_per_second": speed})
                 bar.advance(self.update, epoch, losses["total"], speed)
-            if self._evaluates_now(stop):
+            if self._evaluates_now():
                 self._evaluate(log, bar)
                 window, since = self.update, time.monotonic()
             if self._together(time.monotonic() - saved >= 60 * self.running.save_minutes):
                 self._save()
                 saved = time.monotonic()
+            if self._together(self.stopping):
+                self._save()
+                raise KeyboardInterrupt
         self._save()
 
     def _together(self, mine: bool) -> bool:
-        """What the first process decides: clocks differ, and saving is done by all at once."""
+        """What the first process decides: clocks and signals differ, and saving is done by all at once."""
         if self.accelerator.num_processes == 1:
             return mine
         decision = torch.tensor(float(mine), device=self.accelerator.device)
@@ -349,7 +355,7 @@ class Trainer:
 
     # ---- evaluation --------------------------------------------------------------------------------------------------
 
-    def _evaluates_now(self, stop: int) -> bool:
+    def _evaluates_now(self) -> bool:
         if self.eval_data is None:
             return False
         if self.update == self.updates:
