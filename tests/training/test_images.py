@@ -137,6 +137,18 @@ def test_grey_models_get_grey_images() -> None:
     assert TrainTransform(geometry, Augment())(Image.new("RGB", (40, 40))).shape == (1, 32, 32)
 
 
+def test_other_libraries_are_normalised_as_in_evaluation() -> None:
+    """A model whose own transform says mean and standard deviation, as torchvision's do."""
+
+    class Own(torch.nn.Module):
+        image_size = 24
+
+        class eval_transform:
+            mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+
+    assert geometry_of(Own()) == Geometry((24, 24), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
 def test_cutout_fills_a_rectangle_of_at_most_half_the_sides() -> None:
     """The published one: half of the width and half of the height, less where it hangs over an edge."""
     image = Image.new("RGB", (20, 12))

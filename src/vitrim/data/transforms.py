@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -52,11 +52,11 @@ def eval_transform(model: nn.Module) -> Transform:
     from timm.data.config import resolve_data_config
     from timm.data.transforms_factory import create_transform
 
-    channels = _input_channels(model)
+    channels = input_channels(model)
     if channels not in (1, 3):
         raise DataError(f"the model takes {channels} channels; an image has 1 or 3")
     config = resolve_data_config({}, model=model)
-    config["input_size"] = (channels, *_input_size(model, config["input_size"]))
+    config["input_size"] = (channels, *input_size(model, config["input_size"]))
     if channels == 1:  # three means would silently broadcast one channel to three
         config["mean"] = (float(np.mean(config["mean"])),)
         config["std"] = (float(np.mean(config["std"])),)
@@ -92,19 +92,34 @@ class _Processed:
         return pixels
 
 
+def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation that `eval_transform` normalises with where that is not timm's: those of the image
+    processor saved with a Hugging Face model, or of the model's own ``eval_transform``; None where neither says."""
+    own: Any = getattr(model, "eval_transform", None)
+    if own is not None:
+        return (tuple(own.mean), tuple(own.std)) if hasattr(own, "mean") and hasattr(own, "std") else None
+    source = getattr(getattr(model, "config", None), "_name_or_path", None)
+    if not isinstance(source, str) or not source:
+        return None
+    processor = _Processed(source).processor
+    return tuple(processor.image_mean), tuple(processor.image_std)
+
+
 def _is_timm(model: nn.Module) -> bool:
     # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
     inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
     return inherited or hasattr(model, "pretrained_cfg")
 
 
-def _input_channels(model: nn.Module) -> int:
+def input_channels(model: nn.Module) -> int:
+    """Channels of the images a model takes, 3 where nothing says otherwise."""
     # pretrained_cfg says 3 whatever in_chans was
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     return 3 if first is None else first.in_channels
 
 
-def _input_size(model: nn.Module, configured: tuple[int, ...]) -> tuple[int, int]:
+def input_size(model: nn.Module, configured: tuple[int, ...]) -> tuple[int, int]:
+    """Height and width of the images a timm model takes, in pixels, from what its ``pretrained_cfg`` says."""
     # pretrained_cfg keeps the size of training whatever img_size was
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     height, width = configured[-2:] if size is None else (size, size) if isinstance(size, int) else size

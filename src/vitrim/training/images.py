@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 from timm.data.config import resolve_data_config
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from vitrim.data.transforms import input_channels, input_size, normalisation
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -47,38 +49,39 @@ class Geometry(NamedTuple):
 
 
 def geometry_of(model: nn.Module) -> Geometry:
-    """The images ``model`` takes: of timm's kind as its ``pretrained_cfg`` and patch embedding say, of Hugging Face and
-    torchvision models as their configured size, with ImageNet's mean and standard deviation.
+    """The images ``model`` takes, normalised in training as `vitrim.data.eval_transform` does in evaluation.
+
+    Size: of timm's kind as patch embedding or ``pretrained_cfg`` say, of other models as they are configured. Mean and
+    standard deviation: timm's, those of the image processor saved with a Hugging Face model, or of the model's own
+    ``eval_transform``; ImageNet's where none says.
 
     Raises:
-        VitrimError: the model does not say.
+        VitrimError: the model does not say what size its images have, or its image processor cannot be read.
 
     Example:
         >>> import timm
         >>> geometry_of(timm.create_model("test_vit", img_size=32)).size
         (32, 32)
     """
-    config = resolve_data_config({}, model=model if hasattr(model, "pretrained_cfg") else None)
-    size = _size(model, config["input_size"] if hasattr(model, "pretrained_cfg") else None)
+    if hasattr(model, "pretrained_cfg"):
+        config = resolve_data_config({}, model=model)
+        size, mean, std = input_size(model, config["input_size"]), tuple(config["mean"]), tuple(config["std"])
+    else:
+        size = _configured_size(model)
+        mean, std = normalisation(model) or (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    if input_channels(model) == 1:
+        mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
+    return Geometry(size, mean, std)
+
+
+def _configured_size(model: nn.Module) -> tuple[int, int]:
+    """The image size of a torchvision or Hugging Face model."""
+    config = getattr(model, "config", None)
+    inner = getattr(config, "vision_config", config)
+    size = getattr(model, "image_size", None) or getattr(inner, "image_size", None)
     if size is None:
         raise VitrimError(f"{type(model).__name__} does not say what size its images have")
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    if first is not None and first.in_channels == 1:
-        return Geometry(size, (float(np.mean(config["mean"])),), (float(np.mean(config["std"])),))
-    return Geometry(size, tuple(config["mean"]), tuple(config["std"]))
-
-
-def _size(model: nn.Module, configured: tuple[int, ...] | None) -> tuple[int, int] | None:
-    # where a model was created for another size, pretrained_cfg still has that of its weights
-    for holder, name in ((getattr(model, "patch_embed", None), "img_size"), (model, "image_size")):
-        size = getattr(holder, name, None)
-        if size is not None:
-            return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    config = getattr(model, "config", None)
-    size = getattr(getattr(config, "vision_config", config), "image_size", None)
-    if size is not None:
-        return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    return None if configured is None else (int(configured[-2]), int(configured[-1]))
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 class TrainTransform:
