@@ -22,6 +22,7 @@ from vitrim.cli import common
 from vitrim.cli.bench import setting_text
 from vitrim.config import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
+from vitrim.loading import create_model
 from vitrim.profiling.bench import DTYPES, Row, measure, one_line_errors, random_images
 from vitrim.profiling.latency import Budget, reduced_copy
 
@@ -107,7 +108,7 @@ def main() -> None:
     dtypes = arguments.dtype or ["fp32", "bf16"]
     unchanged = {config.describe(): config for config in common.parse_methods(["none"])}
     budget = Budget(arguments.repeats, arguments.min_seconds, max_rounds=max(arguments.repeats, Budget.max_rounds))
-    model = common.create_model(arguments.model)
+    model = create_model(arguments.model)
     configs = common.parse_methods(arguments.method or METHODS)
     if arguments.method is None:
         configs = with_matched_atm(model, configs, arguments.seed)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from vitrim.cli import common
 from vitrim.config import MethodConfig
 from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.loading import create_model
 from vitrim.profiling.bench import Row, measure, one_line_errors, random_images
 from vitrim.profiling.latency import Budget
 from vitrim.profiling.macs import profile
@@ -223,7 +224,7 @@ def main() -> None:
     # late blocks run out of tokens at half the MACs: the column "tokens" says what is left
     warnings.simplefilter("ignore", ReductionWarning)
     budget = Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds, warmup_rounds=arguments.warmup_rounds)
-    model = common.create_model(arguments.model)
+    model = create_model(arguments.model)
     pair = random_images(model, 2, arguments.seed)
     configs = [at_share(model, method, pair, arguments.share) for method in arguments.method or methods()]
     if any(config.name == "mctf" for config in configs):

@@ -26,6 +26,7 @@ from vitrim import reduce_
 from vitrim.cli import common
 from vitrim.config import MethodConfig
 from vitrim.errors import ReductionWarning
+from vitrim.loading import create_model
 from vitrim.profiling.bench import promised_speedup
 from vitrim.profiling.latency import (
     Budget,
@@ -128,7 +129,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at half the MACs
     configs = common.parse_methods(arguments.method or METHODS)
-    model = common.create_model(arguments.model).to(device)
+    model = create_model(arguments.model).to(device)
     images = torch.randn(arguments.batch_size, 3, 224, 224).to(device)
     budget = Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds, warmup_rounds=arguments.warmup_rounds)
     rows = measure(model, configs, images, budget)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from vitrim.cli import common
 from vitrim.errors import ReductionWarning, unknown
+from vitrim.loading import create_model
 from vitrim.profiling.bench import DTYPES, Row, one_line_errors
 from vitrim.profiling.latency import (
     Budget,
@@ -92,7 +93,7 @@ HEADER = (
 def candidates(labels: Iterable[str], options: Mapping[str, Any], device: torch.device) -> dict[str, nn.Module]:
     """The model of every row; an unreduced ViT once per attention kernel, as "LABEL (KERNEL)". Rows of one ViT share
     its weights."""
-    vits = {name: common.create_model(name, options=dict(options)).to(device) for name in (VIT_S, VIT_B)}
+    vits = {name: create_model(name, options=dict(options)).to(device) for name in (VIT_S, VIT_B)}
     models: dict[str, nn.Module] = {}
     for label in labels:
         entry = ENTRIES[label]
@@ -101,7 +102,7 @@ def candidates(labels: Iterable[str], options: Mapping[str, Any], device: torch.
         elif entry.model in vits:
             models |= {_variant(label, kernel): copy for kernel, copy in dense_copies(vits[entry.model]).items()}
         else:
-            models[label] = common.create_model(entry.model, options=dict(options)).to(device)
+            models[label] = create_model(entry.model, options=dict(options)).to(device)
     return models
 
 

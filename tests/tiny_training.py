@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 from PIL import Image
 
-from vitrim.cli.train import create, load_data
-from vitrim.data import eval_transform
-from vitrim.training.images import seed_all
+from vitrim.training.build import build_trainer
 from vitrim.training.loop import Running, Trainer
 from vitrim.training.recipe import Resolved, resolve
 
@@ -50,12 +47,5 @@ def write_images(root: Path) -> Path:
 
 def trainer(resolved: Resolved, images: Path | str, out: Path, *, start: Path | None = None, **running: Any) -> Trainer:
     """A run as the command line builds it."""
-    seed_all(resolved.recipe.seed)
-    train_data, eval_data = load_data(resolved, str(images))
-    model = create(resolved, train_data.num_classes, start)
-    if eval_data is not None:
-        eval_data.transform = eval_transform(model)
     settings = {"log_every": 1, "save_minutes": 1e9, **running}
-    precision = {"fp32": "no"}.get(resolved.recipe.precision, resolved.recipe.precision)
-    accelerator = Accelerator(cpu=True, mixed_precision=precision)
-    return Trainer(resolved, model, train_data, eval_data, accelerator, Running(out=out, **settings), start=start)
+    return build_trainer(resolved, images, Running(out=out, **settings), checkpoint=start, cpu=True)

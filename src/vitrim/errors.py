@@ -33,3 +33,14 @@ def unknown(what: str, given: str, valid: Iterable[str]) -> VitrimError:
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" did you mean '{near[0]}'?" if near else ""
     return VitrimError(f"unknown {what} '{given}';{hint} valid: {', '.join(names)}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, cut to one line; its kind if it says nothing.
+
+    Example:
+        >>> first_line(RuntimeError("no memory\\nTraceback: ...")), first_line(KeyError())
+        ('no memory', 'KeyError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -8,7 +8,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, first_line
+
+WEIGHTS_FILE = "model.safetensors"
+"""Where the folder of a run of ``vitrim train`` has the weights of the model."""
+
+
+def weights_file(checkpoint: Path) -> Path:
+    """The safetensors file itself, or the one in the folder of a run of ``vitrim train``.
+
+    Example:
+        >>> weights_file(Path("runs/a.safetensors")).name
+        'a.safetensors'
+    """
+    return checkpoint / WEIGHTS_FILE if checkpoint.is_dir() else checkpoint
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> None:
@@ -29,7 +42,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     try:
         weights = load_file(path)
     except SafetensorError as error:
-        raise VitrimError(f"{path} is not a safetensors file: {_first_line(error)}") from error
+        raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error
     expected = model.state_dict()
     for what, names in (
         ("lacks", sorted(set(expected) - set(weights))),
@@ -69,13 +82,9 @@ def classes_in(path: Path, classifier: str) -> int | None:
             name = f"{classifier}.weight"
             return int(file.get_slice(name).get_shape()[0]) if name in file.keys() else None  # noqa: SIM118
     except SafetensorError as error:
-        raise VitrimError(f"{path} is not a safetensors file: {_first_line(error)}") from error
+        raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error
 
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
         raise VitrimError(f"no checkpoint at {path}")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -94,6 +94,12 @@ def test_batches_that_cannot_be_shared_are_refused(options: dict[str, Any], mess
         TrainOrder(8, start=0, stop=1, **options)
 
 
+def test_an_epoch_that_ends_too_early_is_an_error() -> None:
+    order = TrainOrder(8, lambda epoch, start: iter(range(start, 7)), batch_size=4, start=0, stop=2)
+    with pytest.raises(VitrimError, match="epoch 0 of the training data ended after 7 images"):
+        list(order)
+
+
 @pytest.mark.parametrize(
     "options",
     [

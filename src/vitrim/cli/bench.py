@@ -9,6 +9,7 @@ import typer
 
 from vitrim.cli import common
 from vitrim.errors import VitrimError, unknown
+from vitrim.loading import create_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +67,7 @@ def bench(
     selected = common.select_device(device)
     common.set_threads(threads)
     torch.manual_seed(seed)
-    host = common.create_model(
+    host = create_model(
         model,
         pretrained=pretrained,
         checkpoint=checkpoint,

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, first_line
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
-    from torch import nn
 
     from vitrim.config import MethodConfig
 
 # ---- options that several commands have; the text is their help ----------------------------------------------------
 
-MODEL_NAMES = "of timm, e.g. deit_small_patch16_224, or torchvision:vit_b_16, or hf: and a local folder or a Hub name"
+MODEL_NAMES = (
+    "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
+    "vitrim:cifar10_vit, a model trained on CIFAR-10 that comes with vitrim"
+)
 Model = Annotated[str, typer.Argument(help=f"model {MODEL_NAMES}")]
 Methods = Annotated[
     list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat")
@@ -69,64 +71,24 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
     return options
 
 
-def create_model(
-    name: str,
-    *,
-    pretrained: bool = False,
-    checkpoint: Path | None = None,
-    options: dict[str, Any] | None = None,
-    device: str | torch.device = "cpu",
-) -> nn.Module:
-    """The model ``name`` of timm, ``torchvision:`` or ``hf:`` in eval mode, with random, pretrained or local weights.
-
-    Raises:
-        VitrimError: an unknown name (with the nearest one), options the model does not take, weights that do not fit.
-        MissingPackageError: its library is not installed.
-    """
-    import torch
-
-    from vitrim.cli.models import creator
-
-    create, own_name = creator(name)
-    if pretrained and checkpoint is not None:
-        raise VitrimError("give either --pretrained or --checkpoint, not both")
-    try:
-        with torch.device(device):
-            model = create(own_name, pretrained, options or {})
-    except VitrimError:
-        raise
-    except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
-        raise VitrimError(f"cannot create {name}: {_first_line(error)}") from error
-    if checkpoint is not None:
-        from vitrim.weights import load_checkpoint
-
-        load_checkpoint(model, weights_file(checkpoint))
-    return model.eval()
-
-
-def weights_file(checkpoint: Path) -> Path:
-    """The safetensors file itself, or the one in the folder of a run of ``vitrim train``."""
-    return checkpoint / "model.safetensors" if checkpoint.is_dir() else checkpoint
-
-
 def learned_reduction(checkpoint: Path | None) -> Path | None:
     """The folder of a run in which a method learned parameters, or None."""
-    found = checkpoint is not None and (checkpoint / "reducers.safetensors").is_file()
+    from vitrim.reduce import WEIGHTS_FILE
+
+    found = checkpoint is not None and (checkpoint / WEIGHTS_FILE).is_file()
     return checkpoint if found else None
 
 
 def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:
     """What the weights of such a model are, for the record: pretrained, the file or folder they are from, or random."""
-    from vitrim.cli.models import has_weights
+    from vitrim.loading import has_weights
 
     library, _, folder = name.partition(":")
     if pretrained or checkpoint is not None:
         return "pretrained" if checkpoint is None else str(checkpoint)
+    if library == "vitrim":
+        return "reference"
     return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def select_device(device: str) -> torch.device:
@@ -137,7 +99,7 @@ def select_device(device: str) -> torch.device:
         selected = torch.device(device)
         torch.empty(1, device=selected)
     except (RuntimeError, AssertionError) as error:
-        raise VitrimError(f"device '{device}' cannot be used here: {_first_line(error)}") from error
+        raise VitrimError(f"device '{device}' cannot be used here: {first_line(error)}") from error
     return selected
 
 

@@ -9,6 +9,7 @@ import typer
 
 from vitrim.cli import common
 from vitrim.errors import VitrimError, unknown
+from vitrim.loading import create_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,7 @@ def evaluate(
     options = common.parse_options(model_option)
     torch.manual_seed(seed)
     learned = common.learned_reduction(checkpoint)
-    dense = common.create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options)
+    dense = create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options)
     precision = getattr(torch, DTYPES[dtype])
     evaluation = Evaluation(dense, configs, device=target, dtype=precision, seed=seed, learned=learned)
     dataset = _load(data, split, image_column, label_column)

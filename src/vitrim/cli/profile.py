@@ -10,6 +10,7 @@ import typer
 
 from vitrim.cli import common
 from vitrim.errors import VitrimError, unknown
+from vitrim.loading import create_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +77,7 @@ def profile(
     rows: list[Profile] = []
     for name in models:
         torch.manual_seed(seed)
-        host = common.create_model(name, pretrained=pretrained, checkpoint=checkpoint, options=options, device=device)
+        host = create_model(name, pretrained=pretrained, checkpoint=checkpoint, options=options, device=device)
         rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, limit, seed))
     count = limit if dataset is None else min(limit, len(dataset))
     found = [common.weights_of(name, pretrained=pretrained, checkpoint=checkpoint) for name in models]

@@ -15,6 +15,7 @@ from vitrim.errors import MissingPackageError, VitrimError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from vitrim.training.loop import Trainer
     from vitrim.training.recipe import Resolved
 
 Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name of --list, or a YAML file")]
@@ -83,6 +84,7 @@ def train(
     if device not in (None, "cpu"):
         raise VitrimError(f"--device is cpu or left out, not '{device}': accelerate launch chooses devices")
     common.set_threads(threads)
+    from vitrim.training.build import build_trainer
     from vitrim.training.loop import Running
 
     running = Running(
@@ -95,43 +97,18 @@ def train(
         tensorboard=tensorboard,
         max_updates=max_updates,
     )
-    record = run(
-        resolved, data, running, checkpoint=checkpoint, dry_run=dry_run, cpu=device == "cpu", console=out_console
-    )
+    trainer = build_trainer(resolved, data, running, checkpoint=checkpoint, cpu=device == "cpu", console=out_console)
+    record = run(trainer, data, dry_run=dry_run, console=out_console)
     if record is not None:
         common.write_json(json, record)
 
 
-def run(
-    resolved: Resolved,
-    data: str,
-    running: Any,
-    *,
-    checkpoint: Path | None,
-    dry_run: bool,
-    cpu: bool,
-    console: Console,
-) -> dict[str, Any] | None:
-    """Build the run, run it, and print what was reached; the record, or None in processes but the first."""
-    from accelerate import Accelerator
-
-    from vitrim.training.images import seed_all
-    from vitrim.training.loop import Trainer
-
-    recipe = resolved.recipe
-    precision = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}[recipe.precision]
-    accelerator = Accelerator(cpu=cpu, mixed_precision=precision)
-    seed_all(recipe.seed)
-    train_data, eval_data = load_data(resolved, data)
-    model = create(resolved, train_data.num_classes, checkpoint)
-    if eval_data is not None:
-        from vitrim.data import eval_transform
-
-        eval_data.transform = eval_transform(model)
-    trainer = Trainer(resolved, model, train_data, eval_data, accelerator, running, console, start=checkpoint)
+def run(trainer: Trainer, data: str, *, dry_run: bool, console: Console) -> dict[str, Any] | None:
+    """Run, and print what was reached; the record, or None in processes but the first."""
     for stop in (signal.SIGTERM, signal.SIGINT):  # a scheduler's request to end, and Ctrl-C: save, then end
         signal.signal(stop, lambda *_: trainer.request_stop())
     result = trainer.dry_run() if dry_run else trainer.run()
+    accelerator, recipe, running = trainer.accelerator, trainer.recipe, trainer.running
     if not accelerator.is_main_process:
         return None
     for name, value in result.items():
@@ -139,47 +116,13 @@ def run(
     return {
         "command": "train",
         "environment": common.environment(device=str(accelerator.device), dtype=recipe.precision, seed=recipe.seed),
-        "recipe": {"name": resolved.name, **recipe.model_dump(mode="json")},
+        "recipe": {"name": trainer.resolved.name, **recipe.model_dump(mode="json")},
         "running": {**dataclasses.asdict(running), "out": str(running.out)},
         "processes": accelerator.num_processes,
         "data": data,
         "dry_run": dry_run,
         "result": result,
     }
-
-
-def load_data(resolved: Resolved, data: str) -> tuple[Any, Any]:
-    """The training and the evaluation part of the data a recipe asks for; the second may be None."""
-    from vitrim import data as datasets
-
-    recipe = resolved.recipe
-    train_data = datasets.load_data(data, split=recipe.split)
-    return train_data, None if recipe.eval_split is None else datasets.load_data(data, split=recipe.eval_split)
-
-
-def create(resolved: Resolved, num_classes: int, checkpoint: Path | None) -> Any:
-    """The model of a recipe with its starting weights and, where the library can, a head for the data's classes.
-
-    Weights of one's own may be of other classes: the model gets their head, which the task then replaces.
-    """
-    recipe = resolved.recipe
-    options = dict(recipe.model_options)
-    if checkpoint is not None:
-        file = common.weights_file(checkpoint)
-        if ":" not in recipe.model:
-            from vitrim.weights import classes_in
-
-            found = classes_in(file, "head")
-            options |= {} if found is None else {"num_classes": found}
-        return common.create_model(recipe.model, checkpoint=file, options=options)
-    if ":" not in recipe.model:
-        options.setdefault("num_classes", num_classes)
-    model = common.create_model(recipe.model, pretrained=recipe.pretrained, options=options)
-    if recipe.init == "mimetic":
-        from vitrim.training.initial import mimetic_
-
-        mimetic_(model)
-    return model
 
 
 def _require(*packages: str) -> None:

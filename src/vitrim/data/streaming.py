@@ -131,13 +131,34 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         start = images if epoch == self._epoch else 0
         if start and get_worker_info() is not None:
             raise DataError(f"cannot go on after {start} images of {self.source} with workers: set workers=0")
-        rows = islice(self.rows, start, None)
-        index = start
-        while (row := read_source(partial(next, rows, None), self.source)) is not None:
-            yield self._decoded(row, index)
-            index += 1
+        for index, row in enumerate(self.encoded(self._epoch, start), start):
+            yield self.decode(row, index)
 
-    def _decoded(self, row: dict[str, Any], index: int) -> tuple[Tensor, int]:
+    def encoded(self, epoch: int, start: int = 0) -> Iterator[dict[str, Any]]:
+        """The rows of a pass from one on, images still encoded: for a reader that shares them out to be decoded.
+
+        Args:
+            epoch: decides the order, if it is shuffled.
+            start: rows that are read but not given.
+
+        Raises:
+            DataError: the table cannot be read.
+        """
+        self.rows.set_epoch(epoch)
+        rows = islice(self.rows, start, None)
+        while (row := read_source(partial(next, rows, None), self.source)) is not None:
+            yield row
+
+    def decode(self, row: dict[str, Any], index: int) -> tuple[Tensor, int]:
+        """What the transform makes of the image of a row of `encoded`, and its label.
+
+        Args:
+            row: as it came.
+            index: its place in the pass; used in messages.
+
+        Raises:
+            DataError: the image cannot be read, or its label is missing or none of the classes.
+        """
         label = row[self.label_column]
         if label is None:
             raise DataError(f"row {index} of {self.source} has no label in column {self.label_column!r}")
@@ -147,6 +168,17 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
             raise DataError(f"the label of row {index} of {self.source} is {label}; valid: {valid}")
         image = decode_at(encoded_image(row[self.image_column]), index, self.source)
         return self.transform(image.convert(self.mode)), int(label)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of class names.
+
+        Raises:
+            DataError: it has none: the largest label is known only after all were read.
+        """
+        if self.class_names is None:
+            raise DataError(f"{self.source} has labels without class names: how many there are is not known in advance")
+        return len(self.class_names)
 
     def _with(self, rows: Any) -> ImageStream:
         return ImageStream(

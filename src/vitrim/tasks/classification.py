@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.tasks.criteria import BinaryCrossEntropy
@@ -53,6 +54,8 @@ class Classification(Task):
         super().__init__(num_classes)
 
     def check(self, dataset: Any) -> None:
+        if isinstance(dataset, ImageStream):
+            return  # its labels are checked as they are read
         source = getattr(dataset, "source", type(dataset).__name__)
         labels = np.asarray(getattr(dataset, "labels", ()))
         if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":

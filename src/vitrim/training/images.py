@@ -8,8 +8,9 @@ numbers of processes and workers, sees the same images.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from vitrim.data.streaming import ImageStream
 from vitrim.data.transforms import input_channels, input_size, normalisation
 from vitrim.errors import VitrimError
 
@@ -208,9 +210,14 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1) -> l
 
 
 class Place(NamedTuple):
-    """Which image, and where in the run it comes."""
+    """Which image, and where in the run it comes.
 
-    image: int
+    Attributes:
+        image: its index in the dataset, or its row in a stream, still encoded.
+        epoch, position: when it comes.
+    """
+
+    image: Any
     epoch: int
     position: int
 
@@ -223,6 +230,7 @@ class TrainOrder:
 
     Args:
         count: images in the dataset.
+        images: from an epoch and a place in it to its images from there on; None: the indices of `epoch_order`.
         batch_size: images of an update, over all processes.
         micro_batch: images at once in this process; divides ``batch_size / world_size``.
         start, stop: updates, the first and one beyond the last.
@@ -240,6 +248,7 @@ class TrainOrder:
     def __init__(
         self,
         count: int,
+        images: Callable[[int, int], Iterator[Any]] | None = None,
         *,
         batch_size: int,
         start: int,
@@ -260,7 +269,7 @@ class TrainOrder:
                 f"a process takes {share} of {batch_size} images of an update: micro_batch must divide it, not be "
                 f"{self.micro_batch}"
             )
-        self.order = partial(epoch_order, count, seed=seed, repeats=repeats)
+        self.images = images or partial(_indices, count, seed, repeats)
         self.batch_size, self.start, self.stop = batch_size, start, stop
         self.rank, self.world_size = rank, world_size
 
@@ -269,17 +278,28 @@ class TrainOrder:
         return (self.stop - self.start) * (self.batch_size // self.world_size // self.micro_batch)
 
     def __iter__(self) -> Iterator[list[Place]]:
-        """Micro-batches, in order."""
-        epoch, order = -1, list[int]()
+        """Micro-batches, in order.
+
+        Raises:
+            VitrimError: an epoch ends too early, as of a stream that is shorter than it said.
+        """
+        epoch = -1
+        images: Iterator[Any] = iter(())
         for update in range(self.start, self.stop):
+            first = update % self.updates_per_epoch * self.batch_size
             if update // self.updates_per_epoch != epoch:
                 epoch = update // self.updates_per_epoch
-                order = self.order(epoch)
-            first = update % self.updates_per_epoch * self.batch_size
-            mine = range(first + self.rank, first + self.batch_size, self.world_size)
-            places = [Place(order[position], epoch, position) for position in mine]
-            for begin in range(0, len(places), self.micro_batch):
-                yield places[begin : begin + self.micro_batch]
+                images = self.images(epoch, first)
+            batch = [Place(image, epoch, first + i) for i, image in enumerate(islice(images, self.batch_size))]
+            if len(batch) < self.batch_size:
+                raise VitrimError(f"epoch {epoch} of the training data ended after {first + len(batch)} images")
+            mine = batch[self.rank :: self.world_size]
+            for begin in range(0, len(mine), self.micro_batch):
+                yield mine[begin : begin + self.micro_batch]
+
+
+def _indices(count: int, seed: int, repeats: int, epoch: int, start: int) -> Iterator[int]:
+    return iter(epoch_order(count, epoch, seed=seed, repeats=repeats)[start:])
 
 
 def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
@@ -302,7 +322,8 @@ class Seeded(Dataset[Any]):
     """A dataset whose random changes follow from the place in the run alone.
 
     Args:
-        dataset: map-style; its transform may draw from `random`, numpy's and torch's global streams.
+        dataset: map-style, or a stream, whose rows the order then holds; its transform may draw from `random`, numpy's
+            and torch's global streams.
         seed: of the recipe.
     """
 
@@ -310,13 +331,11 @@ class Seeded(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
 
-    def __len__(self) -> int:
-        """Images in the dataset."""
-        return len(cast(Sized, self.dataset))
-
     def __getitem__(self, place: Place) -> Any:
         """The image at ``place``, changed as it always is there."""
         seed_cpu(self.seed, 0, place.epoch, place.position)
+        if isinstance(self.dataset, ImageStream):
+            return self.dataset.decode(place.image, place.position)
         return self.dataset[place.image]
 
 
@@ -342,7 +361,7 @@ def train_loader(dataset: Dataset[Any], order: TrainOrder, *, seed: int, workers
     """Micro-batches of images (B, C, H, W) and targets in the given order.
 
     Args:
-        dataset: map-style, with the training transform.
+        dataset: map-style or a stream, with the training transform.
         order: which images.
         seed: of the recipe.
         workers: processes that read, 0 for this one.

@@ -32,8 +32,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitrim.config import MethodConfig
+from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.reduce import WEIGHTS_FILE, Reduction, get_reduction, reduce_
+from vitrim.reduce import WEIGHTS_FILE as REDUCERS_FILE
+from vitrim.reduce import Reduction, get_reduction, reduce_
 from vitrim.registry import make_method, parse_method
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
@@ -41,14 +43,13 @@ from vitrim.training import checkpoint
 from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, seed_all, train_loader, updates_per_epoch
 from vitrim.training.log import Bar, Log
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
-from vitrim.training.recipe import Recipe, Resolved
+from vitrim.training.recipe import Recipe, Resolved, resolve
 from vitrim.training.step import Distillation, Objective, logits_of
-from vitrim.weights import load_checkpoint
+from vitrim.weights import WEIGHTS_FILE, load_checkpoint
 
 PATCH_DROP = "patch_drop"
 """A ramp of this name sets the share of patches that a timm model drops in training."""
 
-WEIGHTS = "model.safetensors"
 MAY_CHANGE = ("eval_every", "micro_batch", "notes", "paper", "dataset")
 """What a resumed run may have otherwise than the run it goes on with: nothing that changes its numbers."""
 
@@ -86,7 +87,8 @@ class Trainer:
     Args:
         resolved: the recipe.
         model: the host with its starting weights, not reduced; it is given the head of the task, then reduced.
-        train_data: map-style; has ``transform``, ``num_classes`` as `vitrim.data.ImageDataset` has.
+        train_data: map-style; has ``transform``, ``num_classes`` as `vitrim.data.ImageDataset` has. Or an
+            `vitrim.data.ImageStream`, of which every process reads all and decodes its share.
         eval_data: the same for evaluations, with the model's own transform, or None.
         accelerator: devices and processes.
         running: how it is run.
@@ -126,15 +128,14 @@ class Trainer:
         self.task.fit_head(model)
         cast(Any, train_data).transform = TrainTransform(geometry_of(model), recipe.augment)
         self.train_data, self.eval_data = train_data, eval_data
-        self.updates_per_epoch = updates_per_epoch(
-            len(cast(Any, train_data)), recipe.batch_size, recipe.augment.repeats
-        )
+        self.images = _images_in(train_data)
+        self.updates_per_epoch = updates_per_epoch(self.images, recipe.batch_size, recipe.augment.repeats)
         self.updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
         if self.updates < 1:
             raise VitrimError(
                 f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
             )
-        self.data_facts = {"images": len(cast(Any, train_data)), "classes": self.task.num_classes}
+        self.data_facts = {"images": self.images, "classes": self.task.num_classes}
         _check_even(recipe, self.mixer is not None, accelerator.num_processes)
 
         teacher = _teacher(model, recipe)
@@ -142,7 +143,7 @@ class Trainer:
             teacher.to(accelerator.device)
         model = model.to(accelerator.device)
         self.reduction = _reduced(model, config)
-        if self.reduction is not None and start is not None and (start / WEIGHTS_FILE).is_file():
+        if self.reduction is not None and start is not None and (start / REDUCERS_FILE).is_file():
             self.reduction.load_parameters(start)
         if recipe.grad_checkpointing:
             _checkpoint_gradients(model)
@@ -227,7 +228,7 @@ class Trainer:
             "losses": losses,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "trained_parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
-            "train_images": len(cast(Any, self.train_data)),
+            "train_images": self.images,
             "eval_images": 0 if self.eval_data is None else len(cast(Any, self.eval_data)),
             "classes": self.task.num_classes,
             "updates_per_epoch": self.updates_per_epoch,
@@ -273,8 +274,10 @@ class Trainer:
 
     def _loader(self, stop: int) -> DataLoader[Any]:
         recipe, accelerator = self.recipe, self.accelerator
+        data = self.train_data
         order = TrainOrder(
-            len(cast(Any, self.train_data)),
+            self.images,
+            data.shuffled(recipe.seed).encoded if isinstance(data, ImageStream) else None,
             batch_size=recipe.batch_size,
             start=self.update,
             stop=stop,
@@ -285,7 +288,7 @@ class Trainer:
             world_size=accelerator.num_processes,
         )
         pin = accelerator.device.type == "cuda"
-        return train_loader(self.train_data, order, seed=recipe.seed, workers=self.running.workers, pin=pin)
+        return train_loader(data, order, seed=recipe.seed, workers=self.running.workers, pin=pin)
 
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
         """One update: the mean losses over all its images."""
@@ -437,7 +440,7 @@ class Trainer:
             if ".reducer." not in name
         }
         try:
-            save_file(weights, out / WEIGHTS, metadata={"recipe": self.resolved.name})
+            save_file(weights, out / WEIGHTS_FILE, metadata={"recipe": self.resolved.name})
             if self.reduction is not None:
                 get_reduction(model).save(out)
             (out / "result.json").write_text(json.dumps(dict(result), indent=2) + "\n")
@@ -477,6 +480,15 @@ def evaluate(
 def recipe_text(recipe: Recipe) -> str:
     """All values of a recipe as YAML, which `load_recipe` reads back."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _images_in(data: Dataset[Any]) -> int:
+    """The images of a pass, which the learning rate of every update depends on."""
+    if not isinstance(data, ImageStream):
+        return len(cast(Any, data))
+    if data.length is None:
+        raise VitrimError(f"{data.source} does not say how many images it has: it cannot be trained on as a stream")
+    return data.length
 
 
 def _teacher(model: nn.Module, recipe: Recipe) -> nn.Module | None:
@@ -559,7 +571,9 @@ def _check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    other = [key for key in now if key not in MAY_CHANGE and before.get(key) != now[key]]
+    # read as a recipe again: a checkpoint may be older than one of the keys
+    filled = resolve(before, name=str(path)).recipe.model_dump(mode="json")
+    other = [key for key in now if key not in MAY_CHANGE and filled[key] != now[key]]
     if other:
         raise VitrimError(
             f"{path} is of another recipe, which differs in {', '.join(other)}: resume with the values in recipe.yaml"

@@ -199,6 +199,11 @@ class Recipe(_Section):
     trainable: tuple[str, ...] = Field(("*",), description="patterns of parameter names that are trained")
 
     task: str = "classification"
+    stream: bool = Field(
+        False,
+        description="read the training images from front to back, shuffled by file and within a buffer: for tables "
+        "that are too large to download or to index",
+    )
     split: str | None = Field("train", description="the part of the data to train on; null where it has only one")
     eval_split: str | None = Field("test", description="the part to evaluate on; null for none")
 
@@ -228,6 +233,8 @@ class Recipe(_Section):
             raise ValueError("teacher_checkpoint needs a teacher: set teacher=dense")
         if self.init != "default" and self.pretrained:
             raise ValueError("init is for models that are not pretrained: set pretrained=false or init=default")
+        if self.stream and self.augment.repeats > 1:
+            raise ValueError("a stream gives every image once in an epoch: set augment.repeats=1 or stream=false")
         if self.loss.name == "asl" and self.mix.on:
             raise ValueError("asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0")
         return self

@@ -21,10 +21,11 @@ from transformers import (
 )
 
 from cli_runs import Run, runner
+from vitrim import loading
 from vitrim.cli import common
-from vitrim.cli import models as by_name
 from vitrim.data import DataError, eval_transform
 from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.loading import create_model
 
 TINY = {
     "image_size": 16,
@@ -65,7 +66,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def test_a_folder_with_weights_is_loaded_with_them(folder: Path) -> None:
-    model = common.create_model(f"hf:{folder}")
+    model = create_model(f"hf:{folder}")
     assert isinstance(model, ViTForImageClassification)
     assert not model.training
     expected = ViTForImageClassification.from_pretrained(folder).state_dict()
@@ -76,7 +77,7 @@ def test_a_folder_with_weights_is_loaded_with_them(folder: Path) -> None:
 
 def test_a_folder_with_a_config_alone_gives_random_weights(tmp_path: Path) -> None:
     ViTConfig(**TINY).save_pretrained(tmp_path)
-    model = common.create_model(f"hf:{tmp_path}", options={"num_labels": 3, "num_hidden_layers": 2})
+    model = create_model(f"hf:{tmp_path}", options={"num_labels": 3, "num_hidden_layers": 2})
     assert isinstance(model, ViTForImageClassification)
     assert (model.config.num_labels, len(model.vit.layers)) == (3, 2)
     assert common.weights_of(f"hf:{tmp_path}") == "random"
@@ -84,18 +85,16 @@ def test_a_folder_with_a_config_alone_gives_random_weights(tmp_path: Path) -> No
 
 def test_a_model_is_what_it_was_saved_as_if_it_takes_images_alone(tmp_path: Path) -> None:
     ViTModel(ViTConfig(**TINY)).save_pretrained(tmp_path / "bare")
-    assert isinstance(common.create_model(f"hf:{tmp_path / 'bare'}"), ViTModel)
+    assert isinstance(create_model(f"hf:{tmp_path / 'bare'}"), ViTModel)
     text = {**{key: TINY[key] for key in list(TINY)[2:]}, "vocab_size": 8}
     CLIPModel(CLIPConfig(vision_config=TINY, text_config=text)).save_pretrained(tmp_path / "clip")
-    assert type(common.create_model(f"hf:{tmp_path / 'clip'}")).__name__ == "CLIPForImageClassification"
+    assert type(create_model(f"hf:{tmp_path / 'clip'}")).__name__ == "CLIPForImageClassification"
 
 
 def test_torchvision() -> None:
     options = {"image_size": 32, "num_classes": 4}
     with torch.device("meta"):
-        assert isinstance(
-            common.create_model("torchvision:vit_b_16", options=options, device="meta"), VisionTransformer
-        )
+        assert isinstance(create_model("torchvision:vit_b_16", options=options, device="meta"), VisionTransformer)
 
 
 def test_profile_of_the_three_libraries_in_one_table(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ def test_eval_prepares_images_as_the_saved_processor_does(run: Run, folder: Path
     assert json.loads(out.read_text())["weights"] == str(folder)
     image = Image.open(images / "ant" / "0.png")
     expected = ViTImageProcessor.from_pretrained(folder)(images=image, return_tensors="pt")["pixel_values"][0]
-    found = eval_transform(common.create_model(f"hf:{folder}"))(image)
+    found = eval_transform(create_model(f"hf:{folder}"))(image)
     assert found.shape == (3, 16, 16)
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0.0)  # two implementations of resizing
 
@@ -136,15 +135,15 @@ def test_eval_prepares_images_as_the_saved_processor_does(run: Run, folder: Path
 def test_eval_without_a_saved_processor_says_what_is_missing(tmp_path: Path) -> None:
     ViTConfig(**TINY).save_pretrained(tmp_path)
     with pytest.raises(DataError, match=r"cannot read how images are prepared from .*preprocessor_config.json"):
-        eval_transform(common.create_model(f"hf:{tmp_path}"))
+        eval_transform(create_model(f"hf:{tmp_path}"))
 
 
 def test_torchvision_prepares_images_as_its_weights_do_at_the_size_of_the_model() -> None:
     image = Image.new("L", (300, 200))
-    model = common.create_model("torchvision:vit_b_16", options={"num_classes": 4}, device="meta")
+    model = create_model("torchvision:vit_b_16", options={"num_classes": 4}, device="meta")
     assert eval_transform(model)(image).shape == (3, 224, 224)
     assert model.eval_transform.resize_size == [256]
-    model = common.create_model("torchvision:vit_b_16", options={"image_size": 112}, device="meta")
+    model = create_model("torchvision:vit_b_16", options={"image_size": 112}, device="meta")
     assert eval_transform(model)(image).shape == (3, 112, 112)
     assert model.eval_transform.resize_size == [128]
 
@@ -172,10 +171,10 @@ def test_errors_are_one_line(
 
 def test_an_option_that_the_config_does_not_have(folder: Path) -> None:
     with pytest.raises(VitrimError, match="unknown option of vit 'image_sise'; did you mean 'image_size'"):
-        common.create_model(f"hf:{folder}", options={"image_sise": 32})
+        create_model(f"hf:{folder}", options={"image_sise": 32})
 
 
 def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingPackageError, match=r"models of transformers need .*: pip install 'vitrim\[hf\]'"):
-        by_name.hf_model("some/name", False, {})
+        loading.hf_model("some/name", False, {})

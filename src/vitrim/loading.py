@@ -1,4 +1,10 @@
-"""Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``."""
+"""Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``,
+``vitrim:cifar10_vit``.
+
+    model = create_model("torchvision:vit_b_16", pretrained=True)
+
+Libraries are imported when a model of theirs is created.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +13,59 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrim.errors import MissingPackageError, VitrimError, unknown
+from vitrim.errors import MissingPackageError, VitrimError, first_line, unknown
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 Options = dict[str, Any]
 
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def create_model(
+    name: str,
+    *,
+    pretrained: bool = False,
+    checkpoint: Path | None = None,
+    options: Options | None = None,
+    device: str | torch.device = "cpu",
+) -> nn.Module:
+    """The model ``name`` in eval mode, with random, pretrained or local weights.
+
+    Args:
+        name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``vitrim:NAME`` (a reference checkpoint).
+        pretrained: load the library's weights.
+        checkpoint: load this safetensors file instead, or the one in the folder of a run of ``vitrim train``.
+        options: keyword arguments of the library's model.
+        device: where it is created.
+
+    Raises:
+        VitrimError: an unknown name (with the nearest one), options the model does not take, weights that do not fit.
+        MissingPackageError: its library is not installed.
+
+    Example:
+        >>> create_model("deit_tiny_patch16_224", options={"num_classes": 3}, device="meta").num_classes
+        3
+    """
+    import torch
+
+    create, own_name = creator(name)
+    if pretrained and checkpoint is not None:
+        raise VitrimError("give either --pretrained or --checkpoint, not both")
+    try:
+        with torch.device(device):
+            model = create(own_name, pretrained, options or {})
+    except VitrimError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
+        raise VitrimError(f"cannot create {name}: {first_line(error)}") from error
+    if checkpoint is not None:
+        from vitrim.weights import load_checkpoint, weights_file
+
+        load_checkpoint(model, weights_file(checkpoint))
+    return model.eval()
 
 
 def creator(name: str) -> tuple[Callable[[str, bool, Options], nn.Module], str]:
@@ -30,7 +81,10 @@ def creator(name: str) -> tuple[Callable[[str, bool, Options], nn.Module], str]:
     if library not in LIBRARIES:
         raise unknown("library", library, LIBRARIES)
     if not rest:
-        raise VitrimError(f"'{name}' names no model: write torchvision:vit_b_16, or hf: and a folder or name")
+        raise VitrimError(
+            f"'{name}' names no model: write torchvision:vit_b_16, hf: and a folder or name, or vitrim: "
+            "and a reference checkpoint"
+        )
     return LIBRARIES[library], rest
 
 
@@ -88,6 +142,13 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     return model
 
 
+def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+    """The reference checkpoint ``name``, which comes with this package; it always has its weights."""
+    from vitrim.reference import load_reference
+
+    return load_reference(name, **options)
+
+
 def has_weights(folder: Path) -> bool:
     """Whether a folder holds weights in a form that transformers reads."""
     return any((folder / file).is_file() for file in HF_WEIGHTS)
@@ -123,4 +184,5 @@ def _import(module: str, extra: str) -> Any:
 LIBRARIES: dict[str, Callable[[str, bool, Options], nn.Module]] = {
     "torchvision": torchvision_model,
     "hf": hf_model,
+    "vitrim": reference_model,
 }

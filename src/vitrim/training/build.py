@@ -1,0 +1,89 @@
+"""A run from its parts: the data and the model that a recipe asks for, and the `Trainer` of both.
+
+trainer = build_trainer(load_recipe("cifar10_vit"), "data/cifar10", Running(Path("runs/cifar10")))
+result = trainer.run()
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelerate import Accelerator
+from torch import nn
+
+from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
+from vitrim.loading import create_model
+from vitrim.training.images import seed_all
+from vitrim.training.initial import mimetic_
+from vitrim.training.loop import Running, Trainer
+from vitrim.training.recipe import Recipe, Resolved
+from vitrim.weights import classes_in, weights_file
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+"""A recipe's precision as accelerate calls it."""
+
+Data = ImageDataset | MultiLabelDataset
+
+
+def build_trainer(
+    resolved: Resolved,
+    data: str | Path,
+    running: Running,
+    *,
+    checkpoint: Path | None = None,
+    cpu: bool = False,
+    console: Console | None = None,
+) -> Trainer:
+    """A run that is ready to start: everything is checked, nothing is written.
+
+    Args:
+        resolved: the recipe.
+        data: as `vitrim.data.load_data` takes it; the recipe says which splits.
+        running: how it is run.
+        checkpoint: starting weights, a safetensors file or the folder of a finished run.
+        cpu: stay on the CPU where there is a GPU.
+        console: where progress is shown.
+
+    Raises:
+        VitrimError: as `Trainer`, `load_data` and `create_model`.
+    """
+    accelerator = Accelerator(cpu=cpu, mixed_precision=PRECISIONS[resolved.recipe.precision])
+    seed_all(resolved.recipe.seed)
+    train_data, eval_data = open_data(resolved.recipe, data)
+    model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
+    if eval_data is not None:
+        eval_data.transform = eval_transform(model)
+    return Trainer(resolved, model, train_data, eval_data, accelerator, running, console, start=checkpoint)
+
+
+def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Data | None]:
+    """The training and the evaluation part of the data a recipe asks for; the second may be None.
+
+    Only the training part is streamed, if the recipe says so: every evaluation reads the same images.
+    """
+    train_data = stream_images(data, split=recipe.split) if recipe.stream else load_data(data, split=recipe.split)
+    return train_data, None if recipe.eval_split is None else load_data(data, split=recipe.eval_split)
+
+
+def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) -> nn.Module:
+    """The model of a recipe with its starting weights and, where the library can, a head for the data's classes.
+
+    Weights of one's own may be of other classes: the model gets their head, which the task then replaces.
+    """
+    options = dict(recipe.model_options)
+    if checkpoint is not None:
+        file = weights_file(checkpoint)
+        if ":" not in recipe.model:
+            found = classes_in(file, "head")
+            options |= {} if found is None else {"num_classes": found}
+        return create_model(recipe.model, checkpoint=file, options=options)
+    if ":" not in recipe.model:
+        options.setdefault("num_classes", num_classes)
+    model = create_model(recipe.model, pretrained=recipe.pretrained, options=options)
+    if recipe.init == "mimetic":
+        mimetic_(model)
+    return model

@@ -1,0 +1,85 @@
+"""Runs whose training images are a stream: they are resumed, shared out and refused as all others are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from image_files import plain_images, write_plain
+from tiny_training import CLASSES, PER_CLASS, recipe, trainer
+from vitrim.data import DataError, load_images
+from vitrim.errors import VitrimError
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture(scope="module")
+def tables(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The images as parquet, those to train on in two files."""
+    folder = tmp_path_factory.mktemp("tables")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    for split in PER_CLASS:
+        found = load_images(images, split=split)
+        rows = [
+            {"image": {"bytes": Path(path).read_bytes(), "path": None}, "label": int(label)}
+            for path, label in zip(found.images, found.labels, strict=True)
+        ]
+        table = datasets.Dataset.from_list(rows, features=features)
+        parts = 2 if split == "train" else 1
+        for part in range(parts):
+            table.shard(parts, part).to_parquet(folder / f"{split}-{part}.parquet")
+    return folder
+
+
+def losses(out: Path) -> list[str]:
+    """The loss of every update, as it was written."""
+    return [line.split(",")[2] for line in (out / "log.csv").read_text().splitlines()[1:]]
+
+
+def test_a_streamed_run_resumes_to_the_same_bits_and_reads_in_other_processes(tables: Path, tmp_path: Path) -> None:
+    resolved = recipe(stream=True, ema={"decay": 0.9})
+    result = trainer(resolved, tables, tmp_path / "whole").run()
+    assert (result["updates"], result["last"]["top1"] >= 0) == (9, True)
+    trainer(resolved, tables, tmp_path / "parts", max_updates=4).run()  # within an epoch
+    trainer(resolved, tables, tmp_path / "parts", resume=True, workers=1).run()
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all((parts[name] == value).all() for name, value in whole.items())
+
+
+def test_every_image_comes_once_in_an_epoch_whoever_reads_it(tables: Path, tmp_path: Path) -> None:
+    run = trainer(recipe(stream=True, augment={"crop": "squash", "hflip": 0.0}), tables, tmp_path / "run")
+    seen = [tuple(image.flatten().tolist()) for images, _ in run._loader(3) for image in images]
+    assert len(set(seen)) == len(CLASSES) * PER_CLASS["train"]
+    again = [tuple(image.flatten().tolist()) for images, _ in run._loader(6) for image in images][len(seen) :]
+    assert (set(again) == set(seen), again == seen) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"augment": {"repeats": 2}}, "a stream gives every image once"),
+        ({"task": "multilabel", "loss": {"name": "bce"}}, "task multilabel"),
+    ],
+)
+def test_what_a_stream_cannot_be_is_refused(
+    changes: dict[str, Any], message: str, tables: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(VitrimError, match=message):
+        trainer(recipe(stream=True, **changes), tables, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_without_names_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_plain(tmp_path / f"{split}.parquet", image=plain_images(8), label=[0, 1] * 4)
+    with pytest.raises(DataError, match="labels without class names"):
+        trainer(recipe(stream=True), tmp_path, tmp_path / "run")
+
+
+def test_a_folder_of_images_is_no_stream(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="only tables and Hub datasets can be streamed"):
+        trainer(recipe(stream=True), images, tmp_path / "run")
