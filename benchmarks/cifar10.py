@@ -1,15 +1,19 @@
-"""Accuracy and speed of every training-free method on CIFAR-10's test images, with a model that `vitrim train` made.
+"""Accuracy and speed of the methods on CIFAR-10's test images, with the reference checkpoint.
 
-    vitrim train cifar10_vit --data CIFAR --out runs/cifar10
-    python benchmarks/cifar10.py cuts --run runs/cifar10 --data CIFAR --json cuts.json
-    python benchmarks/cifar10.py stress --run runs/cifar10 --data CIFAR
-    python benchmarks/cifar10.py atm --run runs/cifar10 --data CIFAR
+    python benchmarks/cifar10.py cuts --data CIFAR --json cuts.json
+    python benchmarks/cifar10.py stress --data CIFAR
+    python benchmarks/cifar10.py atm --data CIFAR
+    python benchmarks/cifar10.py finetune --data CIFAR --out runs/finetune
+
+With `--run FOLDER` the model is that of another finished run of `vitrim train`.
 
 `cuts`: every method set so that MACs fall by about 20, 35, 50 and 65 %, by bisection over one option as in
 benchmarks/methods.py: top-1, agreement with the dense model, MACs, and images per second measured in one interleaved
 run. Methods that draw at random run with three seeds; the spread is their range. `stress`: the largest cut at which
 top-1 is not below that of the dense model (the stress test of the ATM paper, Table 1), in steps of 5 % of the MACs.
-`atm`: the sweep over (alpha, beta, theta_min) of the ATM paper's Appendix D.
+`atm`: the sweep over (alpha, beta, theta_min) of the ATM paper's Appendix D. `finetune`: what training under a method
+at half the MACs recovers, by the recipe cifar10_finetune, beside the same updates without a method; a run that is
+interrupted goes on where it stopped, one that is finished is not made again.
 
 All methods of a table are evaluated in one pass over the same images. Counts that depend on the images are matched on
 64 training images, so that the test images decide nothing.
@@ -18,6 +22,7 @@ All methods of a table are evaluated in one pass over the same images. Counts th
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -25,22 +30,25 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import timm
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from methods import OWN_KNOBS, at_share
 from vitrim.cli import common
 from vitrim.config import MethodConfig
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.errors import ReductionWarning
 from vitrim.evaluation import Row, evaluate
 from vitrim.profiling.bench import measure
 from vitrim.profiling.latency import Budget
 from vitrim.profiling.macs import profile
+from vitrim.reference import load_reference
 from vitrim.registry import make_method, methods
+from vitrim.training.build import build_trainer
+from vitrim.training.checkpoint import latest
+from vitrim.training.loop import Running
 from vitrim.training.recipe import load_recipe
+from vitrim.training.runs import RESULT, load_run
 
 CUTS = (0.2, 0.35, 0.5, 0.65)
 STRESS_CUTS = tuple(step / 20 for step in range(1, 15))
@@ -51,19 +59,20 @@ MATCHING_IMAGES = 64
 REACHED = 0.03
 """A cut counts as reached where the MACs are within this share of the dense model's."""
 ATM_GRID = {"alpha": (0.95, 0.97, 0.985, 0.99), "beta": (0.0, 0.02, 0.045), "theta_min": (0.0, 0.8, 0.88, 0.95)}
+FINETUNE_SHARE = 0.5
+FINETUNED: dict[str, tuple[str, ...]] = {
+    "dynamicvit": ("teacher=dense",),
+    "evit": (),
+    "mctf": (),
+    "cropr": (),
+    "atm": (),
+    "sit": (),
+    "patchmerger": (),
+}
+"""The methods that are trained, and what the recipe of each has besides."""
 
 
 # ---- model and data --------------------------------------------------------------------------------------------------
-
-
-def load_run(run: Path) -> nn.Module:
-    """The dense model of a finished run of ``vitrim train``."""
-    recipe = load_recipe(run / "recipe.yaml").recipe
-    weights = load_file(run / "model.safetensors")
-    options = {key: value for key, value in recipe.model_options.items() if not key.endswith("_rate")}
-    model: nn.Module = timm.create_model(recipe.model, num_classes=len(weights["head.bias"]), **options)
-    model.load_state_dict(weights)
-    return model.eval()
 
 
 def some_images(model: nn.Module, data: str) -> Tensor:
@@ -193,10 +202,43 @@ def _untimed(name: str, row: Row, dense: Row) -> dict[str, Any]:
     }
 
 
+def finetune(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per method: top-1 before training, if it needs none, and after it; the first row is the control."""
+    images = some_images(model, arguments.data)
+    names = [name for name in FINETUNED if not arguments.method or name in arguments.method]
+    configs = {name: at_share(model, name, images, FINETUNE_SHARE) for name in names}
+    free = [config for config in configs.values() if config.training_free]
+    before = {row.method: row for row in score(model, free, arguments.data, arguments.limit, SEEDS[0], 100)}
+    dense = profile(model, None, images).macs.total
+    control = _finetuned("none", (), arguments)
+    rows = [{"method": "dense", "before": 100 * before["dense"].top1, **control, "macs_saved": 0.0}]
+    for name, config in configs.items():
+        text = config.describe()
+        top1 = 100 * before[text].top1 if text in before else None
+        share = profile(model, config, images).macs.total / dense
+        trained = _finetuned(text, FINETUNED[name], arguments)
+        rows.append({"method": text, "before": top1, **trained, "macs_saved": 100 * (1 - share)})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def _finetuned(method: str, changes: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a run of cifar10_finetune under the method reached."""
+    out = Path(arguments.out) / method.partition(":")[0]
+    changes = [f"method={method}", *changes, *(arguments.change or ())]
+    if not (out / RESULT).is_file():
+        resolved = load_recipe(arguments.recipe, changes)
+        running = Running(out, resume=latest(out / "checkpoints") is not None, eval_batch=100, save_minutes=5.0)
+        build_trainer(resolved, arguments.data, running, checkpoint=arguments.run, cpu=True).run()
+    result = json.loads((out / RESULT).read_text())
+    return {"after": result["last"]["top1"], "minutes": result["seconds"] / 60}
+
+
 TABLES: dict[str, Callable[[nn.Module, argparse.Namespace], list[dict[str, Any]]]] = {
     "cuts": cuts,
     "stress": stress,
     "atm": sweep,
+    "finetune": finetune,
 }
 
 
@@ -221,13 +263,16 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Training-free methods on CIFAR-10's test images.")
     parser.add_argument("table", choices=list(TABLES))
-    parser.add_argument("--run", type=Path, required=True, help="folder of a finished run of vitrim train")
+    parser.add_argument("--run", type=Path, help="folder of a finished run of vitrim train")
     parser.add_argument("--data", required=True, help="as for vitrim eval; splits train and test")
     parser.add_argument("--method", action="append", help="only these; may repeat")
     parser.add_argument("--limit", type=int, help="so many test images only, for a quick try")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds of `cuts`")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", default="runs/finetune", help="folder of the runs of `finetune`")
+    parser.add_argument("--recipe", default="cifar10_finetune", help="of `finetune`")
+    parser.add_argument("--change", action="append", help="key=value for that recipe; may repeat")
     parser.add_argument("--json", help="write the record to this file")
     return parser.parse_args()
 
@@ -239,12 +284,13 @@ def main() -> None:
     torch.manual_seed(SEEDS[0])
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
     OWN_KNOBS.pop("ia_red2", None)  # learned: not in these tables
-    if not (arguments.run / "model.safetensors").is_file():
-        raise VitrimError(f"{arguments.run} is not a finished run: it has no model.safetensors")
-    model = load_run(arguments.run)
+    model = load_reference("cifar10_vit") if arguments.run is None else load_run(arguments.run)
     rows = TABLES[arguments.table](model, arguments)
     record = {"command": f"cifar10 {arguments.table}", "environment": common.environment(), "rows": rows}
-    common.write_json(arguments.json, {**record, "run": str(arguments.run), "limit": arguments.limit})
+    common.write_json(
+        arguments.json,
+        {**record, "run": None if arguments.run is None else str(arguments.run), "limit": arguments.limit},
+    )
     print(markdown(rows))
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from vitrim.errors import VitrimError, first_line
 
 WEIGHTS_FILE = "model.safetensors"
 """Where the folder of a run of ``vitrim train`` has the weights of the model."""
+
+
+ENCODER = "encoder."
+"""What a model for pre-training calls the part that is fine-tuned."""
 
 
 def weights_file(checkpoint: Path) -> Path:
@@ -38,11 +43,64 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         ...     save_file(model.state_dict(), Path(folder) / "linear.safetensors")
         ...     load_checkpoint(model, Path(folder) / "linear.safetensors")
     """
+    _load(model, _read(path), path)
+
+
+def load_encoder(model: nn.Module, path: Path) -> None:
+    """Load what pre-training without labels left: the encoder's weights into ``model``, whose classifiers stay new.
+
+    Args:
+        model: of timm's kind; its ``pretrained_cfg`` names its classifiers.
+        path: of a safetensors file with the encoder under ``encoder.``; decoders and the like are left out.
+
+    Raises:
+        VitrimError: no such file, no encoder in it, or the first name or shape that does not fit.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import timm
+        >>> from safetensors.torch import save_file
+        >>> model = timm.create_model("test_vit", num_classes=5)
+        >>> weights = timm.create_model("test_vit", num_classes=0).state_dict()
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "model.safetensors"
+        ...     save_file({f"encoder.{name}": value for name, value in weights.items()}, file)
+        ...     load_encoder(model, file)
+    """
+    weights = {key.removeprefix(ENCODER): value for key, value in _read(path).items() if key.startswith(ENCODER)}
+    if not weights:
+        raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
+    classifiers = cast(Any, model).pretrained_cfg.get("classifier", ())
+    names = (classifiers,) if isinstance(classifiers, str) else classifiers
+    fresh = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in names}
+    _load(model, {**fresh, **weights}, path)
+
+
+def holds_encoder(path: Path, model: nn.Module) -> bool:
+    """Whether a safetensors file is of a model that has one such as ``model`` as its encoder.
+
+    Raises:
+        VitrimError: no such file, or no safetensors file.
+    """
     _check_file(path)
     try:
-        weights = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            inner = any(key.startswith(ENCODER) for key in file.keys())  # noqa: SIM118
     except SafetensorError as error:
         raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error
+    return inner and not any(key.startswith(ENCODER) for key in model.state_dict())
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    _check_file(path)
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error
+
+
+def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Check all names and shapes, then load; a model on the meta device has nothing to load into."""
     expected = model.state_dict()
     for what, names in (
         ("lacks", sorted(set(expected) - set(weights))),
@@ -55,7 +113,8 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
             raise VitrimError(
                 f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
             )
-    model.load_state_dict(weights)
+    if not any(value.is_meta for value in expected.values()):
+        model.load_state_dict(weights)
 
 
 def classes_in(path: Path, classifier: str) -> int | None:

@@ -309,6 +309,23 @@ def test_a_run_starts_from_a_finished_one_with_what_its_reducers_learned(images:
         trainer(recipe(method="cropr:r=1"), images, tmp_path / "third", start=tmp_path / "first")
 
 
+def test_a_pretrained_encoder_is_fine_tuned(images: Path, tmp_path: Path) -> None:
+    """From masked autoencoding to a classifier, as ViTTM is trained."""
+    options = {"embed_dim": 32, "num_heads": 2, "depth": 1, "img_size": 56}
+    pretraining = recipe(model="vittm_base_28_28_mae", model_options=options, epochs=1, eval_split=None)
+    trainer(pretraining, images, tmp_path / "mae").run()
+    tuning = recipe(model="vittm_base_28_28", model_options=options, epochs=1)
+    run = trainer(tuning, images, tmp_path / "tuned", start=tmp_path / "mae")
+    left = load_file(tmp_path / "mae" / "model.safetensors")
+    for name, value in run.model.state_dict().items():
+        if "head" not in name:
+            assert torch.equal(value, left[f"encoder.{name}"])
+    assert run.run()["last"]["top1"] >= 0
+    wider = recipe(model="vittm_base_28_28", model_options={**options, "embed_dim": 64})
+    with pytest.raises(VitrimError, match="this model needs"):
+        trainer(wider, images, tmp_path / "other", start=tmp_path / "mae")
+
+
 def test_a_teacher_has_weights_of_its_own(images: Path, tmp_path: Path) -> None:
     trainer(recipe(epochs=1), images, tmp_path / "first").run()
     weights = tmp_path / "first/model.safetensors"

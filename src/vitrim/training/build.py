@@ -18,7 +18,7 @@ from vitrim.training.images import seed_all
 from vitrim.training.initial import mimetic_
 from vitrim.training.loop import Running, Trainer
 from vitrim.training.recipe import Recipe, Resolved
-from vitrim.weights import classes_in, weights_file
+from vitrim.weights import classes_in, holds_encoder, load_checkpoint, load_encoder, weights_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,18 +72,22 @@ def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Dat
 def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) -> nn.Module:
     """The model of a recipe with its starting weights and, where the library can, a head for the data's classes.
 
-    Weights of one's own may be of other classes: the model gets their head, which the task then replaces.
+    Weights of one's own may be of other classes: the model gets their head, which the task then replaces. Those of a
+    model for pre-training without labels are its encoder's, and the head is new.
     """
-    options = dict(recipe.model_options)
-    if checkpoint is not None:
-        file = weights_file(checkpoint)
-        if ":" not in recipe.model:
-            found = classes_in(file, "head")
-            options |= {} if found is None else {"num_classes": found}
-        return create_model(recipe.model, checkpoint=file, options=options)
-    if ":" not in recipe.model:
-        options.setdefault("num_classes", num_classes)
-    model = create_model(recipe.model, pretrained=recipe.pretrained, options=options)
-    if recipe.init == "mimetic":
-        mimetic_(model)
+    timm_model = ":" not in recipe.model
+    own_classes = {"num_classes": num_classes} if timm_model else {}
+    options = {**own_classes, **recipe.model_options}
+    if checkpoint is None:
+        model = create_model(recipe.model, pretrained=recipe.pretrained, options=options)
+        if recipe.init == "mimetic":
+            mimetic_(model)
+        return model
+    file = weights_file(checkpoint)
+    found = classes_in(file, "head") if timm_model else None
+    model = create_model(recipe.model, options=options if found is None else {**options, "num_classes": found})
+    if holds_encoder(file, model):
+        load_encoder(model, file)
+    else:
+        load_checkpoint(model, file)
     return model

@@ -44,6 +44,7 @@ from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, seed
 from vitrim.training.log import Bar, Log
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
 from vitrim.training.recipe import Recipe, Resolved, resolve
+from vitrim.training.runs import RECIPE, RESULT
 from vitrim.training.step import Distillation, Objective, logits_of
 from vitrim.weights import WEIGHTS_FILE, load_checkpoint
 
@@ -191,7 +192,7 @@ class Trainer:
         stop = self.updates if self.running.max_updates is None else min(self.updates, self.running.max_updates)
         log = Log(self.running.out if main else None, from_update=self.update, tensorboard=self.running.tensorboard)
         if main:
-            (self.running.out / "recipe.yaml").write_text(recipe_text(self.recipe))
+            (self.running.out / RECIPE).write_text(recipe_text(self.recipe))
         if self.console is not None:
             self.console.print(
                 f"{self.accelerator.num_processes} process(es), {self.accelerator.device}", highlight=False
@@ -443,7 +444,7 @@ class Trainer:
             save_file(weights, out / WEIGHTS_FILE, metadata={"recipe": self.resolved.name})
             if self.reduction is not None:
                 get_reduction(model).save(out)
-            (out / "result.json").write_text(json.dumps(dict(result), indent=2) + "\n")
+            (out / RESULT).write_text(json.dumps(dict(result), indent=2) + "\n")
         except OSError as error:
             raise VitrimError(
                 f"cannot write the weights to {out}: {error.strerror}; they are in "

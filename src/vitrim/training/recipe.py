@@ -15,17 +15,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitrim.errors import VitrimError, unknown
 
 FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
 COMMAND_LINE = "command line"
+NUMBERS = (int, float, int | None, float | None)
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_not_truths(cls, values: Any) -> Any:
+        """pydantic takes true for 1."""
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation in NUMBERS:
+                raise ValueError(f"{name} is a number, not {str(value).lower()}")
+        return values
 
 
 class Augment(_Section):
@@ -182,7 +193,9 @@ class Recipe(_Section):
     dataset: str = Field("", description="what --data should be")
 
     model: str = Field(description="as on the command line: of timm, torchvision:NAME or hf:NAME")
-    model_options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the library's model")
+    model_options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the library's model; null: none, whatever the base has"
+    )
     pretrained: bool = Field(False, description="start from the library's weights; --checkpoint replaces them")
     init: Literal["default", "mimetic"] = Field(
         "default",
@@ -190,7 +203,9 @@ class Recipe(_Section):
         "as pretrained ViTs have them (Trockman and Kolter 2023)",
     )
     method: str = Field("none", description="name:key=value,key=value")
-    objective: dict[str, Any] = Field(default_factory=dict, description="options of the method's own loss")
+    objective: dict[str, Any] = Field(
+        default_factory=dict, description="options of the method's own loss; null: none, whatever the base has"
+    )
     teacher: Literal["dense"] | None = Field(None, description="dense: a frozen copy of the model as it starts")
     teacher_checkpoint: str | None = Field(
         None, description="safetensors file with the weights of the teacher; null: those the model starts from"
@@ -223,6 +238,11 @@ class Recipe(_Section):
     seed: int = Field(0, ge=0, lt=2**40)
     eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
 
+    @field_validator("model_options", "objective", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
         if self.micro_batch is not None and self.batch_size % self.micro_batch:
@@ -238,6 +258,17 @@ class Recipe(_Section):
         if self.loss.name == "asl" and self.mix.on:
             raise ValueError("asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0")
         return self
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key may not come twice: the first value would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} comes twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -335,7 +366,7 @@ def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, dict[str, Any]
     if path in seen:
         raise VitrimError(f"{path.name} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise VitrimError(f"cannot read {path}: {' '.join(str(error).split())}") from None
     if not isinstance(given, dict):

@@ -1,0 +1,48 @@
+"""What a finished run of ``vitrim train`` leaves in its folder, and the model that is made of it.
+
+model = load_run(Path("runs/cifar10"))
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrim.errors import VitrimError
+from vitrim.loading import create_model
+from vitrim.training.recipe import load_recipe
+from vitrim.weights import WEIGHTS_FILE, classes_in
+
+RECIPE = "recipe.yaml"
+"""All values of its recipe."""
+
+RESULT = "result.json"
+"""What it reached: updates, seconds, the last evaluation and the best."""
+
+
+def load_run(folder: Path, **options: Any) -> nn.Module:
+    """The model of a finished run with its weights, float32, in eval mode and not reduced.
+
+    A method whose parameters were trained is put on it by ``vitrim.Reduction.load(model, folder)``.
+
+    Args:
+        folder: of the run, with weights and recipe.
+        options: of the model, over those of the recipe; they must leave the weights' shapes as they are. Rates of
+            dropping something in training are those of the library unless given here.
+
+    Raises:
+        VitrimError: the run is not finished, or the options change the names or shapes of its weights.
+    """
+    for name in (WEIGHTS_FILE, RECIPE):
+        if not (folder / name).is_file():
+            raise VitrimError(f"{folder} is not a finished run: it has no {name}")
+    recipe = load_recipe(folder / RECIPE).recipe
+    given = {key: value for key, value in recipe.model_options.items() if not key.endswith("_rate")}
+    if ":" not in recipe.model:
+        classes = classes_in(folder / WEIGHTS_FILE, "head")
+        given |= {} if classes is None else {"num_classes": classes}
+    device = torch.get_default_device()  # of the caller: on the meta device nothing is read
+    return create_model(recipe.model, options={**given, **options}, checkpoint=folder, device=device)

@@ -1,0 +1,46 @@
+"""The checkpoints that come with the package: what they are, how large, and that they do what their record says."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from vitrim.data import batches, eval_transform, load_images
+from vitrim.evaluation import evaluate
+from vitrim.loading import create_model
+from vitrim.reference import FOLDER, reached, reference_recipe, references
+
+REAL_IMAGES = Path(__file__).parents[2] / "shared" / "data"
+MOST_BYTES = 12_000_000
+
+
+def test_there_are_some_and_together_they_are_small() -> None:
+    assert "cifar10_vit" in references()
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("name", references())
+def test_weights_are_bfloat16_and_come_with_the_recipe_and_the_log_that_made_them(name: str) -> None:
+    folder = references()[name]
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert {file.get_tensor(key).dtype for key in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+    with (folder / "log.csv").open(newline="") as file:
+        updates = [int(row["update"]) for row in csv.DictReader(file)]
+    assert updates == sorted(updates)
+    assert updates[-1] + 1 == reached(name)["updates"]
+    assert reference_recipe(name).dataset
+
+
+@pytest.mark.parametrize("name", references())
+def test_accuracy_on_real_images_is_that_of_the_record(name: str) -> None:
+    if not REAL_IMAGES.is_dir():
+        pytest.skip("the real images are not here: CIFAR-10's test images as parquet")
+    model = create_model(f"vitrim:{name}")
+    dataset = load_images(REAL_IMAGES / "cifar10-test.parquet")
+    dataset.transform = eval_transform(model)
+    (dense,) = evaluate(model, [], batches(dataset, 100, limit=1000))
+    assert abs(100 * dense.top1 - reached(name)["last"]["top1"]) < 4  # 1,000 of 10,000 images: 1.3 % standard error

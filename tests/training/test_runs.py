@@ -1,0 +1,63 @@
+"""A finished run's folder gives back its model, and can be made a reference checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitrim
+from tiny_training import recipe, trainer
+from vitrim import reference
+from vitrim.errors import VitrimError
+from vitrim.loading import create_model
+from vitrim.training.runs import load_run
+
+
+@pytest.fixture(scope="module")
+def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run under a method that learns, of a model that drops patches in training."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    options = {"img_size": 16, "patch_size": 4, "patch_drop_rate": 0.25}
+    trainer(recipe(epochs=1, method="dynamicvit:keep_rate=0.5", model_options=options), images, out).run()
+    return out
+
+
+def test_the_model_of_a_run_has_its_weights_and_drops_nothing(run: Path) -> None:
+    model = load_run(run)
+    weights = load_file(run / "model.safetensors")
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert (model.training, model.num_classes, type(model.patch_drop)) == (False, 3, torch.nn.Identity)
+    assert vitrim.Reduction.load(model, run).config.describe().startswith("dynamicvit:keep_rate=0.5")
+    assert load_run(run, patch_drop_rate=0.5).patch_drop.prob == 0.5
+    with torch.device("meta"):
+        assert next(load_run(run).parameters()).is_meta
+
+
+def test_a_run_that_is_not_finished_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitrimError, match=r"is not a finished run: it has no model\.safetensors"):
+        load_run(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    with pytest.raises(VitrimError, match=r"is not a finished run: it has no recipe\.yaml"):
+        load_run(tmp_path)
+    with pytest.raises(VitrimError, match=r"it has no recipe\.yaml"):
+        reference.export(tmp_path, tmp_path / "new")
+    with pytest.raises(VitrimError, match="has shape"):
+        load_run(run, patch_size=8)
+
+
+def test_a_run_becomes_a_model_by_name(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "FOLDER", tmp_path)
+    reference.export(run, tmp_path / "tiny")
+    with pytest.raises(VitrimError, match="exists: name a new folder"):
+        reference.export(run, tmp_path / "tiny")
+    assert list(reference.references()) == ["tiny"]
+    assert reference.reference_recipe("tiny").epochs == 1
+    assert reference.reached("tiny")["updates"] == 3
+    model, trained = create_model("vitrim:tiny"), load_run(run)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, trained.state_dict()[name].bfloat16().float())
+    with pytest.raises(VitrimError, match="unknown reference checkpoint 'tony'; did you mean 'tiny'"):
+        create_model("vitrim:tony")
