@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 .PHONY: demo test test-full lint types pytest clean
 
 demo: $(VENV)/.installed
-	$(BIN)/vitrim demo
+	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
 
 test: lint types pytest
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vitrim.errors import VitrimError, unknown
 from vitrim.schedule import Amount, KeepRule, effective_keep, keep_rate, quarter_blocks
 
 if TYPE_CHECKING:
@@ -80,6 +81,23 @@ class MethodConfig(BaseModel):
         "'auto': that, where the head reads prefix tokens only",
     )
     strict: bool = Field(False, description="refuse, instead of warn, when a layer cannot remove as much as asked")
+
+    if not TYPE_CHECKING:  # a type checker knows the options from the fields
+
+        def __init__(self, /, **options: Any) -> None:
+            """Validate the options.
+
+            Raises:
+                VitrimError: an unknown option or a value that is not valid, in one line.
+            """
+            for key in options:
+                if key not in type(self).model_fields:
+                    raise unknown(f"option of {self.name}", key, type(self).model_fields)
+            try:
+                super().__init__(**options)
+            except ValidationError as error:
+                problems = "; ".join(_problem(entry) for entry in error.errors())
+                raise VitrimError(f"{self.name}: {problems}") from None
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
         """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
@@ -169,3 +187,9 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(_text(entry) for entry in value) + "]"
     return str(value)
+
+
+def _problem(entry: Any) -> str:
+    where = str(entry["loc"][0]) if entry["loc"] else ""  # what follows is which of several types was tried
+    message = entry["msg"].removeprefix("Value error, ")
+    return f"{where}={entry['input']}: {message}" if where else message

@@ -16,7 +16,7 @@ from vitrim.block import Idle, ReducedBlock, Reducer, sharded
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 from vitrim.host import Head, Host, HostFacts
-from vitrim.registry import backbone_of, make_method, parse_method, validated
+from vitrim.registry import backbone_of, make_method, parse_method
 from vitrim.tokens import TokenState, Trace
 
 HANDLE = "vitrim_reduction"
@@ -185,7 +185,7 @@ class Reduction:
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
             raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
-        config = validated(type(self.config), {**_given(self.config), **changes})
+        config = type(self.config)(**{**_given(self.config), **changes})
         facts = backbone_of(self.model).facts(self.model)
         blocks = self._blocks()
         _check_amounts(config, facts, len(blocks))

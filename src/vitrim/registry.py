@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
 from torch import nn
 
 from vitrim.config import MethodConfig
@@ -133,25 +132,7 @@ def make_method(name: str, /, **options: Any) -> MethodConfig:
     table = methods()
     if name not in table:
         raise unknown("method", name, table)
-    return validated(table[name], options)
-
-
-def validated(config: type[C], options: dict[str, Any]) -> C:
-    """``config(**options)`` with errors in one line."""
-    for key in options:
-        if key not in config.model_fields:
-            raise unknown(f"option of {config.name}", key, config.model_fields)
-    try:
-        return config(**options)
-    except ValidationError as error:
-        problems = "; ".join(_problem(entry) for entry in error.errors())
-        raise VitrimError(f"{config.name}: {problems}") from None
-
-
-def _problem(entry: Any) -> str:
-    where = str(entry["loc"][0]) if entry["loc"] else ""  # what follows is which of several types was tried
-    message = entry["msg"].removeprefix("Value error, ")
-    return f"{where}={entry['input']}: {message}" if where else message
+    return table[name](**options)
 
 
 def parse_method(text: str) -> MethodConfig:

@@ -28,7 +28,7 @@ def test_demo_prints_one_table_and_writes_record_and_figures(monkeypatch, capsys
     assert record["speed"] == SPEED
     for name in ("accuracy_over_macs.png", "merged_patches.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert "held-out handwritten digits" in capsys.readouterr().out
+    assert "digits ViT on 450 images it never saw" in capsys.readouterr().out
 
 
 def test_settings_of_the_demo_cut_about_30_and_50_percent() -> None:

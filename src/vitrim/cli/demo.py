@@ -13,11 +13,18 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from vitrim.evaluation import Row
 
-Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the two figures")]
+Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the figures")]
+Cifar10 = Annotated[
+    str | None,
+    typer.Option(
+        "--cifar10", help="your copy of CIFAR-10 (parquet files or folders): also show the shipped model on it"
+    ),
+]
 
 
 def demo(
     out: Out = Path("vitrim-demo"),
+    cifar10: Cifar10 = None,
     threads: common.Threads = None,
     seed: common.Seed = 0,
     json: common.Json = None,
@@ -29,39 +36,42 @@ def demo(
         raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
     console = common.console(json)
     common.set_threads(threads)
-    with console.status("evaluating the digits model under every method"):
-        digits = run.evaluate_digits(seed)
+    exhibits = {"digits": run.digits()} | ({} if cifar10 is None else {"cifar10": run.photos(cifar10)})
+    rows = {}
+    for key, exhibit in exhibits.items():
+        with console.status(f"evaluating the {exhibit.name} under every method"):
+            rows[key] = run.evaluate_exhibit(exhibit, seed)
     with console.status(f"timing {run.SPEED_MODEL}, batch {run.SPEED_BATCH}, dense against tome and atm"):
         speed = run.measure_speed(seed=seed)
     record = {
         "command": "demo",
         "environment": common.environment(seed=seed),
-        "digits": [{"model": "digits_vit", **row.record()} for row in digits],
+        **{key: [{"model": exhibits[key].name, **row.record()} for row in found] for key, found in rows.items()},
         "speed": speed,
     }
     common.write_json(str(out / "demo.json"), record)
     with console.status("drawing"):
-        figures = run.draw(digits, out)
-    print_results(console, digits, speed)
+        figures = [path for key, exhibit in exhibits.items() for path in run.draw(exhibit, rows[key], out)]
+    print_results(console, {exhibits[key].name: found for key, found in rows.items()}, speed)
     console.print("written: " + ", ".join(str(path) for path in (out / "demo.json", *figures)))
     common.write_json(json, record)
 
 
-def print_results(console: Any, digits: list[Row], speed: list[dict[str, Any]]) -> None:
+def print_results(console: Any, found: dict[str, list[Row]], speed: list[dict[str, Any]]) -> None:
     """One table: accuracy against MACs above, time against MACs below."""
-    dense = sum(digits[0].gmacs.values())
     rows = [
         [
-            "digits ViT",
+            name,
             row.method,
             f"{100 * row.top1:.1f}",
             f"{100 * row.agreement:.1f}",
-            f"{100 * (1 - sum(row.gmacs.values()) / dense):.0f}",
+            f"{100 * (1 - sum(row.gmacs.values()) / sum(measured[0].gmacs.values())):.0f}",
             "",
             "",
             "",
         ]
-        for row in digits
+        for name, measured in found.items()
+        for row in measured
     ]
     rows += [
         [
@@ -77,8 +87,9 @@ def print_results(console: Any, digits: list[Row], speed: list[dict[str, Any]]) 
         for row in speed
     ]
     columns = ["model", "method", "top-1 %", "as dense %", "fewer MACs %", "images/s", "speed-up", "promised"]
+    images = ", ".join(f"{name} on {measured[0].images} images" for name, measured in found.items())
     title = (
-        f"{digits[0].images} held-out handwritten digits, no retraining; then the speed of DeiT-S geometry here "
+        f"{images} it never saw, no retraining; then the speed of DeiT-S geometry here "
         f"(batch {speed[0]['batch_size']}, {speed[0]['dtype']}, random weights)"
     )
     common.print_table(console, title, columns, rows)

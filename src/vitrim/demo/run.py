@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
+import numpy as np
 import timm
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrim.config import MethodConfig
+from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
+from vitrim.errors import VitrimError
 from vitrim.evaluation import Row, evaluate
 from vitrim.methods.atm import ATM
 from vitrim.plots.merged import plot_merged
@@ -19,6 +25,7 @@ from vitrim.profiling.bench import measure, random_images
 from vitrim.profiling.latency import Budget
 from vitrim.profiling.macs import profile
 from vitrim.reduce import reduce_, restore_
+from vitrim.reference import load_reference
 from vitrim.registry import parse_method
 from vitrim.tune import match_macs
 
@@ -36,28 +43,115 @@ DIGITS_METHODS = (
     "atm:alpha=0.985,beta=0.05,theta_min=0.8",
 )
 
+PHOTO_MODEL = "cifar10_vit"
+PHOTOS = 1000
+PHOTO_METHODS = (
+    "random:keep_rate=0.807",
+    "random:keep_rate=0.614",
+    "topk:keep_rate=0.777",
+    "topk:keep_rate=0.555",
+    "evit:keep_rate=0.725",
+    "evit:keep_rate=0.48",
+    "tome:r=6",
+    "tome:r=11",
+    "atm:alpha=1.0,beta=0.014,theta_min=0.8",
+    "atm:alpha=0.985,beta=0.05,theta_min=0.8",
+)
+"""The same for the CIFAR-10 model."""
+
 SPEED_MODEL = "deit_small_patch16_224"
 SPEED_TOME = "tome:r=13,last_block=class_token"
 SPEED_BATCH = 8
 
 
-class Demo(NamedTuple):
-    """Results of the two halves.
+SHOWN = 10
+"""Pictures in a figure."""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A model, real images it never saw, and the methods that are shown on them.
 
     Attributes:
-        digits: accuracy on the 450 held-out scans, dense first.
-        speed: rows of `vitrim bench` for DeiT-S, dense first.
+        name: in the table.
+        images: what they are, for titles.
+        prefix: of the figures' files.
+        model: in eval mode.
+        batches: images (B, C, H, W) and labels (B,).
+        methods: two settings of each method, the stronger one second.
+        drawn: those of which the figure of patches shows what they leave, each with the name of its row.
+        pictures: (SHOWN, C, H, W) images of that figure, as the model gets them.
+        pixels: (SHOWN, H, W) or (SHOWN, H, W, 3) the same in [0, 1].
+        captions: one for each of them.
     """
 
-    digits: list[Row]
-    speed: list[dict[str, Any]]
+    name: str
+    images: str
+    prefix: str
+    model: nn.Module
+    batches: Sequence[tuple[Tensor, Tensor]]
+    methods: tuple[str, ...]
+    drawn: tuple[str, ...]
+    pictures: Tensor
+    pixels: NDArray[np.float32]
+    captions: Sequence[str]
 
 
-def evaluate_digits(seed: int = 0) -> list[Row]:
-    """Accuracy and MACs of the shipped digits ViT, dense and under every one of `DIGITS_METHODS`."""
+def digits() -> Exhibit:
+    """The shipped digits ViT on the 450 held-out scans of scikit-learn's digits."""
     split = load_split()
-    batches = zip(split.test_images.split(150), split.test_labels.split(150), strict=True)
-    return evaluate(load_digits_vit(), DIGITS_METHODS, batches, seed=seed)
+    first = [int((split.test_labels == digit).nonzero()[0]) for digit in range(SHOWN)]
+    pictures = split.test_images[first]
+    return Exhibit(
+        name="digits ViT",
+        images="handwritten digits, held-out scans",
+        prefix="",
+        model=load_digits_vit(),
+        batches=list(zip(split.test_images.split(150), split.test_labels.split(150), strict=True)),
+        methods=DIGITS_METHODS,
+        drawn=(DIGITS_METHODS[3], DIGITS_METHODS[5], DIGITS_METHODS[7], DIGITS_METHODS[9]),
+        pictures=pictures,
+        pixels=((pictures[:, 0] * PIXEL_STD + PIXEL_MEAN) / 16.0).clamp(0, 1).numpy(),
+        captions=[str(digit) for digit in range(SHOWN)],
+    )
+
+
+def photos(data: str, limit: int = PHOTOS) -> Exhibit:
+    """The shipped CIFAR-10 ViT on test photographs of your copy of CIFAR-10.
+
+    Args:
+        data: as `vitrim.data.load_images` takes it; its split `test` is read.
+        limit: of the images.
+
+    Raises:
+        VitrimError: no such data, or not of ten classes.
+    """
+    model = load_reference(PHOTO_MODEL)
+    dataset = load_images(data, split="test")
+    if dataset.num_classes != model.num_classes:
+        raise VitrimError(f"{data} has {dataset.num_classes} classes: it is not CIFAR-10")
+    dataset.transform = eval_transform(model)
+    read = list(batches(dataset, 100, limit=limit))
+    images, labels = (torch.cat(part) for part in zip(*read, strict=True))
+    first = [int((labels == label).nonzero()[0]) for label in range(SHOWN)]
+    mean, std = (torch.tensor(cast(Any, model).pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    return Exhibit(
+        name="CIFAR-10 ViT",
+        images="CIFAR-10, test photographs",
+        prefix="cifar10_",
+        model=model,
+        batches=read,
+        methods=PHOTO_METHODS,
+        drawn=(PHOTO_METHODS[3], PHOTO_METHODS[5], PHOTO_METHODS[7], PHOTO_METHODS[9]),
+        pictures=images[first],
+        pixels=(images[first] * std + mean).clamp(0, 1).permute(0, 2, 3, 1).numpy(),
+        captions=[str(label) for label in dataset.class_names or range(SHOWN)],
+    )
+
+
+def evaluate_exhibit(exhibit: Exhibit, seed: int = 0) -> list[Row]:
+    """Accuracy and MACs of its model, dense and under every one of its methods."""
+    return evaluate(exhibit.model, exhibit.methods, exhibit.batches, seed=seed)
 
 
 def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str, Any]]:
@@ -87,35 +181,35 @@ def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -
     return match_macs(model, images[:2], setting, share, low=0.05, high=1.0)
 
 
-def draw(rows: list[Row], folder: Path) -> list[Path]:
-    """Write the two figures into ``folder``; their paths."""
-    tradeoff, merged = folder / "accuracy_over_macs.png", folder / "merged_patches.png"
+def draw(exhibit: Exhibit, rows: list[Row], folder: Path) -> list[Path]:
+    """Write the two figures of an exhibit into ``folder``; their paths."""
+    tradeoff = folder / f"{exhibit.prefix}accuracy_over_macs.png"
+    merged = folder / f"{exhibit.prefix}merged_patches.png"
     points = [(row.method.partition(":")[0], sum(row.gmacs.values()), row.top1) for row in rows[1:]]
     dense = (sum(rows[0].gmacs.values()), rows[0].top1)
-    title = f"Handwritten digits, {rows[0].images} held-out scans, small ViT without retraining"
+    title = f"{exhibit.name}, without retraining: {rows[0].images} images ({exhibit.images})"
     plot_accuracy_over_macs(points, dense, tradeoff, title=title)
-    draw_merged(merged)
+    draw_merged(exhibit, merged)
     return [tradeoff, merged]
 
 
-def draw_merged(path: Path, count: int = 10) -> None:
-    """Write what the stronger settings leave of one scan of each digit."""
-    split, model = load_split(), load_digits_vit()
-    first = [int((split.test_labels == digit).nonzero()[0]) for digit in range(count)]
-    images = split.test_images[first]
+def draw_merged(exhibit: Exhibit, path: Path) -> None:
+    """Write what the stronger settings leave of one image of each class."""
     states = []
-    for text in ("topk:keep_rate=0.52", "evit:keep_rate=0.45", *DIGITS_METHODS[7:10:2]):
+    model = exhibit.model
+    for text in exhibit.drawn:
         reduction = reduce_(model, text)
         with torch.no_grad():
-            model(images)
-        states.append((f"{text.partition(':')[0]}\n{reduction.state.num_tokens - 1} of 64 left", reduction.state))
+            model(exhibit.pictures)
+        patches = reduction.state.source.shape[1] - reduction.state.num_prefix
+        left = reduction.state.num_tokens - reduction.state.num_prefix
+        states.append((f"{text.partition(':')[0]}\n{left} of {patches} left", reduction.state))
         restore_(model)
-    pixels = ((images[:, 0] * PIXEL_STD + PIXEL_MEAN) / 16.0).clamp(0, 1).numpy()
     plot_merged(
-        pixels,
+        exhibit.pixels,
         states,
-        (8, 8),
+        cast(Any, model).patch_embed.grid_size,
         path,
-        captions=[str(digit) for digit in range(count)],
+        captions=exhibit.captions,
         title="What each method leaves: outlined = merged into one token, pale red = pruned",
     )
