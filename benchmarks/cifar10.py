@@ -37,7 +37,7 @@ from methods import OWN_KNOBS, at_share
 from vitrim.cli import common
 from vitrim.config import MethodConfig
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.errors import ReductionWarning
+from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.evaluation import Row, evaluate
 from vitrim.profiling.bench import measure
 from vitrim.profiling.latency import Budget
@@ -46,9 +46,9 @@ from vitrim.reference import load_reference
 from vitrim.registry import make_method, methods
 from vitrim.training.build import build_trainer
 from vitrim.training.checkpoint import latest
-from vitrim.training.loop import Running
-from vitrim.training.recipe import load_recipe
-from vitrim.training.runs import RESULT, load_run
+from vitrim.training.loop import Running, recipe_text
+from vitrim.training.recipe import Resolved, load_recipe
+from vitrim.training.runs import RECIPE, RESULT, load_run
 
 CUTS = (0.2, 0.35, 0.5, 0.65)
 STRESS_CUTS = tuple(step / 20 for step in range(1, 15))
@@ -226,8 +226,10 @@ def _finetuned(method: str, changes: Sequence[str], arguments: argparse.Namespac
     """What a run of cifar10_finetune under the method reached."""
     out = Path(arguments.out) / method.partition(":")[0]
     changes = [f"method={method}", *changes, *(arguments.change or ())]
-    if not (out / RESULT).is_file():
-        resolved = load_recipe(arguments.recipe, changes)
+    resolved = load_recipe(arguments.recipe, changes)
+    if (out / RESULT).is_file():
+        _check_same(out, resolved, arguments.run)
+    else:
         running = Running(out, resume=latest(out / "checkpoints") is not None, eval_batch=100, save_minutes=5.0)
         build_trainer(resolved, arguments.data, running, checkpoint=arguments.run, cpu=True).run()
     result = json.loads((out / RESULT).read_text())
@@ -259,9 +261,17 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else f"`{value}`" if isinstance(value, str) else str(value)
 
 
+def _check_same(out: Path, resolved: Resolved, start: Path | None) -> None:
+    """A finished run is taken for the one that is asked for only if it has its recipe and its starting weights."""
+    started = json.loads((out / RESULT).read_text())["start"]
+    same = (out / RECIPE).read_text() == recipe_text(resolved.recipe)
+    if not same or started != (None if start is None else str(start)):
+        raise VitrimError(f"{out} holds another run: remove it, or name another --out")
+
+
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Training-free methods on CIFAR-10's test images.")
+    parser = argparse.ArgumentParser(description="The methods on CIFAR-10's test images.")
     parser.add_argument("table", choices=list(TABLES))
     parser.add_argument("--run", type=Path, help="folder of a finished run of vitrim train")
     parser.add_argument("--data", required=True, help="as for vitrim eval; splits train and test")

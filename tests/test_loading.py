@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torchvision.models import VisionTransformer
 from transformers import (
     CLIPConfig,
@@ -26,6 +27,7 @@ from vitrim.cli import common
 from vitrim.data import DataError, eval_transform
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import create_model
+from vitrim.weights import holds_encoder, load_encoder, load_host
 
 TINY = {
     "image_size": 16,
@@ -89,6 +91,33 @@ def test_a_model_is_what_it_was_saved_as_if_it_takes_images_alone(tmp_path: Path
     text = {**{key: TINY[key] for key in list(TINY)[2:]}, "vocab_size": 8}
     CLIPModel(CLIPConfig(vision_config=TINY, text_config=text)).save_pretrained(tmp_path / "clip")
     assert type(create_model(f"hf:{tmp_path / 'clip'}")).__name__ == "CLIPForImageClassification"
+
+
+def test_weights_of_other_classes_bring_their_head(tmp_path: Path) -> None:
+    for name, option in (("test_vit", "head.weight"), ("test_convnext", "head.fc.weight")):
+        three, five = (create_model(name, options={"num_classes": classes}) for classes in (3, 5))
+        save_file(three.state_dict(), tmp_path / f"{name}.safetensors")
+        load_host(five, tmp_path / f"{name}.safetensors")
+        assert (five.num_classes, five.state_dict()[option].shape[0]) == (3, 3)
+        assert all(torch.equal(value, three.state_dict()[key]) for key, value in five.state_dict().items())
+
+
+def test_an_encoder_is_loaded_into_what_has_none(tmp_path: Path) -> None:
+    vit = create_model("test_vit", options={"num_classes": 0})
+    file = tmp_path / "pretrained.safetensors"
+    save_file({f"encoder.{key}": value for key, value in vit.state_dict().items()}, file)
+    model = create_model("test_vit", options={"num_classes": 3})
+    assert holds_encoder(file, model)
+    load_encoder(model, file)
+    assert torch.equal(model.cls_token, vit.cls_token)
+    other = create_model("torchvision:vit_b_16", options={"image_size": 32, "num_classes": 3}, device="meta")
+    assert not holds_encoder(file, other)  # its own parameters are called so
+    hf = ViTForImageClassification(ViTConfig(**TINY))
+    with pytest.raises(VitrimError, match="lacks"):
+        load_encoder(hf, file)
+    save_file(vit.state_dict(), file)
+    with pytest.raises(VitrimError, match="no weights of an encoder"):
+        load_encoder(model, file)
 
 
 def test_torchvision() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import string
 import sys
 from pathlib import Path
@@ -260,3 +262,10 @@ def test_a_config_made_in_python_says_in_one_line_what_is_wrong() -> None:
         vitrim.ToMe(r=-1)
     with pytest.raises(vitrim.VitrimError, match="unknown option of tome 'rr'; did you mean 'r'"):
         vitrim.ToMe(rr=1)
+
+
+@pytest.mark.parametrize("name", methods())
+def test_configs_are_copied_and_pickled(name: str) -> None:
+    config = make_method(name)
+    for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), config.model_copy()):
+        assert (copied, type(copied)) == (config, type(config))

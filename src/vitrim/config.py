@@ -192,4 +192,5 @@ def _text(value: Any) -> str:
 def _problem(entry: Any) -> str:
     where = str(entry["loc"][0]) if entry["loc"] else ""  # what follows is which of several types was tried
     message = entry["msg"].removeprefix("Value error, ")
-    return f"{where}={entry['input']}: {message}" if where else message
+    text = f"{where}={entry['input']}: {message}" if where else message
+    return " ".join(text.split())

@@ -53,7 +53,7 @@ def create_model(
 
     create, own_name = creator(name)
     if pretrained and checkpoint is not None:
-        raise VitrimError("give either --pretrained or --checkpoint, not both")
+        raise VitrimError("give either pretrained weights or a checkpoint, not both")
     try:
         with torch.device(device):
             model = create(own_name, pretrained, options or {})

@@ -21,7 +21,7 @@ from vitrim.tokens import TokenState, Trace
 
 HANDLE = "vitrim_reduction"
 CONFIG_FILE = "reduction.json"
-WEIGHTS_FILE = "reducers.safetensors"
+REDUCERS_FILE = "reducers.safetensors"
 FORMAT = 1
 
 
@@ -206,14 +206,14 @@ class Reduction:
             raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
         weights = _reducer_weights(self._blocks())
         if weights:
-            save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS_FILE)
+            save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
         record = {
             "format": FORMAT,
             "method": self.config.name,
             "version": self.config.version,
             "options": json.loads(self.config.model_dump_json(include=self.config.model_fields_set)),
             "model": type(self.model).__name__,
-            "weights": WEIGHTS_FILE if weights else None,
+            "weights": REDUCERS_FILE if weights else None,
         }
         (folder / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n")
 
@@ -412,9 +412,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
     if saved["format"] != FORMAT:
         raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
-    if saved.get("weights") not in (None, WEIGHTS_FILE):
+    if saved.get("weights") not in (None, REDUCERS_FILE):
         raise VitrimError(
-            f"{path} names the weights {saved['weights']!r}; they are in {WEIGHTS_FILE} or there are none"
+            f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
         )
     return dict(saved)
 

@@ -46,6 +46,45 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     _load(model, _read(path), path)
 
 
+def load_host(model: nn.Module, path: Path) -> None:
+    """`load_checkpoint`, where the file's classifier may have another number of classes: the model gets its head.
+
+    Args:
+        model: a model of timm's kind gets a new head if the file's is of other classes; others must fit.
+        path: of a safetensors file.
+
+    Raises:
+        VitrimError: as `load_checkpoint`.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import timm
+        >>> from safetensors.torch import save_file
+        >>> model = timm.create_model("test_vit", num_classes=5)
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file(timm.create_model("test_vit", num_classes=3).state_dict(), Path(folder) / "three.safetensors")
+        ...     load_host(model, Path(folder) / "three.safetensors")
+        >>> model.num_classes
+        3
+    """
+    found = next((count for name in classifiers_of(model) if (count := classes_in(path, name)) is not None), None)
+    if found not in (None, getattr(model, "num_classes", None)):
+        cast(Any, model).reset_classifier(found)
+    load_checkpoint(model, path)
+
+
+def classifiers_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of the classifying layers of a model of timm's kind; of others none is known.
+
+    Example:
+        >>> import timm
+        >>> classifiers_of(timm.create_model("test_vit"))
+        ('head',)
+    """
+    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def load_encoder(model: nn.Module, path: Path) -> None:
     """Load what pre-training without labels left: the encoder's weights into ``model``, whose classifiers stay new.
 
@@ -70,8 +109,7 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     weights = {key.removeprefix(ENCODER): value for key, value in _read(path).items() if key.startswith(ENCODER)}
     if not weights:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
-    classifiers = cast(Any, model).pretrained_cfg.get("classifier", ())
-    names = (classifiers,) if isinstance(classifiers, str) else classifiers
+    names = classifiers_of(model)
     fresh = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in names}
     _load(model, {**fresh, **weights}, path)
 

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
 
 from cli_runs import exit_code
 from vitrim.demo import run
@@ -29,6 +36,37 @@ def test_demo_prints_one_table_and_writes_record_and_figures(monkeypatch, capsys
     for name in ("accuracy_over_macs.png", "merged_patches.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert "digits ViT on 450 images it never saw" in capsys.readouterr().out
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Twenty pictures of ten classes in the form of CIFAR-10."""
+    generator = np.random.default_rng(0)
+    for label, index in product(range(10), range(2)):
+        folder = tmp_path / "photographs" / "test" / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+    return tmp_path / "photographs"
+
+
+def test_demo_shows_the_reference_model_on_your_copy_of_cifar10(monkeypatch, capsys, photographs, tmp_path) -> None:
+    monkeypatch.setattr(run, "DIGITS_METHODS", run.DIGITS_METHODS[:1] * 10)
+    monkeypatch.setattr(run, "measure_speed", lambda seed: SPEED)
+    assert exit_code(monkeypatch, "demo", "--out", tmp_path, "--cifar10", photographs) == 0
+    rows = json.loads((tmp_path / "demo.json").read_text())["cifar10"]
+    assert [row["method"].partition(":")[0] for row in rows[1::2]] == ["random", "topk", "evit", "tome", "atm"]
+    shares = [sum(row["gmacs"].values()) / sum(rows[0]["gmacs"].values()) for row in rows[1:9]]
+    assert shares == pytest.approx([0.7, 0.5] * 4, abs=0.025)
+    for name in ("accuracy_over_macs.png", "merged_patches.png"):
+        assert (tmp_path / f"cifar10_{name}").read_bytes().startswith(b"\x89PNG")
+    assert "CIFAR-10 ViT on 20 images it never saw" in " ".join(capsys.readouterr().out.split())
+
+
+def test_other_images_than_cifar10_are_refused_before_anything_is_measured(monkeypatch, capsys, photographs, tmp_path):
+    shutil.rmtree(photographs / "test" / "class3")
+    assert exit_code(monkeypatch, "demo", "--out", tmp_path / "out", "--cifar10", photographs) == 2
+    assert "has 9 classes: it is not CIFAR-10" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_settings_of_the_demo_cut_about_30_and_50_percent() -> None:

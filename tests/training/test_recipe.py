@@ -262,3 +262,25 @@ def test_recipes_cannot_be_changed_in_place() -> None:
 def test_the_recipes_are_files_by_their_names() -> None:
     assert list(recipes()) == sorted(recipes())
     assert all(path.stem == name and path.is_file() for name, path in recipes().items())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: test_vit\nepochs: 1\noptimizer: {lr: 1, lr: 2}\n", "the key lr comes twice"),
+        ("model: test_vit\nepochs: true\n", "epochs is a number, not true"),
+        ("model: hf:folder\nepochs: 1\ninit: mimetic\n", "init is for models of timm that are not pretrained"),
+    ],
+)
+def test_what_yaml_would_pass_over_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(VitrimError, match=message) as caught:
+        load_recipe(tmp_path / "mine.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_null_takes_all_options_of_the_base_away_and_merge_keys_are_read(tmp_path: Path) -> None:
+    text = "base: cifar10_vit\nmodel_options: null\noptimizer: {lr: 0.1}\nschedule: {<<: {min_lr: 0.2}, shift: true}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    found = load_recipe(tmp_path / "mine.yaml").recipe
+    assert (found.model_options, found.optimizer.lr, found.schedule.min_lr) == ({}, 0.1, 0.2)

@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from image_files import plain_images, write_plain
 from tiny_training import CLASSES, PER_CLASS, recipe, trainer
-from vitrim.data import DataError, load_images
+from vitrim.data import DataError, load_images, stream_images
 from vitrim.errors import VitrimError
+from vitrim.training.loop import Trainer
 
 datasets = pytest.importorskip("datasets")
 
@@ -78,6 +79,21 @@ def test_labels_without_names_are_refused(tmp_path: Path) -> None:
         write_plain(tmp_path / f"{split}.parquet", image=plain_images(8), label=[0, 1] * 4)
     with pytest.raises(DataError, match="labels without class names"):
         trainer(recipe(stream=True), tmp_path, tmp_path / "run")
+
+
+def test_evaluations_are_not_streamed(tables: Path, tmp_path: Path) -> None:
+    run = trainer(recipe(), tables, tmp_path / "run")
+    stream = stream_images(tables, split="test")
+    with pytest.raises(VitrimError, match="evaluations need images that can be read in any order"):
+        Trainer(run.resolved, run.model, run.train_data, stream, run.accelerator, run.running)
+
+
+def test_a_stream_of_unknown_length_is_refused(tables: Path, tmp_path: Path) -> None:
+    run = trainer(recipe(), tables, tmp_path / "run")
+    stream = stream_images(tables, split="train")
+    stream.length = None
+    with pytest.raises(VitrimError, match="does not say how many images it has"):
+        Trainer(run.resolved, run.model, stream, None, run.accelerator, run.running)
 
 
 def test_a_folder_of_images_is_no_stream(images: Path, tmp_path: Path) -> None:

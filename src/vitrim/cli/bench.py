@@ -54,6 +54,7 @@ def bench(
     Dense is the faster of the model's own fused and unfused attention, measured in the same run. Speed-up is the median
     over rounds of the ratio within a round, with its quartiles; peak memory is what one forward allocates.
     """
+    common.check_json(json)
     sizes = _batch_sizes(batch_size or ["1", "8", "32"], more or [])
     dtypes = _dtypes(dtype or ["fp32"])
     methods = _methods(method)

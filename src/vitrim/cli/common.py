@@ -1,4 +1,4 @@
-"""What the subcommands share: models by name, methods by text, the record every ``--json`` holds, tables."""
+"""What the subcommands share: their options, methods by text, the record every ``--json`` holds, tables."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
 
 def learned_reduction(checkpoint: Path | None) -> Path | None:
     """The folder of a run in which a method learned parameters, or None."""
-    from vitrim.reduce import WEIGHTS_FILE
+    from vitrim.reduce import REDUCERS_FILE
 
-    found = checkpoint is not None and (checkpoint / WEIGHTS_FILE).is_file()
+    found = checkpoint is not None and (checkpoint / REDUCERS_FILE).is_file()
     return checkpoint if found else None
 
 
@@ -144,6 +144,16 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def check_json(target: str | None) -> None:
+    """Refuse before any work a target that `write_json` could not write to.
+
+    Raises:
+        VitrimError: it is a folder.
+    """
+    if target not in (None, "-") and Path(target).is_dir():
+        raise VitrimError(f"cannot write {target}: it is a folder")
 
 
 def write_json(target: str | None, record: dict[str, Any]) -> None:

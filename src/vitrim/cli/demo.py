@@ -30,6 +30,7 @@ def demo(
     json: common.Json = None,
 ) -> None:
     """Reduce a small ViT on real handwritten digits, measure DeiT-S on this machine, draw both. Offline."""
+    common.check_json(json)
     try:
         from vitrim.demo import run
     except ModuleNotFoundError as error:

@@ -57,6 +57,7 @@ def evaluate(
 
     All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept.
     """
+    common.check_json(json)
     configs = common.parse_methods(methods)
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)

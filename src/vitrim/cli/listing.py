@@ -31,6 +31,7 @@ Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names tha
 
 def list_(kind: Kind, text: Text = None, json: common.Json = None) -> None:
     """List methods, host families, timm models that can be reduced, or recipes of `vitrim train`."""
+    common.check_json(json)
     if kind not in TABLES:
         raise unknown("list", kind, TABLES)
     title, columns, collect, footnotes = TABLES[kind]

@@ -60,6 +60,7 @@ def profile(
     The four parts are counted apart: linear and convolution layers, attention products, a method's matching, LayerNorm.
     Random weights are enough, unless the method adapts to the images: then give --pretrained and --images.
     """
+    common.check_json(json)
     configs = [config for config in common.parse_methods(methods or ()) if config.describe() != DENSE]
     options = common.parse_options(model_option)
     if checkpoint is not None and len(models) > 1:

@@ -64,6 +64,7 @@ def train(
 
     A run is stopped at any time and resumed exactly. Many processes: accelerate launch -m vitrim train ...
     """
+    common.check_json(json)
     out_console = common.console(json)
     if list_recipes:
         listing.list_("recipes", json=json)
@@ -78,8 +79,6 @@ def train(
         return
     if data is None:
         raise VitrimError(f"--data is missing: {resolved.name} wants {resolved.recipe.dataset or 'images with labels'}")
-    if json not in (None, "-") and Path(json).is_dir():
-        raise VitrimError(f"cannot write {json}: it is a folder")
     _require("accelerate", "torchmetrics")
     if device not in (None, "cpu"):
         raise VitrimError(f"--device is cpu or left out, not '{device}': accelerate launch chooses devices")

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrim.data.errors import DataError, first_line
+from vitrim.data.errors import DataError
+from vitrim.errors import first_line
 
 if TYPE_CHECKING:
     from PIL import Image

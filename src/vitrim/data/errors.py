@@ -20,8 +20,3 @@ class DataError(VitrimError):
     def __init__(self, message: str) -> None:
         # from a worker process the message arrives as a whole traceback, which ends with the error itself
         super().__init__(message.rpartition(f"{__name__}.DataError: ")[2].strip())
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what another library says, or the name of its error."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

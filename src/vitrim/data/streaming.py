@@ -7,6 +7,9 @@ of it this process reads, and how many images were read already where it goes on
     stream.transform = ...
     stream.resume(epoch=3, images=1024)   # or stream.set_epoch(epoch)
     for image, label in stream: ...
+
+`vitrim train stream=true` reads rows by `ImageStream.encoded` instead, all of them in every process, and decodes its
+own: then neither processes nor workers change which images an update sees.
 """
 
 from __future__ import annotations

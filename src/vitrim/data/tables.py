@@ -13,9 +13,9 @@ from typing import Any, cast
 import numpy as np
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.errors import DataError, first_line
+from vitrim.data.errors import DataError
 from vitrim.data.paths import HUB_PREFIX, choose_files, pick_split
-from vitrim.errors import MissingPackageError
+from vitrim.errors import MissingPackageError, first_line
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from vitrim.data.errors import DataError, first_line
+from vitrim.data.errors import DataError
+from vitrim.errors import first_line
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -78,8 +78,8 @@ class Exhibit:
         prefix: of the figures' files.
         model: in eval mode.
         batches: images (B, C, H, W) and labels (B,).
-        methods: two settings of each method, the stronger one second.
-        drawn: those of which the figure of patches shows what they leave, each with the name of its row.
+        methods: two settings of each method, the stronger one second; random first.
+        drawn: those of which the figure of patches shows what they leave: the stronger settings, without random.
         pictures: (SHOWN, C, H, W) images of that figure, as the model gets them.
         pixels: (SHOWN, H, W) or (SHOWN, H, W, 3) the same in [0, 1].
         captions: one for each of them.
@@ -109,7 +109,7 @@ def digits() -> Exhibit:
         model=load_digits_vit(),
         batches=list(zip(split.test_images.split(150), split.test_labels.split(150), strict=True)),
         methods=DIGITS_METHODS,
-        drawn=(DIGITS_METHODS[3], DIGITS_METHODS[5], DIGITS_METHODS[7], DIGITS_METHODS[9]),
+        drawn=DIGITS_METHODS[3::2],
         pictures=pictures,
         pixels=((pictures[:, 0] * PIXEL_STD + PIXEL_MEAN) / 16.0).clamp(0, 1).numpy(),
         captions=[str(digit) for digit in range(SHOWN)],
@@ -133,6 +133,8 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
     dataset.transform = eval_transform(model)
     read = list(batches(dataset, 100, limit=limit))
     images, labels = (torch.cat(part) for part in zip(*read, strict=True))
+    if len(labels.unique()) < SHOWN:
+        raise VitrimError(f"{data} has images of {len(labels.unique())} classes among {len(labels)}: it needs all ten")
     first = [int((labels == label).nonzero()[0]) for label in range(SHOWN)]
     mean, std = (torch.tensor(cast(Any, model).pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
     return Exhibit(
@@ -142,7 +144,7 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
         model=model,
         batches=read,
         methods=PHOTO_METHODS,
-        drawn=(PHOTO_METHODS[3], PHOTO_METHODS[5], PHOTO_METHODS[7], PHOTO_METHODS[9]),
+        drawn=PHOTO_METHODS[3::2],
         pictures=images[first],
         pixels=(images[first] * std + mean).clamp(0, 1).permute(0, 2, 3, 1).numpy(),
         captions=[str(label) for label in dataset.class_names or range(SHOWN)],

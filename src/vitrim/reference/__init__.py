@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,19 @@ def reached(name: str) -> dict[str, Any]:
     return result
 
 
-def export(run: Path, folder: Path) -> Path:
+def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
     """Make a reference checkpoint of a finished run of ``vitrim train``.
 
     Args:
         run: the run's folder, with its weights, recipe, log and result.
         folder: a new folder, of the checkpoint's name.
+        earlier: the runs whose weights it started from, first one first; their recipes and logs are kept as well.
 
     Returns:
         ``folder``.
 
     Raises:
-        VitrimError: the run is not finished, or the folder exists.
+        VitrimError: the run is not finished or was under a method, or the folder exists.
     """
     wanted = [run / name for name in (WEIGHTS_FILE, RECIPE, RESULT, UPDATES, EVALUATIONS)]
     for path in wanted:
@@ -103,16 +105,28 @@ def export(run: Path, folder: Path) -> Path:
             raise VitrimError(f"{run} is not a finished run: it has no {path.name}")
     if folder.exists():
         raise VitrimError(f"{folder} exists: name a new folder")
+    recipe = load_recipe(run / RECIPE).recipe
+    if recipe.method != "none" or recipe.model == f"vitrim:{folder.name}":
+        raise VitrimError(f"a reference is a dense model of its own, not {recipe.model} under {recipe.method}")
+    weights = {
+        key: (value.to(STORAGE_DTYPE) if value.is_floating_point() else value).contiguous()
+        for key, value in load_file(run / WEIGHTS_FILE).items()
+    }
     folder.mkdir(parents=True)
-    weights = {key: value.to(STORAGE_DTYPE).contiguous() for key, value in load_file(run / WEIGHTS_FILE).items()}
-    save_file(weights, folder / WEIGHTS_FILE, metadata={"recipe": RECIPE})
+    save_file(weights, folder / WEIGHTS_FILE)
     for path in wanted[1:]:
         shutil.copyfile(path, folder / path.name)
+    for number, part in enumerate(earlier, 1):
+        (folder / f"part{number}").mkdir()
+        for name in (RECIPE, RESULT, UPDATES, EVALUATIONS):
+            shutil.copyfile(part / name, folder / f"part{number}" / name)
     return folder
 
 
 def _folder(name: str) -> Path:
     known = references()
+    if not known:
+        raise VitrimError(f"no reference checkpoint '{name}': this copy of vitrim comes with none")
     if name not in known:
         raise unknown("reference checkpoint", name, known)
     return known[name]

@@ -18,7 +18,7 @@ from vitrim.training.images import seed_all
 from vitrim.training.initial import mimetic_
 from vitrim.training.loop import Running, Trainer
 from vitrim.training.recipe import Recipe, Resolved
-from vitrim.weights import classes_in, holds_encoder, load_checkpoint, load_encoder, weights_file
+from vitrim.weights import holds_encoder, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,19 +75,12 @@ def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) ->
     Weights of one's own may be of other classes: the model gets their head, which the task then replaces. Those of a
     model for pre-training without labels are its encoder's, and the head is new.
     """
-    timm_model = ":" not in recipe.model
-    own_classes = {"num_classes": num_classes} if timm_model else {}
-    options = {**own_classes, **recipe.model_options}
-    if checkpoint is None:
-        model = create_model(recipe.model, pretrained=recipe.pretrained, options=options)
-        if recipe.init == "mimetic":
-            mimetic_(model)
-        return model
-    file = weights_file(checkpoint)
-    found = classes_in(file, "head") if timm_model else None
-    model = create_model(recipe.model, options=options if found is None else {**options, "num_classes": found})
-    if holds_encoder(file, model):
-        load_encoder(model, file)
-    else:
-        load_checkpoint(model, file)
+    options = {**({} if ":" in recipe.model else {"num_classes": num_classes}), **recipe.model_options}
+    model = create_model(recipe.model, pretrained=recipe.pretrained and checkpoint is None, options=options)
+    if checkpoint is not None:
+        file = weights_file(checkpoint)
+        load = load_encoder if holds_encoder(file, model) else load_host
+        load(model, file)
+    elif recipe.init == "mimetic":
+        mimetic_(model)
     return model

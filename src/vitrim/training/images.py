@@ -205,8 +205,19 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1) -> l
     order = torch.randperm(count, generator=generator)
     if repeats == 1:
         return order.tolist()
-    selected = count if count < REPEATED_ROUND else count // REPEATED_ROUND * REPEATED_ROUND
-    return order.repeat_interleave(repeats)[:selected].tolist()
+    return order.repeat_interleave(repeats)[: epoch_length(count, repeats)].tolist()
+
+
+def epoch_length(count: int, repeats: int = 1) -> int:
+    """The images of one epoch: all, but for the remainder that repeated augmentation cuts off.
+
+    Example:
+        >>> epoch_length(1000), epoch_length(1000, repeats=3)
+        (1000, 768)
+    """
+    if repeats == 1 or count < REPEATED_ROUND:
+        return count
+    return count // REPEATED_ROUND * REPEATED_ROUND
 
 
 class Place(NamedTuple):
@@ -312,7 +323,7 @@ def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
         >>> updates_per_epoch(50_000, 128)
         390
     """
-    images = len(epoch_order(count, 0, repeats=repeats))
+    images = epoch_length(count, repeats)
     if images < batch_size:
         raise VitrimError(f"an epoch has {images} images, fewer than the {batch_size} of one update: lower batch_size")
     return images // batch_size

@@ -34,8 +34,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from vitrim.config import MethodConfig
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.reduce import WEIGHTS_FILE as REDUCERS_FILE
-from vitrim.reduce import Reduction, get_reduction, reduce_
+from vitrim.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
 from vitrim.registry import make_method, parse_method
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
@@ -90,7 +89,7 @@ class Trainer:
         model: the host with its starting weights, not reduced; it is given the head of the task, then reduced.
         train_data: map-style; has ``transform``, ``num_classes`` as `vitrim.data.ImageDataset` has. Or an
             `vitrim.data.ImageStream`, of which every process reads all and decodes its share.
-        eval_data: the same for evaluations, with the model's own transform, or None.
+        eval_data: map-style, for evaluations, with the model's own transform; or None.
         accelerator: devices and processes.
         running: how it is run.
         console: where progress is shown, or None.
@@ -120,6 +119,8 @@ class Trainer:
         self.console = console if accelerator.is_main_process else None
         recipe = self.recipe
         config = parse_method(recipe.method)
+        if isinstance(eval_data, ImageStream):
+            raise VitrimError(f"{eval_data.source} is a stream: evaluations need images that can be read in any order")
         self.task = make_task(recipe.task, cast(Any, train_data).num_classes)
         for data in (train_data, eval_data):
             if data is not None:
@@ -165,6 +166,8 @@ class Trainer:
         self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
         self.rates = Rates(self.optimizer.optimizer, recipe, self.updates_per_epoch)
         self.checkpoints = running.out / "checkpoints"
+        self.start = start
+        self.seconds_before, self.begun = 0.0, time.monotonic()
         self.update = 0
         self.stopping = False
         self.best: dict[str, Any] | None = None
@@ -180,14 +183,15 @@ class Trainer:
         """Train to the end, evaluate, and write the weights.
 
         Returns:
-            What was reached: the last evaluation, the best one, updates and seconds.
+            What was reached: the last evaluation, the best one, updates, seconds over all parts of a run that was
+            stopped, and the weights it started from.
 
         Raises:
             KeyboardInterrupt: `request_stop` was called; the run is saved.
             VitrimError: a loss that is not finite, an image that cannot be read, a checkpoint that cannot be written;
                 the message names the last good checkpoint.
         """
-        begun = time.monotonic()
+        self.begun = time.monotonic()
         main = self.accelerator.is_main_process
         stop = self.updates if self.running.max_updates is None else min(self.updates, self.running.max_updates)
         log = Log(self.running.out if main else None, from_update=self.update, tensorboard=self.running.tensorboard)
@@ -205,13 +209,18 @@ class Trainer:
             log.close()
         result = {
             "updates": self.update,
-            "seconds": round(time.monotonic() - begun, 1),
+            "seconds": round(self._seconds(), 1),
+            "start": None if self.start is None else str(self.start),
             "last": self.last_evaluation,
             "best": self.best,
         }
         if self.update == self.updates and main:
             self._write_weights(result)
         return result
+
+    def _seconds(self) -> float:
+        """The time of the run, over all of its parts."""
+        return self.seconds_before + time.monotonic() - self.begun
 
     def request_stop(self) -> None:
         """Save and stop after the update that is being made: in the midst of one weights and counter would disagree."""
@@ -400,6 +409,7 @@ class Trainer:
             "update": self.update,
             "recipe": self.recipe.model_dump(mode="json"),
             "data": self.data_facts,
+            "seconds": self._seconds(),
             "best": self.best,
             "last_evaluation": self.last_evaluation,
             "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
@@ -427,6 +437,7 @@ class Trainer:
         if snapshot.values["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(snapshot.values["scaler"])
         self.update = snapshot.values["update"]
+        self.seconds_before = snapshot.values["seconds"]
         self.best, self.last_evaluation = snapshot.values["best"], snapshot.values["last_evaluation"]
         if self.console is not None:
             self.console.print(f"resumed from {path}", highlight=False)

@@ -192,7 +192,7 @@ class Recipe(_Section):
     notes: str = Field("", description="what is read into the paper, or differs from it, and why")
     dataset: str = Field("", description="what --data should be")
 
-    model: str = Field(description="as on the command line: of timm, torchvision:NAME or hf:NAME")
+    model: str = Field(description="as on the command line: of timm, torchvision:NAME, hf:NAME or vitrim:NAME")
     model_options: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the library's model; null: none, whatever the base has"
     )
@@ -251,8 +251,8 @@ class Recipe(_Section):
             raise ValueError("distil needs a teacher: set teacher=dense")
         if self.teacher_checkpoint is not None and self.teacher is None:
             raise ValueError("teacher_checkpoint needs a teacher: set teacher=dense")
-        if self.init != "default" and self.pretrained:
-            raise ValueError("init is for models that are not pretrained: set pretrained=false or init=default")
+        if self.init != "default" and (self.pretrained or ":" in self.model):
+            raise ValueError("init is for models of timm that are not pretrained: set init=default")
         if self.stream and self.augment.repeats > 1:
             raise ValueError("a stream gives every image once in an epoch: set augment.repeats=1 or stream=false")
         if self.loss.name == "asl" and self.mix.on:
@@ -264,7 +264,8 @@ class _UniqueKeys(yaml.SafeLoader):
     """YAML in which a key may not come twice: the first value would be lost without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in named]
         twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
         if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice} comes twice", node.start_mark)
@@ -399,7 +400,7 @@ def _nested(changes: Sequence[str]) -> dict[str, Any]:
 
 def _scalar(text: str, value: str) -> Any:
     try:
-        read = yaml.safe_load(value)
+        read = yaml.load(value, _UniqueKeys)
     except yaml.YAMLError:
         raise VitrimError(f"cannot read '{_line(text)}': its value is not YAML") from None
     except ValueError as error:  # a date that does not exist, a number of thousands of digits

@@ -14,7 +14,7 @@ from torch import nn
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.training.recipe import load_recipe
-from vitrim.weights import WEIGHTS_FILE, classes_in
+from vitrim.weights import WEIGHTS_FILE, load_host
 
 RECIPE = "recipe.yaml"
 """All values of its recipe."""
@@ -23,7 +23,7 @@ RESULT = "result.json"
 """What it reached: updates, seconds, the last evaluation and the best."""
 
 
-def load_run(folder: Path, **options: Any) -> nn.Module:
+def load_run(folder: str | Path, **options: Any) -> nn.Module:
     """The model of a finished run with its weights, float32, in eval mode and not reduced.
 
     A method whose parameters were trained is put on it by ``vitrim.Reduction.load(model, folder)``.
@@ -36,13 +36,12 @@ def load_run(folder: Path, **options: Any) -> nn.Module:
     Raises:
         VitrimError: the run is not finished, or the options change the names or shapes of its weights.
     """
+    folder = Path(folder)
     for name in (WEIGHTS_FILE, RECIPE):
         if not (folder / name).is_file():
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")
     recipe = load_recipe(folder / RECIPE).recipe
     given = {key: value for key, value in recipe.model_options.items() if not key.endswith("_rate")}
-    if ":" not in recipe.model:
-        classes = classes_in(folder / WEIGHTS_FILE, "head")
-        given |= {} if classes is None else {"num_classes": classes}
-    device = torch.get_default_device()  # of the caller: on the meta device nothing is read
-    return create_model(recipe.model, options={**given, **options}, checkpoint=folder, device=device)
+    model = create_model(recipe.model, options={**given, **options}, device=torch.get_default_device())
+    load_host(model, folder / WEIGHTS_FILE)
+    return model
