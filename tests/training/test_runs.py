@@ -13,6 +13,7 @@ from tiny_training import recipe, trainer
 from vitrim import reference
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
+from vitrim.training.recipe import load_recipe
 from vitrim.training.runs import load_run
 
 
@@ -48,11 +49,25 @@ def test_a_run_that_is_not_finished_is_refused(run: Path, tmp_path: Path) -> Non
         load_run(run, patch_size=8)
 
 
-def test_a_run_becomes_a_model_by_name(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "FOLDER", tmp_path)
-    reference.export(run, tmp_path / "tiny")
+def test_a_run_under_a_method_is_no_reference(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitrimError, match="a dense model of its own, not test_vit under dynamicvit"):
+        reference.export(run, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "FOLDER", tmp_path / "shipped")
+    assert reference.references() == {}
+    with pytest.raises(VitrimError, match="comes with none"):
+        create_model("vitrim:tiny")
+    first, run = tmp_path / "first", tmp_path / "second"
+    trainer(recipe(epochs=1), images, first).run()
+    trainer(recipe(epochs=1, seed=1), images, run, start=first).run()
+    reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     with pytest.raises(VitrimError, match="exists: name a new folder"):
-        reference.export(run, tmp_path / "tiny")
+        reference.export(run, tmp_path / "shipped" / "tiny")
+    assert load_recipe(tmp_path / "shipped" / "tiny" / "part1" / "recipe.yaml").recipe.seed == 0
+    assert reference.reached("tiny")["start"] == str(first)
     assert list(reference.references()) == ["tiny"]
     assert reference.reference_recipe("tiny").epochs == 1
     assert reference.reached("tiny")["updates"] == 3
