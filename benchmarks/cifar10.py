@@ -101,36 +101,40 @@ def candidates(only: Iterable[str] | None) -> list[str]:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def settings(
-    model: nn.Module, names: Iterable[str], images: Tensor, cuts: Iterable[float]
-) -> dict[float, dict[str, MethodConfig]]:
-    """By cut and method, the setting that reaches it; methods that cannot are left out of that cut."""
+def settings(model: nn.Module, names: Iterable[str], images: Tensor, cut: float) -> dict[str, MethodConfig]:
+    """By method, the setting that makes the cut; methods that cannot make it are left out."""
     dense = profile(model, None, images).macs.total
-    found: dict[float, dict[str, MethodConfig]] = {}
-    for cut, name in product(cuts, names):
+    found = {}
+    for name in names:
         config = at_share(model, name, images, 1 - cut)
         share = profile(model, config, images).macs.total / dense
         if abs(share - (1 - cut)) <= REACHED:
-            found.setdefault(cut, {})[name] = config
+            found[name] = config
     return found
 
 
 def cuts(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row per method and cut: accuracy over the seeds, MACs, speed."""
+    """A row per method and cut: accuracy over the seeds, MACs, speed. The dense model is in every cut's timing."""
     images = some_images(model, arguments.data)
-    chosen = settings(model, candidates(arguments.method), images, CUTS)
-    flat = [config for by_name in chosen.values() for config in by_name.values()]
-    scored = {seed: _by_method(model, flat, arguments, seed) for seed in SEEDS[:1]}
-    drawn = [config for config in flat if config.name in RANDOM]
-    scored |= {seed: _by_method(model, drawn, arguments, seed) for seed in SEEDS[1:] if drawn}
-    timed = {row["method"]: row for row in _timed(model, flat, arguments)}
-    dense = scored[SEEDS[0]]["dense"]
-    rows = [_row("dense", None, [dense], dense, timed["dense"])]
-    for cut, by_name in chosen.items():
-        for config in by_name.values():
-            name = config.describe()
-            seen = [found[name] for found in scored.values() if name in found]
-            rows.append(_row(name, cut, seen, dense, timed[name]))
+    rows: list[dict[str, Any]] = []
+    for cut in arguments.cut or CUTS:
+        rows += _rows_of_cut(model, cut, images, arguments)
+        write(rows, arguments)  # after every cut: each takes many minutes
+        print(markdown(rows[-1:]), flush=True)
+    return rows
+
+
+def _rows_of_cut(model: nn.Module, cut: float, images: Tensor, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    chosen = list(settings(model, candidates(arguments.method), images, cut).values())
+    drawn = [config for config in chosen if config.name in RANDOM]
+    scored = [_by_method(model, chosen, arguments, SEEDS[0])]
+    scored += [_by_method(model, drawn, arguments, seed) for seed in SEEDS[1:] if drawn]
+    timed = {row["method"]: row for row in _timed(model, chosen, arguments)}
+    dense = scored[0]["dense"]
+    rows = [_row("dense", cut, [dense], dense, timed["dense"])]
+    for config in chosen:
+        name = config.describe()
+        rows.append(_row(name, cut, [found[name] for found in scored if name in found], dense, timed[name]))
     return rows
 
 
@@ -147,7 +151,7 @@ def _timed(model: nn.Module, configs: Sequence[MethodConfig], arguments: argpars
     return measure(model, {config.describe(): config for config in configs}, images, budget=budget)
 
 
-def _row(name: str, cut: float | None, seen: list[Row], dense: Row, timed: dict[str, Any]) -> dict[str, Any]:
+def _row(name: str, cut: float, seen: list[Row], dense: Row, timed: dict[str, Any]) -> dict[str, Any]:
     tops = [100 * row.top1 for row in seen]
     return {
         "method": name,
@@ -167,7 +171,7 @@ def stress(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, An
     images = some_images(model, arguments.data)
     alive, best = candidates(arguments.method), dict[str, dict[str, Any]]()
     for cut in STRESS_CUTS:
-        chosen = settings(model, alive, images, [cut]).get(cut, {})
+        chosen = settings(model, alive, images, cut)
         if not chosen:
             break
         found = _by_method(model, list(chosen.values()), arguments, SEEDS[0])
@@ -255,6 +259,13 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """The record, if one is asked for."""
+    run = None if arguments.run is None else str(arguments.run)
+    record = {"command": f"cifar10 {arguments.table}", "environment": common.environment(), "rows": rows}
+    common.write_json(arguments.json, {**record, "run": run, "limit": arguments.limit})
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
@@ -278,6 +289,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", action="append", help="only these; may repeat")
     parser.add_argument("--limit", type=int, help="so many test images only, for a quick try")
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--cut", type=float, action="append", help="of `cuts`, e.g. 0.5; may repeat; default: all four")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds of `cuts`")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", default="runs/finetune", help="folder of the runs of `finetune`")
@@ -296,11 +308,7 @@ def main() -> None:
     OWN_KNOBS.pop("ia_red2", None)  # learned: not in these tables
     model = load_reference("cifar10_vit") if arguments.run is None else load_run(arguments.run)
     rows = TABLES[arguments.table](model, arguments)
-    record = {"command": f"cifar10 {arguments.table}", "environment": common.environment(), "rows": rows}
-    common.write_json(
-        arguments.json,
-        {**record, "run": None if arguments.run is None else str(arguments.run), "limit": arguments.limit},
-    )
+    write(rows, arguments)
     print(markdown(rows))
 
 
