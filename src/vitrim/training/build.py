@@ -1,7 +1,9 @@
 """A run from its parts: the data and the model that a recipe asks for, and the `Trainer` of both.
 
-trainer = build_trainer(load_recipe("cifar10_vit"), "data/cifar10", Running(Path("runs/cifar10")))
-result = trainer.run()
+    trainer = build_trainer(load_recipe("cifar10_vit"), "data/cifar10", Running(Path("runs/cifar10")))
+    result = trainer.run()
+
+This is what ``vitrim train`` does once it has read its command line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """What a finished run of ``vitrim train`` leaves in its folder, and the model that is made of it.
 
-model = load_run(Path("runs/cifar10"))
+    model = load_run(Path("runs/cifar10"))
+
+The names of the files of a run that others read are here too.
 """
 
 from __future__ import annotations
