@@ -3,7 +3,7 @@
     python benchmarks/cifar10.py cuts --data CIFAR --json cuts.json
     python benchmarks/cifar10.py stress --data CIFAR
     python benchmarks/cifar10.py atm --data CIFAR
-    python benchmarks/cifar10.py finetune --data CIFAR --out runs/finetune
+    python benchmarks/cifar10.py finetune --data CIFAR --out runs/finetune --processes 2
 
 With `--run FOLDER` the model is that of another finished run of `vitrim train`.
 
@@ -23,6 +23,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -33,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods import OWN_KNOBS, at_share
+from methods import at_share
 from vitrim.cli import common
 from vitrim.config import MethodConfig
 from vitrim.data import batches, eval_transform, load_images
@@ -44,9 +47,8 @@ from vitrim.profiling.latency import Budget
 from vitrim.profiling.macs import profile
 from vitrim.reference import load_reference
 from vitrim.registry import make_method, methods
-from vitrim.training.build import build_trainer
 from vitrim.training.checkpoint import latest
-from vitrim.training.loop import Running, recipe_text
+from vitrim.training.loop import recipe_text
 from vitrim.training.recipe import Resolved, load_recipe
 from vitrim.training.runs import RECIPE, RESULT, load_run
 
@@ -95,7 +97,16 @@ def score(
 def candidates(only: Iterable[str] | None) -> list[str]:
     """The methods that need no training and have an amount, or those asked for."""
     free = [name for name, config in methods().items() if config.training_free and name != "none"]
-    return free if not only else [name for name in free if name in only]
+    return chosen_from(free, only)
+
+
+def chosen_from(names: Iterable[str], only: Iterable[str] | None) -> list[str]:
+    """Those of ``names`` that are asked for; all, if nothing is."""
+    names, only = list(names), list(only or names)
+    for name in only:
+        if name not in names:
+            raise VitrimError(f"'{name}' is not in this table; it has: {', '.join(names)}")
+    return [name for name in names if name in only]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -120,7 +131,7 @@ def cuts(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]
     for cut in arguments.cut or CUTS:
         rows += _rows_of_cut(model, cut, images, arguments)
         write(rows, arguments)  # after every cut: each takes many minutes
-        print(markdown(rows[-1:]), flush=True)
+        print(markdown([row for row in rows if row["cut"] == cut]), flush=True)
     return rows
 
 
@@ -129,7 +140,7 @@ def _rows_of_cut(model: nn.Module, cut: float, images: Tensor, arguments: argpar
     drawn = [config for config in chosen if config.name in RANDOM]
     scored = [_by_method(model, chosen, arguments, SEEDS[0])]
     scored += [_by_method(model, drawn, arguments, seed) for seed in SEEDS[1:] if drawn]
-    timed = {row["method"]: row for row in _timed(model, chosen, arguments)}
+    timed = {row["method"]: row for row in _timed(model, chosen, images, arguments)}
     dense = scored[0]["dense"]
     rows = [_row("dense", cut, [dense], dense, timed["dense"])]
     for config in chosen:
@@ -145,9 +156,10 @@ def _by_method(
     return {row.method: row for row in found}
 
 
-def _timed(model: nn.Module, configs: Sequence[MethodConfig], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _timed(
+    model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
     budget = Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds, warmup_rounds=1)
-    images = some_images(model, arguments.data)[: arguments.batch_size]
     return measure(model, {config.describe(): config for config in configs}, images, budget=budget)
 
 
@@ -209,10 +221,10 @@ def _untimed(name: str, row: Row, dense: Row) -> dict[str, Any]:
 def finetune(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A row per method: top-1 before training, if it needs none, and after it; the first row is the control."""
     images = some_images(model, arguments.data)
-    names = [name for name in FINETUNED if not arguments.method or name in arguments.method]
+    names = chosen_from(FINETUNED, arguments.method)
     configs = {name: at_share(model, name, images, FINETUNE_SHARE) for name in names}
     free = [config for config in configs.values() if config.training_free]
-    before = {row.method: row for row in score(model, free, arguments.data, arguments.limit, SEEDS[0], 100)}
+    before = {row.method: row for row in score(model, free, arguments.data, None, SEEDS[0], arguments.batch_size)}
     dense = profile(model, None, images).macs.total
     control = _finetuned("none", (), arguments)
     rows = [{"method": "dense", "before": 100 * before["dense"].top1, **control, "macs_saved": 0.0}]
@@ -234,10 +246,24 @@ def _finetuned(method: str, changes: Sequence[str], arguments: argparse.Namespac
     if (out / RESULT).is_file():
         _check_same(out, resolved, arguments.run)
     else:
-        running = Running(out, resume=latest(out / "checkpoints") is not None, eval_batch=100, save_minutes=5.0)
-        build_trainer(resolved, arguments.data, running, checkpoint=arguments.run, cpu=True).run()
+        _train(out, changes, arguments)
     result = json.loads((out / RESULT).read_text())
     return {"after": result["last"]["top1"], "minutes": result["seconds"] / 60}
+
+
+def _train(out: Path, changes: Sequence[str], arguments: argparse.Namespace) -> None:
+    """`vitrim train` as its user runs it, in processes of its own: they share the threads."""
+    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={arguments.processes}"]
+    command = [sys.executable, *(launch if arguments.processes > 1 else []), "-m", "vitrim", "train"]
+    command += [arguments.recipe, *changes, "--data", arguments.data, "--out", str(out), "--eval-batch", "100"]
+    if arguments.run is not None:
+        command += ["--checkpoint", str(arguments.run)]
+    if latest(out / "checkpoints") is not None:
+        command.append("--resume")
+    if not torch.cuda.is_available():
+        command += ["--device", "cpu"]
+    threads = str(max(arguments.threads // arguments.processes, 1))
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": threads})
 
 
 TABLES: dict[str, Callable[[nn.Module, argparse.Namespace], list[dict[str, Any]]]] = {
@@ -287,14 +313,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--run", type=Path, help="folder of a finished run of vitrim train")
     parser.add_argument("--data", required=True, help="as for vitrim eval; splits train and test")
     parser.add_argument("--method", action="append", help="only these; may repeat")
-    parser.add_argument("--limit", type=int, help="so many test images only, for a quick try")
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--limit", type=int, help="so many test images only, for a quick try; not of `finetune`")
+    parser.add_argument("--batch-size", type=int, default=32, help="of the evaluations; speeds are of batches of 64")
     parser.add_argument("--cut", type=float, action="append", help="of `cuts`, e.g. 0.5; may repeat; default: all four")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds of `cuts`")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", default="runs/finetune", help="folder of the runs of `finetune`")
     parser.add_argument("--recipe", default="cifar10_finetune", help="of `finetune`")
     parser.add_argument("--change", action="append", help="key=value for that recipe; may repeat")
+    parser.add_argument("--processes", type=int, default=1, help="of `finetune`; on a CPU one for each core is fastest")
     parser.add_argument("--json", help="write the record to this file")
     return parser.parse_args()
 
@@ -305,7 +332,6 @@ def main() -> None:
     common.set_threads(arguments.threads)
     torch.manual_seed(SEEDS[0])
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
-    OWN_KNOBS.pop("ia_red2", None)  # learned: not in these tables
     model = load_reference("cifar10_vit") if arguments.run is None else load_run(arguments.run)
     rows = TABLES[arguments.table](model, arguments)
     write(rows, arguments)

@@ -120,6 +120,17 @@ def test_an_encoder_is_loaded_into_what_has_none(tmp_path: Path) -> None:
         load_encoder(model, file)
 
 
+def test_a_head_is_replaced_only_for_weights_that_fit(tmp_path: Path) -> None:
+    options = {"num_classes": 3, "img_size": 16, "patch_size": 4}
+    save_file(create_model("test_vit", options=options).state_dict(), tmp_path / "three.safetensors")
+    model = create_model("test_vit", options={**options, "num_classes": 5, "patch_size": 8})
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(VitrimError, match="has shape"):
+        load_host(model, tmp_path / "three.safetensors")
+    assert model.num_classes == 5
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
 def test_torchvision() -> None:
     options = {"image_size": 32, "num_classes": 4}
     with torch.device("meta"):
@@ -180,7 +191,7 @@ def test_torchvision_prepares_images_as_its_weights_do_at_the_size_of_the_model(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hub:vit_b_16", "unknown library 'hub'; valid: hf, torchvision"),
+        ("hub:vit_b_16", "unknown library 'hub'; valid: hf, run, torchvision, vitrim"),
         ("torchvision:", "'torchvision:' names no model"),
         ("torchvision:vit_b_61", "unknown model of torchvision 'vit_b_61'; did you mean 'vit_b_16'?"),
         ("hf:./no-such-folder", "no folder ./no-such-folder; write hf: and a folder with config.json"),

@@ -25,6 +25,9 @@ TINY: dict[str, Any] = {
     "schedule": {"warmup_epochs": 1},
 }
 
+SHARDED: dict[str, Any] = {"method": "dynamicvit:keep_rate=0.7", "optimizer": {"name": "sgd", "lr": 1e-2, "clip": 1.0}}
+"""A run of two processes with shards of the model, which `sharded_worker.py` makes: a method that learns."""
+
 
 def recipe(**changes: Any) -> Resolved:
     """`TINY` with changes."""

@@ -163,8 +163,8 @@ def add_bias(*biases: Tensor | None) -> Tensor | None:
 def unfused_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether plain matrix products beat the fused kernel: the one place where that is decided.
 
-    Measured at 50 to 200 tokens (docs/results.md): on CPUs with bfloat16 instructions oneDNN's matrix products are up
-    to 1.8 times faster than the fused CPU kernel, which computes in float32 inside. Everywhere else the fused kernel
-    wins, on CPUs without those instructions by an order of magnitude.
+    On CPUs with bfloat16 instructions oneDNN's matrix products are taken, because the fused CPU kernel computes in
+    float32 inside; docs/results.md could not time that. On CPUs without them the fused kernel wins in bfloat16 by 1.4
+    to 1.5 times; in float32 the two are close there.
     """
     return device.type == "cpu" and dtype == torch.bfloat16 and CPU_HAS_BFLOAT16

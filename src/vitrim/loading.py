@@ -1,5 +1,5 @@
 """Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``,
-``vitrim:cifar10_vit``.
+``vitrim:cifar10_vit``, ``run:FOLDER``.
 
     model = create_model("torchvision:vit_b_16", pretrained=True)
 
@@ -35,7 +35,8 @@ def create_model(
     """The model ``name`` in eval mode, with random, pretrained or local weights.
 
     Args:
-        name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``vitrim:NAME`` (a reference checkpoint).
+        name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``vitrim:NAME`` (a reference checkpoint),
+            ``run:FOLDER`` (a finished run of ``vitrim train``).
         pretrained: load the library's weights.
         checkpoint: load this safetensors file instead, or the one in the folder of a run of ``vitrim train``.
         options: keyword arguments of the library's model.
@@ -82,8 +83,8 @@ def creator(name: str) -> tuple[Callable[[str, bool, Options], nn.Module], str]:
         raise unknown("library", library, LIBRARIES)
     if not rest:
         raise VitrimError(
-            f"'{name}' names no model: write torchvision:vit_b_16, hf: and a folder or name, or vitrim: "
-            "and a reference checkpoint"
+            f"'{name}' names no model: write torchvision:vit_b_16, hf: and a folder or name, vitrim: and a reference "
+            "checkpoint, or run: and the folder of a finished run"
         )
     return LIBRARIES[library], rest
 
@@ -149,6 +150,13 @@ def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     return load_reference(name, **options)
 
 
+def run_model(folder: str, pretrained: bool, options: Options) -> nn.Module:
+    """The model of the finished run of ``vitrim train`` in ``folder``; it always has its weights."""
+    from vitrim.training.runs import load_run
+
+    return load_run(Path(folder).expanduser(), **options)
+
+
 def has_weights(folder: Path) -> bool:
     """Whether a folder holds weights in a form that transformers reads."""
     return any((folder / file).is_file() for file in HF_WEIGHTS)
@@ -185,4 +193,5 @@ LIBRARIES: dict[str, Callable[[str, bool, Options], nn.Module]] = {
     "torchvision": torchvision_model,
     "hf": hf_model,
     "vitrim": reference_model,
+    "run": run_model,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -181,22 +182,38 @@ class Reduction:
             VitrimError: an option that cannot change at run time, or an invalid value. Nothing is changed then.
         """
         self._check_alive()
+        config = self.config_with(**changes)
+        blocks = self._blocks()
+        _check_amounts(config, backbone_of(self.model).facts(self.model), len(blocks))
+        for block in blocks:
+            block.reducer.configure(config)
+        self.config = config
+
+    def config_with(self, **changes: Any) -> MethodConfig:
+        """The options as `set` would leave them; nothing is changed.
+
+        Raises:
+            VitrimError: an option that cannot change at run time, or a value that is invalid or does not fit the model.
+        """
         fixed = sorted(set(changes) - self.config.runtime)
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
             raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
         config = type(self.config)(**{**_given(self.config), **changes})
-        facts = backbone_of(self.model).facts(self.model)
-        blocks = self._blocks()
-        _check_amounts(config, facts, len(blocks))
-        for block in blocks:
-            block.reducer.configure(config)
-        self.config = config
+        config.check(len(self._blocks()))
+        return config
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None) -> None:
         """Write the method's options and its learned parameters, and nothing of the host, into ``folder``.
 
         Two files: ``reduction.json`` and, if the method learns anything, ``reducers.safetensors``.
+
+        Args:
+            folder: made if it does not exist.
+            state: the model's whole ``state_dict``, where the model itself has only shards of it.
+
+        Raises:
+            VitrimError: the folder cannot be made.
         """
         self._check_alive()
         folder = Path(folder)
@@ -204,7 +221,7 @@ class Reduction:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
-        weights = _reducer_weights(self._blocks())
+        weights = _reducer_weights(self.model, self.model.state_dict() if state is None else state)
         if weights:
             save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
         record = {
@@ -251,7 +268,7 @@ class Reduction:
                 f"{self.config.version}"
             )
         weights = _read_weights(folder / saved["weights"]) if saved.get("weights") else {}
-        expected = _reducer_weights(self._blocks())
+        expected = _reducer_weights(self.model, self.model.state_dict())
         problem = _mismatch(expected, weights)
         if problem:
             raise VitrimError(f"the parameters in {folder} do not fit this model: {problem}")
@@ -386,8 +403,14 @@ def _given(config: MethodConfig) -> dict[str, Any]:
     return {key: getattr(config, key) for key in config.model_fields_set}
 
 
-def _reducer_weights(blocks: list[ReducedBlock]) -> dict[str, Tensor]:
-    return {f"{block.depth}.{name}": value for block in blocks for name, value in block.reducer.state_dict().items()}
+def _reducer_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What reducers learned, by depth and name, out of a ``state_dict`` of the model."""
+    return {
+        f"{block.depth}.{name}": state[f"{path}.reducer.{name}"]
+        for path, block in model.named_modules()
+        if isinstance(block, ReducedBlock)
+        for name in block.reducer.state_dict()
+    }
 
 
 def saved_method(folder: Path) -> str:

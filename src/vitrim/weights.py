@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +15,6 @@ from vitrim.errors import VitrimError, first_line
 
 WEIGHTS_FILE = "model.safetensors"
 """Where the folder of a run of ``vitrim train`` has the weights of the model."""
-
 
 ENCODER = "encoder."
 """What a model for pre-training calls the part that is fine-tuned."""
@@ -67,10 +68,12 @@ def load_host(model: nn.Module, path: Path) -> None:
         >>> model.num_classes
         3
     """
-    found = next((count for name in classifiers_of(model) if (count := classes_in(path, name)) is not None), None)
+    weights, heads = _read(path), classifiers_of(model)
+    found = next((len(weights[key]) for name in heads if (key := f"{name}.weight") in weights), None)
     if found not in (None, getattr(model, "num_classes", None)):
+        _check_fit(_without(model.state_dict(), heads), _without(weights, heads), path)  # before the head is replaced
         cast(Any, model).reset_classifier(found)
-    load_checkpoint(model, path)
+    _load(model, weights, path)
 
 
 def classifiers_of(model: nn.Module) -> tuple[str, ...]:
@@ -109,9 +112,9 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     weights = {key.removeprefix(ENCODER): value for key, value in _read(path).items() if key.startswith(ENCODER)}
     if not weights:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
-    names = classifiers_of(model)
-    fresh = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in names}
-    _load(model, {**fresh, **weights}, path)
+    expected = model.state_dict()
+    trunk = _without(expected, classifiers_of(model))
+    _load(model, {**{key: value for key, value in expected.items() if key not in trunk}, **weights}, path)
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
@@ -120,39 +123,8 @@ def holds_encoder(path: Path, model: nn.Module) -> bool:
     Raises:
         VitrimError: no such file, or no safetensors file.
     """
-    _check_file(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            inner = any(key.startswith(ENCODER) for key in file.keys())  # noqa: SIM118
-    except SafetensorError as error:
-        raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error
+    inner = any(key.startswith(ENCODER) for key in _shapes(path))
     return inner and not any(key.startswith(ENCODER) for key in model.state_dict())
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    _check_file(path)
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error
-
-
-def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Check all names and shapes, then load; a model on the meta device has nothing to load into."""
-    expected = model.state_dict()
-    for what, names in (
-        ("lacks", sorted(set(expected) - set(weights))),
-        ("has unknown", sorted(set(weights) - set(expected))),
-    ):
-        if names:
-            raise VitrimError(f"{path} {what} {len(names)} parameters of this model, first {names[0]}")
-    for key, value in weights.items():
-        if value.shape != expected[key].shape:
-            raise VitrimError(
-                f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
-            )
-    if not any(value.is_meta for value in expected.values()):
-        model.load_state_dict(weights)
 
 
 def classes_in(path: Path, classifier: str) -> int | None:
@@ -173,15 +145,54 @@ def classes_in(path: Path, classifier: str) -> int | None:
         ...     classes_in(Path(folder) / "model.safetensors", "head")
         2
     """
-    _check_file(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            name = f"{classifier}.weight"
-            return int(file.get_slice(name).get_shape()[0]) if name in file.keys() else None  # noqa: SIM118
-    except SafetensorError as error:
-        raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error
+    shape = _shapes(path).get(f"{classifier}.weight")
+    return None if shape is None else shape[0]
 
 
-def _check_file(path: Path) -> None:
+def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Check all names and shapes, then load; a model on the meta device has nothing to load into."""
+    expected = model.state_dict()
+    _check_fit(expected, weights, path)
+    if not any(value.is_meta for value in expected.values()):
+        model.load_state_dict(weights)
+
+
+def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
+    for what, names in (
+        ("lacks", sorted(set(expected) - set(weights))),
+        ("has unknown", sorted(set(weights) - set(expected))),
+    ):
+        if names:
+            raise VitrimError(f"{path} {what} {len(names)} parameters of this model, first {names[0]}")
+    for key, value in weights.items():
+        if value.shape != expected[key].shape:
+            raise VitrimError(
+                f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
+            )
+
+
+def _without(weights: dict[str, Tensor], layers: tuple[str, ...]) -> dict[str, Tensor]:
+    """Weights but for those of some layers."""
+    return {key: value for key, value in weights.items() if key.rpartition(".")[0] not in layers}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    with _reading(path):
+        return load_file(path)
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    """The shapes of what is in a file, without reading it."""
+    with _reading(path), safe_open(path, framework="pt") as file:
+        return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """The one error of a file that is not there or not of this format."""
     if not path.is_file():
         raise VitrimError(f"no checkpoint at {path}")
+    try:
+        yield
+    except SafetensorError as error:
+        raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error

@@ -5,18 +5,30 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 from accelerate.state import AcceleratorState, GradientState
+from safetensors.torch import load_file
 
+import sharded_worker
 from cli_runs import exit_code
-from tiny_training import TINY, trainer, write_images
+from tiny_training import SHARDED, TINY, recipe, trainer, write_images
+from vitrim import Reduction
+from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipes
+from vitrim.training.runs import load_run
+
+train_command = import_module("vitrim.cli.train")
+WORKER = Path(sharded_worker.__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +162,64 @@ def test_bad_input_is_one_line(
 ) -> None:
     assert run(monkeypatch, *arguments) == 2
     assert message in the_error(capsys)
+
+
+def test_control_c_saves_and_a_later_one_ends_at_once(
+    images: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ["--data", images, "--device", "cpu", "--threads", 1]
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    step = Trainer._step
+    asked: list[int] = []
+
+    def interrupted(self: Trainer, batches: Any, update: int) -> dict[str, float]:
+        for _ in range(2):  # as from the terminal, and once more from a launcher
+            signal.raise_signal(signal.SIGINT)
+        asked.append(update)
+        return step(self, batches, update)
+
+    monkeypatch.setattr(Trainer, "_step", interrupted)
+    assert run(monkeypatch, tiny, *common, "--out", tmp_path / "saved") == 130
+    assert asked == [0]
+    assert [path.name for path in (tmp_path / "saved/checkpoints").iterdir()] == ["update-00000001"]
+
+    monkeypatch.setattr(train_command, "PATIENCE", -1.0)
+    assert run(monkeypatch, tiny, *common, "--out", tmp_path / "ended") == 130
+    assert asked == [0]
+    assert not (tmp_path / "ended/checkpoints").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.xdist_group("distributed")
+def test_two_processes_with_shards_are_one(images: Path, tmp_path: Path) -> None:
+    """FSDP2 as accelerate sets it up: the same losses and evaluations, weights that load, and a resume."""
+    (images / "test/ant/0.png").unlink()  # 11 images: shares of 6 and 5, which batches of 5 make two and one
+    learned = recipe(**SHARDED)
+    trainer(learned, images, tmp_path / "one", eval_batch=5).run()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(WORKER)]
+    for part in ("4", "9"):
+        done = subprocess.run(
+            [*command, str(images), str(tmp_path / "two"), part],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    losses, weights = {}, {}
+    for name in ("one", "two"):
+        with (tmp_path / name / "log.csv").open(newline="") as file:
+            losses[name] = [float(row["total"]) for row in csv.DictReader(file)]
+        parts = (load_file(tmp_path / name / file) for file in ("model.safetensors", "reducers.safetensors"))
+        weights[name] = {key: value for part in parts for key, value in part.items()}
+    assert len(losses["one"]) == 9
+    assert losses["two"] == pytest.approx(losses["one"], abs=1e-4)
+    assert weights["two"].keys() == weights["one"].keys()
+    for key, value in weights["one"].items():
+        torch.testing.assert_close(weights["two"][key], value, atol=1e-3, rtol=1e-3)
+    results = [json.loads((tmp_path / name / "result.json").read_text())["last"] for name in ("one", "two")]
+    assert results[0] == results[1]
+    model = load_run(tmp_path / "two")
+    Reduction.load(model, tmp_path / "two")
 
 
 @pytest.mark.xdist_group("distributed")

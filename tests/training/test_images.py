@@ -143,6 +143,12 @@ def test_grey_models_get_grey_images() -> None:
     assert TrainTransform(geometry, Augment())(Image.new("RGB", (40, 40))).shape == (1, 32, 32)
 
 
+def test_a_class_that_is_called_directly_says_what_its_images_are() -> None:
+    """Only timm's create_model gives a model its pretrained_cfg."""
+    model = timm.models.VisionTransformer(img_size=32, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+    assert geometry_of(model).size == (32, 32)
+
+
 def test_other_libraries_are_normalised_as_in_evaluation() -> None:
     """A model whose own transform says mean and standard deviation, as torchvision's do."""
 

@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 import vitrim
 from tiny_training import CLASSES, PER_CLASS, TINY, recipe, trainer
 from vitrim.errors import VitrimError
-from vitrim.training import checkpoint
+from vitrim.training import checkpoint, loop
 from vitrim.training.loop import recipe_text
+from vitrim.training.runs import load_run
 
 EPOCH = len(CLASSES) * PER_CLASS["train"] // TINY["batch_size"]
 UPDATES = EPOCH * TINY["epochs"]
@@ -193,6 +195,21 @@ def test_a_full_disk_while_saving_leaves_the_last_checkpoint(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["update-00000003"]
 
 
+def test_a_full_disk_at_the_very_end_loses_nothing(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    run = trainer(recipe(epochs=1), images, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_file", full)
+        with pytest.raises(VitrimError, match=r"No space left .*; they are in .*update-00000003: make room and run"):
+            run.run()
+    trainer(recipe(epochs=1), images, tmp_path, resume=True).run()
+    assert load_run(tmp_path)(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
+
+
 def test_a_save_that_was_interrupted_is_passed_over(images: Path, tmp_path: Path) -> None:
     trainer(recipe(), images, tmp_path, max_updates=4, save_minutes=0).run()
     found = sorted((tmp_path / "checkpoints").iterdir())
@@ -238,6 +255,21 @@ def test_an_evaluation_split_of_other_classes_is_refused(images: Path, tmp_path:
             {"method": "evit", "ramps": [{"option": "keep_rate", "start": 1, "stop": 5, "end_epoch": 1}]},
             "evit: keep_rate=5.0: Input should be less than or equal to 1",
         ),
+        (
+            {"method": "cropr:r=1", "ramps": [{"option": "r", "start": 0, "stop": 1, "end_epoch": 1}]},
+            r"cropr: r=0\.27.*: Input should be a valid integer",
+        ),
+        (
+            {"method": "evo_vit", "switches": [{"option": "blocks", "value": [2, 40], "epoch": 1}]},
+            r"blocks \[40\] do not exist: the model has blocks 0 to 5",
+        ),
+        (
+            {
+                "model_options": {**TINY["model_options"], "patch_drop_rate": 0.5},
+                "ramps": [{"option": "patch_drop", "start": 0.5, "stop": 1, "end_epoch": 1}],
+            },
+            "a ramp of patch_drop goes to 1; shares",
+        ),
         ({"objective": {"weight": 2}}, "the loss of none has no option 'weight'; it has: none"),
         ({"method": "cropr:r=1", "objective": {"tau": 2}}, "the loss of cropr has no option 'tau'"),
         ({"switches": [{"option": "blocks", "value": [1], "epoch": 1}]}, "none cannot change 'blocks' at run time"),
@@ -260,7 +292,31 @@ def test_a_run_does_not_overwrite_another_nor_resume_one_of_another_recipe(image
         trainer(recipe(seed=1), images, tmp_path, resume=True)
     with pytest.raises(VitrimError, match="nothing to resume"):
         trainer(recipe(), images, tmp_path / "other", resume=True)
-    assert trainer(recipe(eval_every=None, micro_batch=4), images, tmp_path, resume=True).update == 2
+    with pytest.raises(VitrimError, match="differs in micro_batch"):
+        trainer(recipe(micro_batch=4), images, tmp_path, resume=True)
+    assert trainer(recipe(eval_every=None, notes="new"), images, tmp_path, resume=True).update == 2
+
+
+def test_a_finished_run_is_not_overwritten_without_its_checkpoints(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(epochs=1), images, tmp_path).run()
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = (tmp_path / "result.json").read_text()
+    with pytest.raises(VitrimError, match="has a finished run: give another --out"):
+        trainer(recipe(epochs=1, method="tome:r=2"), images, tmp_path)
+    assert (tmp_path / "result.json").read_text() == before
+
+
+def test_a_run_goes_on_from_the_start_it_had(images: Path, tmp_path: Path) -> None:
+    """A teacher is a copy of the starting model, which no checkpoint holds."""
+    for name in ("a", "b"):
+        trainer(recipe(epochs=1), images, tmp_path / name).run()
+    out = tmp_path / "out"
+    trainer(recipe(), images, out, start=tmp_path / "a", max_updates=2).run()
+    with pytest.raises(VitrimError, match=f"begun with --checkpoint {tmp_path / 'a'}, not with no --checkpoint"):
+        trainer(recipe(), images, out, resume=True)
+    with pytest.raises(VitrimError, match=f"begun with --checkpoint {tmp_path / 'a'}, not with .*b$"):
+        trainer(recipe(), images, out, start=tmp_path / "b", resume=True)
+    assert trainer(recipe(), images, out, start=tmp_path / "a", resume=True).update == 2
 
 
 def test_a_run_is_not_resumed_on_other_data(images: Path, tmp_path: Path) -> None:
@@ -320,7 +376,7 @@ def test_a_pretrained_encoder_is_fine_tuned(images: Path, tmp_path: Path) -> Non
     for name, value in run.model.state_dict().items():
         if "head" not in name:
             assert torch.equal(value, left[f"encoder.{name}"])
-    assert run.run()["last"]["top1"] >= 0
+    assert run.run()["last"]["update"] == EPOCH
     wider = recipe(model="vittm_base_28_28", model_options={**options, "embed_dim": 64})
     with pytest.raises(VitrimError, match="this model needs"):
         trainer(wider, images, tmp_path / "other", start=tmp_path / "mae")
@@ -329,7 +385,7 @@ def test_a_pretrained_encoder_is_fine_tuned(images: Path, tmp_path: Path) -> Non
 def test_a_teacher_has_weights_of_its_own(images: Path, tmp_path: Path) -> None:
     trainer(recipe(epochs=1), images, tmp_path / "first").run()
     weights = tmp_path / "first/model.safetensors"
-    changes = {"method": "dynamicvit:keep_rate=0.7", "teacher": "dense", "teacher_checkpoint": str(weights)}
+    changes = {"method": "dynamicvit:keep_rate=0.7", "teacher": "dense", "teacher_checkpoint": str(weights.parent)}
     run = trainer(recipe(**changes, seed=1), images, tmp_path / "second")
     assert same(run.objective.teacher.state_dict(), load_file(weights))
     assert not any(parameter.requires_grad for parameter in run.objective.teacher.parameters())
@@ -344,6 +400,17 @@ def test_amounts_reach_the_average_and_their_end(images: Path, tmp_path: Path) -
     )
     run.run()
     assert vitrim.get_reduction(run.ema.module).config.keep_rate == 0.5
+    assert json.loads((tmp_path / "reduction.json").read_text())["options"]["keep_rate"] == 0.5
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_is_saved_has_the_last_amounts(resumed: bool, images: Path, tmp_path: Path) -> None:
+    """Also where nothing is evaluated at the end, or where a run is resumed when nothing is left to do."""
+    ramp = {"option": "keep_rate", "start": 1.0, "stop": 0.5, "begin_epoch": 0, "end_epoch": 2}
+    resolved = recipe(method="evit:keep_rate=0.9", epochs=2, ramps=[ramp], eval_split=None if not resumed else "test")
+    trainer(resolved, images, tmp_path).run()
+    if resumed:
+        trainer(resolved, images, tmp_path, resume=True).run()
     assert json.loads((tmp_path / "reduction.json").read_text())["options"]["keep_rate"] == 0.5
 
 

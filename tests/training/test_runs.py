@@ -45,6 +45,9 @@ def test_a_run_that_is_not_finished_is_refused(run: Path, tmp_path: Path) -> Non
         load_run(tmp_path)
     with pytest.raises(VitrimError, match=r"it has no recipe\.yaml"):
         reference.export(tmp_path, tmp_path / "new")
+    (tmp_path / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
+    with pytest.raises(VitrimError, match=r"is not a finished run: it has no result\.json"):
+        load_run(tmp_path)
     with pytest.raises(VitrimError, match="has shape"):
         load_run(run, patch_size=8)
 
@@ -63,6 +66,9 @@ def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch
     first, run = tmp_path / "first", tmp_path / "second"
     trainer(recipe(epochs=1), images, first).run()
     trainer(recipe(epochs=1, seed=1), images, run, start=first).run()
+    with pytest.raises(VitrimError, match=f"{tmp_path / 'none'} is not a finished run"):
+        reference.export(run, tmp_path / "shipped" / "tiny", earlier=[tmp_path / "none"])
+    assert reference.references() == {}
     reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     with pytest.raises(VitrimError, match="exists: name a new folder"):
         reference.export(run, tmp_path / "shipped" / "tiny")
@@ -71,7 +77,7 @@ def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch
     assert list(reference.references()) == ["tiny"]
     assert reference.reference_recipe("tiny").epochs == 1
     assert reference.reached("tiny")["updates"] == 3
-    model, trained = create_model("vitrim:tiny"), load_run(run)
+    model, trained = create_model("vitrim:tiny"), create_model(f"run:{run}")
     for name, value in model.state_dict().items():
         assert torch.equal(value, trained.state_dict()[name].bfloat16().float())
     with pytest.raises(VitrimError, match="unknown reference checkpoint 'tony'; did you mean 'tiny'"):

@@ -43,7 +43,7 @@ def losses(out: Path) -> list[str]:
 def test_a_streamed_run_resumes_to_the_same_bits_and_reads_in_other_processes(tables: Path, tmp_path: Path) -> None:
     resolved = recipe(stream=True, ema={"decay": 0.9})
     result = trainer(resolved, tables, tmp_path / "whole").run()
-    assert (result["updates"], result["last"]["top1"] >= 0) == (9, True)
+    assert (result["updates"], result["last"]["update"]) == (9, 9)
     trainer(resolved, tables, tmp_path / "parts", max_updates=4).run()  # within an epoch
     trainer(resolved, tables, tmp_path / "parts", resume=True, workers=1).run()
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")

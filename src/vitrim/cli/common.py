@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MODEL_NAMES = (
     "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
-    "vitrim:cifar10_vit, a model trained on CIFAR-10 that comes with vitrim"
+    "vitrim:cifar10_vit, a model trained on CIFAR-10 that comes with vitrim, run: and the folder of a finished run"
 )
 Model = Annotated[str, typer.Argument(help=f"model {MODEL_NAMES}")]
 Methods = Annotated[
@@ -71,12 +71,13 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
     return options
 
 
-def learned_reduction(checkpoint: Path | None) -> Path | None:
-    """The folder of a run in which a method learned parameters, or None."""
+def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
+    """The folder of the run that a model or its weights are of, if a method learned parameters in it."""
     from vitrim.reduce import REDUCERS_FILE
 
-    found = checkpoint is not None and (checkpoint / REDUCERS_FILE).is_file()
-    return checkpoint if found else None
+    library, _, rest = model.partition(":")
+    folder = Path(rest).expanduser() if checkpoint is None and library == "run" else checkpoint
+    return folder if folder is not None and (folder / REDUCERS_FILE).is_file() else None
 
 
 def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:
@@ -88,6 +89,8 @@ def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None =
         return "pretrained" if checkpoint is None else str(checkpoint)
     if library == "vitrim":
         return "reference"
+    if library == "run":
+        return folder
     return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
 
 

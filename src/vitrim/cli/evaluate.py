@@ -69,7 +69,7 @@ def evaluate(
     target = common.select_device(device)
     options = common.parse_options(model_option)
     torch.manual_seed(seed)
-    learned = common.learned_reduction(checkpoint)
+    learned = common.learned_reduction(model, checkpoint)
     dense = create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options)
     precision = getattr(torch, DTYPES[dtype])
     evaluation = Evaluation(dense, configs, device=target, dtype=precision, seed=seed, learned=learned)

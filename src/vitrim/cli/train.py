@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +41,10 @@ EvalBatch = Annotated[int, typer.Option("--eval-batch", min=1, help="images at o
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard's files")]
 MaxUpdates = Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to be resumed later")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, or what accelerate finds if left out")]
+
+
+PATIENCE = 5.0
+"""Seconds after a first request to stop, in which another is taken for the same."""
 
 
 def train(
@@ -104,9 +111,11 @@ def train(
 
 def run(trainer: Trainer, data: str, *, dry_run: bool, console: Console) -> dict[str, Any] | None:
     """Run, and print what was reached; the record, or None in processes but the first."""
-    for stop in (signal.SIGTERM, signal.SIGINT):  # a scheduler's request to end, and Ctrl-C: save, then end
-        signal.signal(stop, lambda *_: trainer.request_stop())
-    result = trainer.dry_run() if dry_run else trainer.run()
+    if dry_run:
+        result = trainer.dry_run()
+    else:
+        with _stoppable(trainer):
+            result = trainer.run()
     accelerator, recipe, running = trainer.accelerator, trainer.recipe, trainer.running
     if not accelerator.is_main_process:
         return None
@@ -122,6 +131,29 @@ def run(trainer: Trainer, data: str, *, dry_run: bool, console: Console) -> dict
         "dry_run": dry_run,
         "result": result,
     }
+
+
+@contextmanager
+def _stoppable(trainer: Trainer) -> Iterator[None]:
+    """A scheduler's request to end, and Ctrl-C: save after the update that is being made, then end.
+
+    Asked again later, end at once: an evaluation or a stalled stream does not look. Not at the second request as such,
+    for launchers pass on the Ctrl-C that the terminal has sent to all processes.
+    """
+    asked: list[float] = []
+
+    def ask(*_: object) -> None:
+        asked.append(time.monotonic())
+        if asked[-1] - asked[0] > PATIENCE:
+            raise KeyboardInterrupt
+        trainer.request_stop()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _require(*packages: str) -> None:

@@ -45,7 +45,7 @@ def eval_transform(model: nn.Module) -> Transform:
     source = getattr(getattr(model, "config", None), "_name_or_path", None)
     if isinstance(source, str):
         return _Converted("RGB", _Processed(source))
-    if not _is_timm(model):
+    if not is_timm(model):
         raise DataError(
             f"{type(model).__name__} is not a timm model and does not say how its images are prepared: set the "
             "dataset's transform, for example to torchvision's weights.transforms() or a transformers image processor"
@@ -106,7 +106,8 @@ def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(processor.image_mean), tuple(processor.image_std)
 
 
-def _is_timm(model: nn.Module) -> bool:
+def is_timm(model: nn.Module) -> bool:
+    """Whether a model is of timm, or says as timm's do what its images are."""
     # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
     inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
     return inherited or hasattr(model, "pretrained_cfg")

@@ -28,6 +28,8 @@ __all__ = ["export", "load_reference", "reached", "reference_recipe", "reference
 
 FOLDER = Path(__file__).parent
 STORAGE_DTYPE = torch.bfloat16
+RECORDS = (RECIPE, RESULT, UPDATES, EVALUATIONS)
+"""What a run leaves besides weights."""
 
 
 def references() -> dict[str, Path]:
@@ -97,12 +99,12 @@ def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
         ``folder``.
 
     Raises:
-        VitrimError: the run is not finished or was under a method, or the folder exists.
+        VitrimError: a run is not finished or was under a method, or the folder exists. Nothing is written then.
     """
-    wanted = [run / name for name in (WEIGHTS_FILE, RECIPE, RESULT, UPDATES, EVALUATIONS)]
-    for path in wanted:
-        if not path.is_file():
-            raise VitrimError(f"{run} is not a finished run: it has no {path.name}")
+    for part in (run, *earlier):
+        for name in (WEIGHTS_FILE, *RECORDS):
+            if not (part / name).is_file():
+                raise VitrimError(f"{part} is not a finished run: it has no {name}")
     if folder.exists():
         raise VitrimError(f"{folder} exists: name a new folder")
     recipe = load_recipe(run / RECIPE).recipe
@@ -114,13 +116,16 @@ def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
     }
     folder.mkdir(parents=True)
     save_file(weights, folder / WEIGHTS_FILE)
-    for path in wanted[1:]:
-        shutil.copyfile(path, folder / path.name)
+    _copy_records(run, folder)
     for number, part in enumerate(earlier, 1):
-        (folder / f"part{number}").mkdir()
-        for name in (RECIPE, RESULT, UPDATES, EVALUATIONS):
-            shutil.copyfile(part / name, folder / f"part{number}" / name)
+        _copy_records(part, folder / f"part{number}")
     return folder
+
+
+def _copy_records(run: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in RECORDS:
+        shutil.copyfile(run / name, folder / name)
 
 
 def _folder(name: str) -> Path:

@@ -20,14 +20,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
 from torch.optim import Optimizer
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, first_line
 
-FORMAT = 1
+FORMAT = 2
 STATE = "state.json"
 PARTIAL = ".partial"
 SEPARATOR = "/"
@@ -68,6 +69,13 @@ def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: 
     return Snapshot(tensors, {**values, "optimizer": {"state": numbers, "param_groups": state.get("param_groups")}})
 
 
+def weights_of(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
+    """The whole weights of a model (wrapped or not) whose names begin with ``prefix``, without it, on the CPU. All
+    processes must call it; only those of the first are whole."""
+    found = get_model_state_dict(model, options=FULL).items()
+    return {name.removeprefix(prefix): value for name, value in found if name.startswith(prefix)}
+
+
 def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None) -> None:
     """Set a model, its optimiser and its average to a snapshot of the same run. All processes must call it."""
     kept: dict[str, dict[str, Any]] = {}
@@ -98,7 +106,7 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
         sizes = {}
         for name, tensors in snapshot.tensors.items():
             path = partial / f"{name}.safetensors"
-            save_file({key: _storable(value) for key, value in tensors.items()}, path)
+            save_file({key: storable(value) for key, value in tensors.items()}, path)
             _flush(path)
             sizes[path.name] = path.stat().st_size
         state = partial / STATE
@@ -110,8 +118,7 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         good = latest(folder)
         rest = "there is no earlier checkpoint" if good is None else f"the last good checkpoint is {good}"
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise VitrimError(f"cannot save {final}: {reason}; {rest}") from error
+        raise VitrimError(f"cannot save {final}: {reason(error)}; {rest}") from error
     for old in _complete(folder)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -139,6 +146,16 @@ def load(path: Path) -> Snapshot:
     return Snapshot(tensors, values)
 
 
+def reason(error: Exception) -> str:
+    """Why a file could not be written, as the system says it."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+
+
+def storable(value: Tensor) -> Tensor:
+    """A tensor with memory of its own: safetensors refuses two names for one memory."""
+    return value.detach().to("cpu").contiguous().clone(memory_format=torch.contiguous_format)
+
+
 def _complete(folder: Path) -> list[Path]:
     """Checkpoints whose files are all as long as they were written, oldest first."""
     found = sorted(path for path in folder.glob("update-*") if path.suffix != PARTIAL)
@@ -158,11 +175,6 @@ def _is_whole(path: Path) -> bool:
     return sound and all(
         (path / name).is_file() and (path / name).stat().st_size == size for name, size in sizes.items()
     )
-
-
-def _storable(value: Tensor) -> Tensor:
-    """A tensor with memory of its own: safetensors refuses two names for one memory."""
-    return value.detach().to("cpu").contiguous().clone(memory_format=torch.contiguous_format)
 
 
 def _flush(path: Path) -> None:

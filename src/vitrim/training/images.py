@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from vitrim.data.streaming import ImageStream
-from vitrim.data.transforms import input_channels, input_size, normalisation
+from vitrim.data.transforms import input_channels, input_size, is_timm, normalisation
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def geometry_of(model: nn.Module) -> Geometry:
         >>> geometry_of(timm.create_model("test_vit", img_size=32)).size
         (32, 32)
     """
-    if hasattr(model, "pretrained_cfg"):
+    if is_timm(model):
         config = resolve_data_config({}, model=model)
         size, mean, std = input_size(model, config["input_size"]), tuple(config["mean"]), tuple(config["std"])
     else:

@@ -10,10 +10,8 @@ the epoch, so that a checkpoint needs no generator's state and a resumed run rep
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -23,46 +21,49 @@ from typing import Any, cast
 
 import torch
 import yaml
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 
 from vitrim.config import MethodConfig
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
-from vitrim.registry import make_method, parse_method
+from vitrim.registry import parse_method
 from vitrim.tasks import make_task
-from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
+from vitrim.training.checks import (
+    check_amounts,
+    check_even,
+    check_folder,
+    check_objective,
+    check_same,
+    number_of_images,
+)
+from vitrim.training.evaluate import evaluate
 from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, seed_all, train_loader, updates_per_epoch
 from vitrim.training.log import Bar, Log
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
-from vitrim.training.recipe import Recipe, Resolved, resolve
+from vitrim.training.recipe import PATCH_DROP, Recipe, Resolved
 from vitrim.training.runs import RECIPE, RESULT
-from vitrim.training.step import Distillation, Objective, logits_of
-from vitrim.weights import WEIGHTS_FILE, load_checkpoint
-
-PATCH_DROP = "patch_drop"
-"""A ramp of this name sets the share of patches that a timm model drops in training."""
-
-MAY_CHANGE = ("eval_every", "micro_batch", "notes", "paper", "dataset")
-"""What a resumed run may have otherwise than the run it goes on with: nothing that changes its numbers."""
+from vitrim.training.step import MODEL, Distillation, Objective
+from vitrim.weights import WEIGHTS_FILE, load_checkpoint, weights_file
 
 
 @dataclass(frozen=True)
 class Running:
-    """How a run is run; nothing here changes what it computes, up to rounding.
+    """How a run is run; nothing here changes what it learns.
 
     Attributes:
         out: where everything is written.
         resume: go on from the last checkpoint in ``out``.
         workers: processes that read images, 0 for this one.
-        eval_batch: images at once in evaluations, on one device.
+        eval_batch: images at once in evaluations, on one device; methods that decide by a batch decide by these.
         save_minutes: time between checkpoints.
         log_every: updates between rows of the log.
         keep: checkpoints that are kept.
@@ -93,8 +94,8 @@ class Trainer:
         accelerator: devices and processes.
         running: how it is run.
         console: where progress is shown, or None.
-        start: the folder of a finished run whose weights the model has: if it was under a method, it must be the same,
-            and what its reducers learned is where these start.
+        start: the file or folder whose weights the model has. If it is the folder of a run under a method that learned
+            parameters, a run under a method starts from those, and it must be the same method.
 
     Raises:
         VitrimError: data that is not of the task, a method that does not fit the model, options that do not fit each
@@ -114,7 +115,7 @@ class Trainer:
         start: Path | None = None,
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
-        _check_writable(running.out)
+        check_folder(running.out)
         self.accelerator = accelerator
         self.console = console if accelerator.is_main_process else None
         recipe = self.recipe
@@ -130,15 +131,14 @@ class Trainer:
         self.task.fit_head(model)
         cast(Any, train_data).transform = TrainTransform(geometry_of(model), recipe.augment)
         self.train_data, self.eval_data = train_data, eval_data
-        self.images = _images_in(train_data)
+        self.images = number_of_images(train_data)
         self.updates_per_epoch = updates_per_epoch(self.images, recipe.batch_size, recipe.augment.repeats)
         self.updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
         if self.updates < 1:
             raise VitrimError(
                 f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
             )
-        self.data_facts = {"images": self.images, "classes": self.task.num_classes}
-        _check_even(recipe, self.mixer is not None, accelerator.num_processes)
+        check_even(recipe, self.mixer is not None, accelerator.num_processes)
 
         teacher = _teacher(model, recipe)
         if teacher is not None:
@@ -150,8 +150,8 @@ class Trainer:
         if recipe.grad_checkpointing:
             _checkpoint_gradients(model)
         select_trainable(model, recipe.trainable)
-        _check_amounts(recipe, model, self.reduction)
-        _check_objective(recipe, config)
+        check_amounts(recipe, model, self.reduction)
+        check_objective(recipe, config)
         self.model = model
         self.objective = Objective(
             model.train(),
@@ -176,6 +176,8 @@ class Trainer:
             self._resume()
         elif checkpoint.latest(self.checkpoints) is not None:
             raise VitrimError(f"{running.out} has a run already: continue it with --resume, or give another --out")
+        elif (running.out / RESULT).exists():
+            raise VitrimError(f"{running.out} has a finished run: give another --out")
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -210,11 +212,11 @@ class Trainer:
         result = {
             "updates": self.update,
             "seconds": round(self._seconds(), 1),
-            "start": None if self.start is None else str(self.start),
+            "start": self._facts()["start"],
             "last": self.last_evaluation,
             "best": self.best,
         }
-        if self.update == self.updates and main:
+        if self.update == self.updates:
             self._write_weights(result)
         return result
 
@@ -379,12 +381,21 @@ class Trainer:
     def _evaluate(self, log: Log, bar: Bar) -> None:
         """Measure the averaged weights, or the model where none are averaged, and keep the best."""
         self._set_amounts(self.update / self.updates_per_epoch)
-        model = self.model if self.ema is None else self.ema.module
+        model = self.wrapped if self.sharded else self.model if self.ema is None else self.ema.module
+        running = self.running
+        scores = evaluate(
+            model,
+            self.task,
+            cast(Any, self.eval_data),
+            self.accelerator,
+            batch_size=running.eval_batch,
+            workers=running.workers,
+        )
         row = {
             "update": self.update,
             "epoch": self.update / self.updates_per_epoch,
             "weights": "model" if self.ema is None else "average",
-            **evaluate(model, self.task, cast(Any, self.eval_data), self.accelerator, self.running),
+            **scores,
         }
         self.last_evaluation = row
         if self.best is None or row[self.task.selects_by] > self.best[self.task.selects_by]:
@@ -393,13 +404,18 @@ class Trainer:
         shown = "  ".join(f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights"))
         bar.say(f"evaluation of the {row['weights']}: {shown}")
 
+    @property
+    def sharded(self) -> bool:
+        """Whether every process has a part of the parameters only (FSDP): then the outermost module must be run."""
+        return self.accelerator.distributed_type == DistributedType.FSDP
+
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
     def _average(self) -> ModelEmaV3 | None:
         options = self.recipe.ema
         if options is None:
             return None
-        if self.accelerator.distributed_type.value == "FSDP":
+        if self.sharded:
             raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
         return ModelEmaV3(self.model, decay=options.decay, use_warmup=options.warmup)
 
@@ -407,8 +423,7 @@ class Trainer:
         ema = None if self.ema is None else self.ema.module
         values = {
             "update": self.update,
-            "recipe": self.recipe.model_dump(mode="json"),
-            "data": self.data_facts,
+            **self._facts(),
             "seconds": self._seconds(),
             "best": self.best,
             "last_evaluation": self.last_evaluation,
@@ -419,18 +434,20 @@ class Trainer:
             checkpoint.save(self.checkpoints, snapshot, keep=self.running.keep)
         self.accelerator.wait_for_everyone()
 
+    def _facts(self) -> dict[str, Any]:
+        """What a run that goes on with this one must share."""
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "data": {"images": self.images, "classes": self.task.num_classes},
+            "start": None if self.start is None else str(self.start),
+        }
+
     def _resume(self) -> None:
         path = checkpoint.latest(self.checkpoints)
         if path is None:
             raise VitrimError(f"nothing to resume in {self.running.out}: no complete checkpoint in {self.checkpoints}")
         snapshot = checkpoint.load(path)
-        _check_same(snapshot.values["recipe"], self.recipe.model_dump(mode="json"), path)
-        if snapshot.values["data"] != self.data_facts:
-            before, now = (
-                f"{facts['images']} images of {facts['classes']} classes"
-                for facts in (snapshot.values["data"], self.data_facts)
-            )
-            raise VitrimError(f"{path} is of other data: {before}, and this has {now}")
+        check_same(snapshot.values, self._facts(), path)
         checkpoint.put_back(
             snapshot, self.wrapped, self.optimizer.optimizer, None if self.ema is None else self.ema.module
         )
@@ -443,22 +460,22 @@ class Trainer:
             self.console.print(f"resumed from {path}", highlight=False)
 
     def _write_weights(self, result: Mapping[str, Any]) -> None:
-        """The host's weights, the reduction beside them, and what was reached."""
+        """The host's weights, the reduction beside them, and what was reached. All processes must call it."""
+        self._set_amounts(self.update / self.updates_per_epoch)  # a run may be resumed at its very end
         model = self.model if self.ema is None else self.ema.module
+        state = checkpoint.weights_of(self.wrapped, MODEL) if self.ema is None else model.state_dict()
+        if not self.accelerator.is_main_process:
+            return
         out = self.running.out
-        weights = {
-            name: value.detach().cpu().contiguous().clone()
-            for name, value in model.state_dict().items()
-            if ".reducer." not in name
-        }
+        host = {name: checkpoint.storable(value) for name, value in state.items() if ".reducer." not in name}
         try:
-            save_file(weights, out / WEIGHTS_FILE, metadata={"recipe": self.resolved.name})
+            save_file(host, out / WEIGHTS_FILE, metadata={"recipe": self.resolved.name})
             if self.reduction is not None:
-                get_reduction(model).save(out)
+                get_reduction(model).save(out, state=state)
             (out / RESULT).write_text(json.dumps(dict(result), indent=2) + "\n")
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise VitrimError(
-                f"cannot write the weights to {out}: {error.strerror}; they are in "
+                f"cannot write the weights to {out}: {checkpoint.reason(error)}; they are in "
                 f"{checkpoint.latest(self.checkpoints)}: make room and run again with --resume"
             ) from error
 
@@ -466,41 +483,9 @@ class Trainer:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
-def evaluate(
-    model: nn.Module, task: Task, data: Dataset[Any], accelerator: Accelerator, running: Running
-) -> dict[str, float]:
-    """The task's metrics of a model on a dataset, in percent.
-
-    Every process takes its share of the images; the numbers are over all of them.
-    """
-    training = model.training
-    model.eval()
-    metrics = task.metrics().to(accelerator.device)
-    mine = Subset(data, range(accelerator.process_index, len(cast(Any, data)), accelerator.num_processes))
-    generator = torch.Generator().manual_seed(0)
-    loader = DataLoader(mine, running.eval_batch, num_workers=running.workers, generator=generator)
-    for batch in loader:
-        images, targets = task.read(batch)
-        with accelerator.autocast():
-            logits = logits_of(model(images.to(accelerator.device)))
-        metrics.update(logits.float(), targets.to(accelerator.device))
-    model.train(training)
-    return {name: float(value) for name, value in metrics.compute().items()}
-
-
 def recipe_text(recipe: Recipe) -> str:
     """All values of a recipe as YAML, which `load_recipe` reads back."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
-
-
-def _images_in(data: Dataset[Any]) -> int:
-    """The images of a pass, which the learning rate of every update depends on."""
-    if not isinstance(data, ImageStream):
-        return len(cast(Any, data))
-    if data.length is None:
-        raise VitrimError(f"{data.source} does not say how many images it has: it cannot be trained on as a stream")
-    return data.length
 
 
 def _teacher(model: nn.Module, recipe: Recipe) -> nn.Module | None:
@@ -509,7 +494,7 @@ def _teacher(model: nn.Module, recipe: Recipe) -> nn.Module | None:
         return None
     teacher = copy.deepcopy(model).eval().requires_grad_(False)
     if recipe.teacher_checkpoint is not None:
-        load_checkpoint(teacher, Path(recipe.teacher_checkpoint))
+        load_checkpoint(teacher, weights_file(Path(recipe.teacher_checkpoint)))
     return teacher
 
 
@@ -532,61 +517,6 @@ def _checkpoint_gradients(model: nn.Module) -> None:
     raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
 
 
-def _check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:
-    valid = [] if reduction is None else sorted(reduction.config.runtime)
-    for option in [*(ramp.option for ramp in recipe.ramps), *(switch.option for switch in recipe.switches)]:
-        if option == PATCH_DROP:
-            if not hasattr(getattr(model, "patch_drop", None), "prob"):
-                raise VitrimError("a ramp of patch_drop needs model_options.patch_drop_rate above 0")
-        elif option not in valid:
-            name, can = recipe.method.partition(":")[0], ", ".join(valid) or "nothing"
-            raise VitrimError(f"{name} cannot change '{option}' at run time; it can: {can}")
-    if reduction is not None:  # values that will come are checked now, not after days
-        given = reduction.config.model_dump(include=reduction.config.model_fields_set)
-        ends = [(ramp.option, value) for ramp in recipe.ramps for value in (ramp_value(ramp, 0), ramp.stop)]
-        for option, value in [*ends, *((switch.option, switch.value) for switch in recipe.switches)]:
-            if option != PATCH_DROP:
-                make_method(reduction.config.name, **{**given, option: value})
-
-
-def _check_writable(out: Path) -> None:
-    """A run's folder must be one that can be made or written to."""
-    if not str(out) or out == Path():
-        raise VitrimError("--out is the current folder or empty: name a folder for the run")
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise VitrimError(f"cannot write to {out}: {there} is a file")
-    if not os.access(there, os.W_OK):
-        raise VitrimError(f"cannot write to {out}: no permission in {there}")
-
-
 def _plain(value: Any) -> Any:
     """A config has tuples where YAML has lists."""
     return list(value) if isinstance(value, list | tuple) else value
-
-
-def _check_objective(recipe: Recipe, config: MethodConfig) -> None:
-    """The options of the method's own loss are the keyword arguments of its `losses`."""
-    parameters = inspect.signature(config.losses).parameters.values()
-    valid = [entry.name for entry in parameters if entry.kind is inspect.Parameter.KEYWORD_ONLY]
-    for name in recipe.objective:
-        if name not in valid:
-            can = ", ".join(valid) or "none"
-            raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
-
-
-def _check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
-    """timm mixes an image with its counterpart from the other end of the batch."""
-    at_once = recipe.micro_batch or recipe.batch_size // num_processes
-    if mixes and at_once % 2:
-        raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
-
-
-def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    # read as a recipe again: a checkpoint may be older than one of the keys
-    filled = resolve(before, name=str(path)).recipe.model_dump(mode="json")
-    other = [key for key in now if key not in MAY_CHANGE and filled[key] != now[key]]
-    if other:
-        raise VitrimError(
-            f"{path} is of another recipe, which differs in {', '.join(other)}: resume with the values in recipe.yaml"
-        )

@@ -151,6 +151,10 @@ class Ema(_Section):
     warmup: bool = Field(False, description="start from a small decay, as timm's ModelEmaV3")
 
 
+PATCH_DROP = "patch_drop"
+"""A ramp of this name sets the share of patches that a timm model drops in training."""
+
+
 class Ramp(_Section):
     """An amount that changes over the epochs."""
 

@@ -39,7 +39,7 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
         VitrimError: the run is not finished, or the options change the names or shapes of its weights.
     """
     folder = Path(folder)
-    for name in (WEIGHTS_FILE, RECIPE):
+    for name in (WEIGHTS_FILE, RECIPE, RESULT):
         if not (folder / name).is_file():
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")
     recipe = load_recipe(folder / RECIPE).recipe

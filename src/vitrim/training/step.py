@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
 from vitrim.reduce import Reduction
+from vitrim.registry import find_backbone
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, K) and targets to a scalar."""
@@ -148,6 +149,10 @@ class Distillation:
 # ---- what is wrapped for many processes ------------------------------------------------------------------------------
 
 
+MODEL = "model."
+"""How the names of the model's parameters begin in an `Objective`."""
+
+
 class Objective(nn.Module):
     """A model and its loss in one module, so that whatever wraps it (DDP, FSDP) sees all parameters that are used.
 
@@ -187,12 +192,23 @@ class Objective(nn.Module):
         self._unregistered = (teacher,)
 
     @property
+    def _no_split_modules(self) -> list[str]:
+        """What `accelerate` shards as one, by the names of classes: a model's blocks, whose class reducing changes."""
+        host = find_backbone(self.model)
+        return [] if host is None else sorted({type(block).__name__ for block in host.blocks(self.model)})
+
+    @property
     def teacher(self) -> nn.Module | None:
         """The frozen dense model, or None."""
         return self._unregistered[0]
 
-    def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Losses by name, scalars; "total" is the one to minimise. Images (B, C, H, W), targets of the criterion."""
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor] | Tensor:
+        """Losses by name, scalars; "total" is the one to minimise. Images (B, C, H, W), targets of the criterion.
+
+        Without targets the logits (B, K): a sharded model is evaluated through the module that was sharded.
+        """
+        if targets is None:
+            return logits_of(self.model(images))
         criterion = self.criterion
         if self.distillation is not None and self.teacher is not None:
             with torch.no_grad():

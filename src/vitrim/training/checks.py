@@ -1,0 +1,115 @@
+"""What must fit before a run begins: each check says in one line what does not, and nothing has been written then."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from vitrim.config import MethodConfig
+from vitrim.data.streaming import ImageStream
+from vitrim.errors import VitrimError
+from vitrim.reduce import Reduction
+from vitrim.training.optim import ramp_value
+from vitrim.training.recipe import PATCH_DROP, Ramp, Recipe, resolve
+
+MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
+"""What a resumed run may have otherwise than the run it goes on with: nothing that changes its numbers."""
+
+
+def number_of_images(data: Dataset[Any]) -> int:
+    """The images of a pass, which the learning rate of every update depends on."""
+    if not isinstance(data, ImageStream):
+        return len(cast(Any, data))
+    if data.length is None:
+        raise VitrimError(f"{data.source} does not say how many images it has: it cannot be trained on as a stream")
+    return data.length
+
+
+def check_folder(out: Path) -> None:
+    """A run's folder must be one that can be made or written to."""
+    if out == Path():
+        raise VitrimError("--out is the current folder or empty: name a folder for the run")
+    try:
+        there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    except OSError as error:  # no permission to look, or a name that is too long
+        raise VitrimError(f"cannot write to {out}: {error.strerror}") from error
+    if not there.is_dir():
+        raise VitrimError(f"cannot write to {out}: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise VitrimError(f"cannot write to {out}: no permission in {there}")
+
+
+def check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
+    """timm mixes an image with its counterpart from the other end of the batch."""
+    at_once = recipe.micro_batch or recipe.batch_size // num_processes
+    if mixes and at_once % 2:
+        raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
+
+
+def check_objective(recipe: Recipe, config: MethodConfig) -> None:
+    """The options of the method's own loss are the keyword arguments of its `losses`."""
+    parameters = inspect.signature(config.losses).parameters.values()
+    valid = [entry.name for entry in parameters if entry.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in recipe.objective:
+        if name not in valid:
+            can = ", ".join(valid) or "none"
+            raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
+
+
+def check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:
+    """Values that will come are checked now, not after days."""
+    coming = [(ramp.option, value) for ramp in recipe.ramps for value in _values(ramp)]
+    coming += [(switch.option, switch.value) for switch in recipe.switches]
+    for option, value in coming:
+        if option == PATCH_DROP:
+            _check_patch_drop(model, value)
+        elif reduction is None:
+            raise VitrimError(f"none cannot change '{option}' at run time; it can: nothing")
+        else:
+            reduction.config_with(**{option: value})
+
+
+def _values(ramp: Ramp) -> list[float | int]:
+    """The ends of a ramp, and a value between them, which is seldom whole."""
+    between = ramp.begin_epoch + (ramp.end_epoch - ramp.begin_epoch) / 3.7
+    return [ramp_value(ramp, epoch) for epoch in (ramp.begin_epoch, ramp.end_epoch, between)]
+
+
+def _check_patch_drop(model: nn.Module, value: float) -> None:
+    if not hasattr(getattr(model, PATCH_DROP, None), "prob"):
+        raise VitrimError("a ramp of patch_drop needs model_options.patch_drop_rate above 0")
+    if not 0 <= value < 1:
+        raise VitrimError(f"a ramp of patch_drop goes to {value:g}; shares of patches are at least 0 and below 1")
+
+
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """A run goes on under the recipe, on the data and from the start it was begun with.
+
+    Args:
+        before: of the checkpoint.
+        now: of this run: ``recipe``, ``data`` (images, classes) and ``start``.
+        path: of the checkpoint; used in messages.
+    """
+    # read as a recipe again: a checkpoint may be older than one of the keys
+    filled = resolve(before["recipe"], name=str(path)).recipe.model_dump(mode="json")
+    other = [key for key in now["recipe"] if key not in MAY_CHANGE and filled[key] != now["recipe"][key]]
+    if other:
+        raise VitrimError(
+            f"{path} is of another recipe, which differs in {', '.join(other)}: resume with the values in recipe.yaml"
+        )
+    if before["data"] != now["data"]:
+        then, today = (
+            f"{facts['images']} images of {facts['classes']} classes" for facts in (before["data"], now["data"])
+        )
+        raise VitrimError(f"{path} is of other data: {then}, and this has {today}")
+    if before["start"] != now["start"]:
+        then, today = (
+            f"--checkpoint {start}" if start else "no --checkpoint" for start in (before["start"], now["start"])
+        )
+        raise VitrimError(f"{path} is of a run that was begun with {then}, not with {today}")
