@@ -139,7 +139,7 @@ KIND_TARGETS: dict[str, Target | None] = {
 
 
 def target_of(config: MethodConfig) -> Target | None:
-    """What the issue asks of a method."""
+    """The target of a method."""
     for name in (config.describe(), config.name):
         if name in OWN_TARGETS:
             return OWN_TARGETS[name]

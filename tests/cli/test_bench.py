@@ -123,7 +123,7 @@ def test_json_on_standard_output_is_nothing_but_the_record():
     [
         (["-b", "1", "-b", "3"], [1, 3]),
         (["--batch-size", "1,3"], [1, 3]),
-        (["--batch-size", "1", "3", "2"], [1, 3, 2]),  # as the design writes it
+        (["--batch-size", "1", "3", "2"], [1, 3, 2]),  # one flag, several values
         (["--batch-size", "1 3"], [1, 3]),
         (["--batch-size=2,2", "-b2"], [2]),
         ([], [1, 8, 32]),

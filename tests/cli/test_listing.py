@@ -101,6 +101,7 @@ def test_models_are_those_of_the_modules_with_a_host_class() -> None:
     assert names == sorted(set(names))
     assert {"deit_small_patch16_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_224"} <= set(names)
     assert {"vit_base_resnet50d_224", "test_vit"} <= set(names)  # hybrids are built by another module
+    assert {"lv_vit_small", "t2t_vit_14"} <= set(names)
     assert not {"resnet50", "swin_tiny_patch4_window7_224", "samvit_base_patch16", "cait_s24_224"} & set(names)
 
 

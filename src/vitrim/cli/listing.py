@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitrim.host import Head, Host
 
 TIMM_MODELS = "timm.models"
+OWN_MODELS = "vitrim.models"
 YES, SUBSTITUTE, REFUSED = "work", "work with score=column_mean", "refused"
 HEADS: dict[Head, str] = {
     "class token": "the head reads the class token (and other tokens in front of the patches) only",
@@ -132,23 +133,25 @@ def _order(answer: str) -> tuple[bool, bool, str]:
 
 
 def models() -> list[dict[str, Any]]:
-    """The names of timm models of a supported class, told by the module they are written in: none is built."""
+    """The names of models of timm and of our own of a supported class, told by the module they are written in: none is
+    built."""
     import importlib.util
 
     import timm
 
+    import vitrim.models  # noqa: F401 -- registers them with timm
+
     rows = []
     for short in timm.list_modules():
-        if importlib.util.find_spec(f"{TIMM_MODELS}.{short}") is None:
-            continue  # registered by another package
-        module = importlib.import_module(f"{TIMM_MODELS}.{short}")
-        if _has_host_class(module):
+        places = (f"{package}.{short}" for package in (TIMM_MODELS, OWN_MODELS))
+        place = next((place for place in places if importlib.util.find_spec(place) is not None), None)
+        if place is not None and _has_host_class(importlib.import_module(place)):  # else registered by another package
             rows += [{"name": name, "module": short} for name in timm.list_models(module=short)]
     return sorted(rows, key=lambda row: row["name"])
 
 
 def _has_host_class(module: ModuleType) -> bool:
-    """Whether a module of timm defines or imports a model class that has a host family."""
+    """Whether a module defines or imports a model class that has a host family."""
     from vitrim import registry
 
     hosts = registry.backbones()
