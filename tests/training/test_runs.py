@@ -68,12 +68,14 @@ def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch
     trainer(recipe(epochs=1, seed=1), images, run, start=first).run()
     with pytest.raises(VitrimError, match=f"{tmp_path / 'none'} is not a finished run"):
         reference.export(run, tmp_path / "shipped" / "tiny", earlier=[tmp_path / "none"])
+    with pytest.raises(VitrimError, match=f"started from {first}, and not from nothing"):
+        reference.export(run, tmp_path / "shipped" / "tiny")
     assert reference.references() == {}
     reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     with pytest.raises(VitrimError, match="exists: name a new folder"):
         reference.export(run, tmp_path / "shipped" / "tiny")
     assert load_recipe(tmp_path / "shipped" / "tiny" / "part1" / "recipe.yaml").recipe.seed == 0
-    assert reference.reached("tiny")["start"] == str(first)
+    assert reference.reached("tiny")["start"] == "part1"
     assert list(reference.references()) == ["tiny"]
     assert reference.reference_recipe("tiny").epochs == 1
     assert reference.reached("tiny")["updates"] == 3

@@ -83,8 +83,7 @@ def reached(name: str) -> dict[str, Any]:
         >>> reached("cifar10_vit")["last"]["top1"] > 50
         True
     """
-    result: dict[str, Any] = json.loads((_folder(name) / RESULT).read_text())
-    return result
+    return _result(_folder(name))
 
 
 def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
@@ -99,12 +98,19 @@ def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
         ``folder``.
 
     Raises:
-        VitrimError: a run is not finished or was under a method, or the folder exists. Nothing is written then.
+        VitrimError: a run is not finished, was under a method or did not start from the one before it, or the folder
+            exists. Nothing is written then.
     """
-    for part in (run, *earlier):
+    parts = [*earlier, run]
+    for number, part in enumerate(parts):
         for name in (WEIGHTS_FILE, *RECORDS):
             if not (part / name).is_file():
                 raise VitrimError(f"{part} is not a finished run: it has no {name}")
+        start, before = _result(part).get("start"), str(parts[number - 1]) if number else None
+        if start != before:
+            raise VitrimError(
+                f"{part} started from {start or 'nothing'}, and not from {before or 'nothing'}: see `earlier`"
+            )
     if folder.exists():
         raise VitrimError(f"{folder} exists: name a new folder")
     recipe = load_recipe(run / RECIPE).recipe
@@ -116,16 +122,20 @@ def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
     }
     folder.mkdir(parents=True)
     save_file(weights, folder / WEIGHTS_FILE)
-    _copy_records(run, folder)
-    for number, part in enumerate(earlier, 1):
-        _copy_records(part, folder / f"part{number}")
+    for number, part in enumerate(parts, 1):
+        kept = folder if part is run else folder / f"part{number}"
+        kept.mkdir(exist_ok=True)
+        for name in RECORDS:
+            shutil.copyfile(part / name, kept / name)
+        # the part it started from, wherever that lay
+        result = {**_result(part), "start": f"part{number - 1}" if number > 1 else None}
+        (kept / RESULT).write_text(json.dumps(result, indent=2) + "\n")
     return folder
 
 
-def _copy_records(run: Path, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    for name in RECORDS:
-        shutil.copyfile(run / name, folder / name)
+def _result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / RESULT).read_text())
+    return found
 
 
 def _folder(name: str) -> Path:
