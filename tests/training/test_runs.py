@@ -73,7 +73,7 @@ def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch
     assert reference.references() == {}
     reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     with pytest.raises(VitrimError, match="exists: name a new folder"):
-        reference.export(run, tmp_path / "shipped" / "tiny")
+        reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     assert load_recipe(tmp_path / "shipped" / "tiny" / "part1" / "recipe.yaml").recipe.seed == 0
     assert reference.reached("tiny")["start"] == "part1"
     assert list(reference.references()) == ["tiny"]
