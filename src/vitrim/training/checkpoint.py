@@ -72,7 +72,7 @@ def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: 
 def weights_of(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
     """The whole weights of a model (wrapped or not) whose names begin with ``prefix``, without it, on the CPU. All
     processes must call it; only those of the first are whole."""
-    found = get_model_state_dict(model, options=FULL).items()
+    found = cast("dict[str, Tensor]", get_model_state_dict(model, options=FULL)).items()
     return {name.removeprefix(prefix): value for name, value in found if name.startswith(prefix)}
 
 

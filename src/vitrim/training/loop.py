@@ -407,7 +407,7 @@ class Trainer:
     @property
     def sharded(self) -> bool:
         """Whether every process has a part of the parameters only (FSDP): then the outermost module must be run."""
-        return self.accelerator.distributed_type == DistributedType.FSDP
+        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
