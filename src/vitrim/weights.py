@@ -123,30 +123,8 @@ def holds_encoder(path: Path, model: nn.Module) -> bool:
     Raises:
         VitrimError: no such file, or no safetensors file.
     """
-    inner = any(key.startswith(ENCODER) for key in _shapes(path))
+    inner = any(key.startswith(ENCODER) for key in _names(path))
     return inner and not any(key.startswith(ENCODER) for key in model.state_dict())
-
-
-def classes_in(path: Path, classifier: str) -> int | None:
-    """How many classes the weights in a safetensors file have, or None if they have no such classifier.
-
-    Args:
-        path: of the file.
-        classifier: the name of the layer, as timm's ``pretrained_cfg["classifier"]``.
-
-    Raises:
-        VitrimError: no such file, or no safetensors file.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> from safetensors.torch import save_file
-        >>> with TemporaryDirectory() as folder:
-        ...     save_file({"head.weight": nn.Linear(3, 2).weight.detach()}, Path(folder) / "model.safetensors")
-        ...     classes_in(Path(folder) / "model.safetensors", "head")
-        2
-    """
-    shape = _shapes(path).get(f"{classifier}.weight")
-    return None if shape is None else shape[0]
 
 
 def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
@@ -181,10 +159,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         return load_file(path)
 
 
-def _shapes(path: Path) -> dict[str, list[int]]:
-    """The shapes of what is in a file, without reading it."""
+def _names(path: Path) -> list[str]:
+    """What is in a file, without reading it."""
     with _reading(path), safe_open(path, framework="pt") as file:
-        return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+        return list(file.keys())
 
 
 @contextmanager

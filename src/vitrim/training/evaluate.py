@@ -30,7 +30,7 @@ def evaluate(
     not counted.
 
     Args:
-        model: from images (B, C, H, W) to logits (B, K), or a Hugging Face output with them.
+        model: from images (B, C, H, W) to logits (B, K), or to an output with them.
         task: reads batches and has the metrics.
         data: map-style, with the model's own transform.
         accelerator: processes, device and precision.

@@ -70,13 +70,15 @@ class Step:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a host returns: the tensor itself, or a Hugging Face output's ``logits``.
+    """The logits in what a host or an `Objective` returns: the tensor itself, or the output's ``logits``.
 
     Example:
         >>> logits_of(torch.zeros(2, 10)).shape
         torch.Size([2, 10])
     """
-    return cast(Tensor, output if isinstance(output, Tensor) else output.logits)
+    if isinstance(output, Tensor):
+        return output
+    return cast(Tensor, output["logits"] if isinstance(output, dict) else output.logits)
 
 
 def tokens_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,13 +204,13 @@ class Objective(nn.Module):
         """The frozen dense model, or None."""
         return self._unregistered[0]
 
-    def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor] | Tensor:
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor]:
         """Losses by name, scalars; "total" is the one to minimise. Images (B, C, H, W), targets of the criterion.
 
-        Without targets the logits (B, K): a sharded model is evaluated through the module that was sharded.
+        Without targets only "logits" (B, K): a sharded model is evaluated through the module that was sharded.
         """
         if targets is None:
-            return logits_of(self.model(images))
+            return {"logits": logits_of(self.model(images))}
         criterion = self.criterion
         if self.distillation is not None and self.teacher is not None:
             with torch.no_grad():
