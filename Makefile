@@ -17,13 +17,14 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-# One torch thread per worker: as many workers as cores already use every core.
+# One torch thread per worker: as many workers as cores already use every core. Bytecode is kept even where the
+# environment forbids it: tests start many interpreters, each of which would compile torch again.
 pytest: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 # Every method on every host in every contract test: takes about an hour on two cores.
 test-full: $(VENV)/.installed
-	VITRIM_FULL_MATRIX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup tests/test_contract.py
+	PYTHONDONTWRITEBYTECODE= VITRIM_FULL_MATRIX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup tests/test_contract.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -26,7 +26,7 @@ TINY: dict[str, Any] = {
 }
 
 SHARDED: dict[str, Any] = {"method": "cropr:r=1", "optimizer": {"name": "sgd", "lr": 1e-2, "clip": 1.0}}
-"""What `sharded_worker.py` trains: a method that learns, and draws nothing at random."""
+"""What `training_worker.py` trains with shards: a method that learns, and draws nothing at random."""
 
 
 def recipe(**changes: Any) -> Resolved:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -14,21 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from accelerate.state import AcceleratorState, GradientState
-from safetensors.torch import load_file
 
-import sharded_worker
 from cli_runs import exit_code
-from tiny_training import SHARDED, TINY, recipe, trainer, write_images
-from vitrim import Reduction
+from tiny_training import TINY, write_images
 from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipes
-from vitrim.training.runs import load_run
 
 train_command = import_module("vitrim.cli.train")
-WORKER = Path(sharded_worker.__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +136,7 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     ("arguments", "message"),
     [
         ([], "name a recipe"),
+        (["cifar10_vit", "--list"], "--list takes no recipe"),
         (["cifar10_vit"], "--data is missing: cifar10_vit wants CIFAR-10"),
         (["cifar10_wit"], "did you mean 'cifar10_vit'"),
         (["cifar10_vit", "epoch=3"], "unknown key epoch; did you mean epochs?"),
@@ -188,64 +180,3 @@ def test_control_c_saves_and_a_later_one_ends_at_once(
     assert asked == [0]
     assert not (tmp_path / "ended/checkpoints").exists()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-@pytest.mark.xdist_group("distributed")
-def test_two_processes_with_shards_are_one(images: Path, tmp_path: Path) -> None:
-    """FSDP2 as accelerate sets it up: the same losses and evaluations, weights that load, and a resume."""
-    (images / "test/ant/0.png").unlink()  # 11 images: shares of 6 and 5, which batches of 5 make two and one
-    learned = recipe(**SHARDED)
-    trainer(learned, images, tmp_path / "one", eval_batch=5).run()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(WORKER)]
-    done = subprocess.run(
-        [*command, str(images), str(tmp_path / "two")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    losses, weights = {}, {}
-    for name in ("one", "two"):
-        with (tmp_path / name / "log.csv").open(newline="") as file:
-            losses[name] = [float(row["total"]) for row in csv.DictReader(file)]
-        parts = (load_file(tmp_path / name / file) for file in ("model.safetensors", "reducers.safetensors"))
-        weights[name] = {key: value for part in parts for key, value in part.items()}
-    assert len(losses["one"]) == 9
-    assert losses["two"] == pytest.approx(losses["one"], abs=1e-4)
-    assert weights["two"].keys() == weights["one"].keys()
-    for key, value in weights["one"].items():
-        torch.testing.assert_close(weights["two"][key], value, atol=1e-3, rtol=1e-3)
-    results = [json.loads((tmp_path / name / "result.json").read_text())["last"] for name in ("one", "two")]
-    assert results[0] == results[1]
-    model = load_run(tmp_path / "two")
-    Reduction.load(model, tmp_path / "two")
-
-
-@pytest.mark.xdist_group("distributed")
-def test_two_processes_of_accelerate_are_one(images: Path, tiny: Path, tmp_path: Path) -> None:
-    """The same losses over 20 updates, to 1e-4, and the same evaluations, also where they are stopped and resumed."""
-    changes, record = ["epochs=7", "batch_size=8"], tmp_path / "record.json"
-    trainer(load_recipe(tiny, changes), images, tmp_path / "one").run()
-    # --multi_gpu is what makes it start several processes; --device cpu puts them on the CPU, with gloo
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    command = ["-m", "vitrim", "train", str(tiny), *changes, "--data", str(images), "--device", "cpu", "--threads", "1"]
-    command += ["--log-every", "1", "--out", str(tmp_path / "two"), "--json", str(record)]
-    for part in (["--max-updates", "11"], ["--resume"]):
-        done = subprocess.run(
-            [sys.executable, *launch, *command, *part],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-    assert json.loads(record.read_text())["processes"] == 2
-    losses, scores = {}, {}
-    for name in ("one", "two"):
-        with (tmp_path / name / "log.csv").open(newline="") as file:
-            losses[name] = [float(row["total"]) for row in csv.DictReader(file)]
-        lines = (tmp_path / name / "evaluations.jsonl").read_text().splitlines()
-        scores[name] = [json.loads(line)["top1"] for line in lines]
-    assert len(losses["one"]) == 21
-    assert losses["two"] == pytest.approx(losses["one"], abs=1e-4)
-    assert scores["two"] == scores["one"]

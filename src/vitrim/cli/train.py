@@ -74,6 +74,8 @@ def train(
     common.check_json(json)
     out_console = common.console(json)
     if list_recipes:
+        if recipe is not None:
+            raise VitrimError(f"--list takes no recipe; for the values of one: vitrim train {recipe} --show")
         listing.list_("recipes", json=json)
         return
     if recipe is None:

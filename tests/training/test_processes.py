@@ -1,0 +1,95 @@
+"""Training in two processes is training in one; `training_worker.py` is what they do."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import training_worker
+from tiny_training import SHARDED, TINY, recipe, trainer, write_images
+from vitrim import Reduction
+from vitrim.training.runs import load_run
+
+WORKER = Path(training_worker.__file__)
+COPIES = {"epochs": 7}
+
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo"),
+    pytest.mark.xdist_group("distributed"),  # the processes are started once
+]
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images to train on, and 11 to test on: shares of 6 and 5, which batches of 5 make two and one."""
+    folder = write_images(tmp_path_factory.mktemp("uneven"))
+    (folder / "test/ant/0.png").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the runs of the two processes."""
+    out = tmp_path_factory.mktemp("two")
+    tiny = out / "tiny.yaml"
+    tiny.write_text(yaml.safe_dump({**TINY, **COPIES, "dataset": "folders of colours"}))
+    # --multi_gpu is what makes it start several processes; --device cpu puts them on the CPU, with gloo
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(WORKER), str(uneven), str(tiny), str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def losses(out: Path) -> list[float]:
+    """The loss of every update."""
+    with (out / "log.csv").open(newline="") as file:
+        return [float(row["total"]) for row in csv.DictReader(file)]
+
+
+def scores(out: Path) -> list[Any]:
+    """Top-1 of every evaluation."""
+    return [json.loads(line)["top1"] for line in (out / "evaluations.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_of_accelerate_are_one(uneven: Path, two: Path, tmp_path: Path) -> None:
+    """The same losses over 20 updates, to 1e-4, and the same evaluations, also where they are stopped and resumed."""
+    trainer(recipe(**COPIES), uneven, tmp_path, eval_batch=training_worker.EVAL_BATCH).run()
+    assert json.loads((two / "copies.json").read_text())["processes"] == 2
+    assert len(losses(tmp_path)) == 21
+    assert losses(two / "copies") == pytest.approx(losses(tmp_path), abs=1e-4)
+    assert scores(two / "copies") == scores(tmp_path)
+
+
+def test_two_processes_with_shards_are_one(uneven: Path, two: Path, tmp_path: Path) -> None:
+    """FSDP2 as accelerate sets it up: the same losses and evaluations, weights that load, and a resume."""
+    trainer(recipe(**SHARDED), uneven, tmp_path, eval_batch=training_worker.EVAL_BATCH).run()
+    shards = two / "shards"
+    assert len(losses(tmp_path)) == 9
+    assert losses(shards) == pytest.approx(losses(tmp_path), abs=1e-4)
+    assert scores(shards) == scores(tmp_path)
+    found, expected = weights(shards), weights(tmp_path)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, atol=1e-3, rtol=1e-3)
+    Reduction.load(load_run(shards), shards)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """The model's weights and what its method learned."""
+    return {**load_file(out / "model.safetensors"), **load_file(out / "reducers.safetensors")}
