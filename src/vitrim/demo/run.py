@@ -54,8 +54,8 @@ PHOTO_METHODS = (
     "evit:keep_rate=0.48",
     "tome:r=6",
     "tome:r=[12,11,10,9,8,7]",
-    "atm:alpha=0.985,beta=0.019,theta_min=0.8",
-    "atm:alpha=0.97,beta=0.052,theta_min=0.8",
+    "atm:alpha=0.985,beta=0.025,theta_min=0.8",
+    "atm:alpha=0.97,beta=0.062,theta_min=0.7",
 )
 """The same for the CIFAR-10 model."""
 
