@@ -31,7 +31,9 @@ Checkpoint = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="check data, shapes and memory on one batch; write nothing")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="check data, shapes, memory and time on two batches; write nothing")
+]
 List = Annotated[bool, typer.Option("--list", help="list the recipes, as `vitrim list recipes`")]
 Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]

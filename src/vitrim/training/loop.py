@@ -229,10 +229,14 @@ class Trainer:
         self.stopping = True
 
     def dry_run(self) -> dict[str, Any]:
-        """One update on one batch, nothing written: shapes, parameters, memory, seconds."""
-        begun = time.monotonic()
-        batches = iter(self._loader(self.update + 1))
+        """Two updates, nothing written: shapes, parameters, memory, seconds of the second.
+
+        The first also sets up kernels, workers and the optimizer's state, several times what an update takes.
+        """
+        batches = iter(self._loader(self.update + 2))
         losses = self._step(batches, self.update)
+        begun = time.monotonic()
+        self._step(batches, self.update)
         seconds = time.monotonic() - begun
         images = self.recipe.batch_size
         memory = torch.cuda.max_memory_allocated() / 2**20 if self.accelerator.device.type == "cuda" else None
