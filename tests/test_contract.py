@@ -323,7 +323,7 @@ def test_compile_runs_adaptive_methods_too(config: vitrim.MethodConfig) -> None:
     """In several graphs: they may break where a count is read."""
     model, _ = reduced("vit", config)
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, backend="aot_eager")
     with torch.no_grad():
         for seed in (3, 4):
             images = tiny.images(seed=seed)
