@@ -36,6 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cifar10_report import report
 from methods import at_share
 from vitrim.cli import common
 from vitrim.config import MethodConfig
@@ -131,7 +132,7 @@ def cuts(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]
     for cut in arguments.cut or CUTS:
         rows += _rows_of_cut(model, cut, images, arguments)
         write(rows, arguments)  # after every cut: each takes many minutes
-        print(markdown([row for row in rows if row["cut"] == cut]), flush=True)
+        print(report([row for row in rows if row["cut"] == cut]), flush=True)
     return rows
 
 
@@ -277,25 +278,11 @@ TABLES: dict[str, Callable[[nn.Module, argparse.Namespace], list[dict[str, Any]]
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as a table; a column that a row lacks is empty."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    lines += [f"| {' | '.join(_cell(row.get(column)) for column in columns)} |" for row in rows]
-    return "\n".join(lines)
-
-
 def write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """The record, if one is asked for."""
     run = None if arguments.run is None else str(arguments.run)
     record = {"command": f"cifar10 {arguments.table}", "environment": common.environment(), "rows": rows}
     common.write_json(arguments.json, {**record, "run": run, "limit": arguments.limit})
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.2f}" if isinstance(value, float) else f"`{value}`" if isinstance(value, str) else str(value)
 
 
 def _check_same(out: Path, resolved: Resolved, start: Path | None) -> None:
@@ -335,7 +322,7 @@ def main() -> None:
     model = load_reference("cifar10_vit") if arguments.run is None else load_run(arguments.run)
     rows = TABLES[arguments.table](model, arguments)
     write(rows, arguments)
-    print(markdown(rows))
+    print(report(rows))
 
 
 if __name__ == "__main__":

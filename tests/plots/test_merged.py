@@ -30,7 +30,11 @@ def test_a_grid_that_does_not_fit_is_refused() -> None:
         draw_groups(np.zeros((4, 4), dtype=np.float32), np.zeros(9, dtype=np.int64), (3, 3))
 
 
-def test_tradeoff_is_written(tmp_path) -> None:
-    path = tmp_path / "tradeoff.png"
-    plot_accuracy_over_macs([("a", 0.5, 0.9), ("a", 0.7, 0.95), ("b", 0.6, 0.8)], (1.0, 0.97), path)
-    assert path.read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize("methods", ["ab", "abcdefghijkl"])  # the legend within the figure, and beside it
+def test_tradeoff_is_written(methods: str, tmp_path) -> None:
+    path = tmp_path / "tradeoff.svg"
+    points = [(name, share, share) for name in methods for share in (0.5, 0.7)]
+    plot_accuracy_over_macs(points, (1.0, 0.97), path, title="a title", dashed="b")
+    drawn = path.read_text()
+    assert all(f"<!-- {text} -->" in drawn for text in (*methods, "dense", "a title"))
+    assert "stroke-dasharray: 5.92,2.56" in drawn  # the line of b

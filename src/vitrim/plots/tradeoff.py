@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+MANY = 8
+"""Methods up to which the legend stands within the figure."""
+MARKERS = "osDv^P<>"
 
 
 def plot_accuracy_over_macs(
@@ -12,34 +16,49 @@ def plot_accuracy_over_macs(
     path: str | Path,
     *,
     title: str = "",
+    dashed: Collection[str] = (),
 ) -> None:
     """Write accuracy over MACs, one line per method, the dense model as a star.
 
     Args:
-        points: (method, gmacs, accuracy in [0, 1]) per setting; settings of one method are joined.
+        points: (method, gmacs, accuracy in [0, 1]) per setting; settings of one method are joined. The legend has the
+            methods in this order, beside the figure where they are many.
         dense: gmacs and accuracy of the dense model.
         path: the file to write; its ending decides the format.
         title: line above the figure.
+        dashed: methods whose lines are dashed, to tell kinds of methods apart.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     base, accuracy = dense
     methods = list(dict.fromkeys(method for method, _, _ in points))
-    markers = "osDv^P<>"
+    many = len(methods) > MANY
+    figure, axis = plt.subplots(figsize=(8.4, 5.6) if many else (6.4, 4.0), layout="constrained")
+    colors = plt.get_cmap("tab20" if many else "tab10").colors
     for index, method in enumerate(methods):
         own = sorted((100 * gmacs / base, 100 * value) for name, gmacs, value in points if name == method)
         share, values = zip(*own, strict=True)
-        axis.plot(share, values, marker=markers[index % len(markers)], label=method, linewidth=1.6)
+        axis.plot(
+            share,
+            values,
+            label=method,
+            color=colors[index % len(colors)],
+            marker=MARKERS[index % len(MARKERS)],
+            linestyle="--" if method in dashed else "-",
+            linewidth=1.6,
+        )
     axis.plot([100], [100 * accuracy], marker="*", markersize=14, color="black", linestyle="none", label="dense")
     axis.axhline(100 * accuracy, color="black", linewidth=0.7, linestyle=":")
     axis.set_xlabel("MACs, % of the dense model")
     axis.set_ylabel("top-1 accuracy, %")
     axis.set_title(title, fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, loc="lower right")
+    if many:
+        figure.legend(fontsize=8, loc="outside right upper")
+    else:
+        axis.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=120)
     plt.close(figure)
