@@ -8,7 +8,9 @@ BIN    := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
 
-test: lint types pytest
+# The types are checked while the first tests run.
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types pytest
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

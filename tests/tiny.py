@@ -108,6 +108,14 @@ def blocks(model: nn.Module) -> list[Any]:
     return backbone_of(model).blocks(model)
 
 
+def drop_last_block(model: nn.Module) -> None:
+    """Makes a model that is not reduced one block shallower."""
+    last = blocks(model)[-1]
+    holder = next(module for module in model.modules() if last in module.children())
+    del holder[-1]
+    assert last not in blocks(model)
+
+
 def num_prefix(model: nn.Module) -> int:
     return backbone_of(model).facts(model).num_prefix
 
