@@ -96,10 +96,32 @@ def figure(rows: Sequence[Row], path: Path) -> None:
     )
 
 
+def sweep(rows: Sequence[Row]) -> str:
+    """Of ATM's sweep, a table for every theta_min: top-1 and fewer MACs by alpha (down) and beta (across)."""
+    found = {_atm(row): row for row in rows if row["method"] != "dense"}
+    alphas, betas, floors = (sorted({key[place] for key in found}) for place in range(3))
+    tables = []
+    for floor in floors:
+        lines = [f"| theta_min = {floor:g} | {' | '.join(f'beta = {beta:g}' for beta in betas)} |"]
+        lines.append("|" + "---|" * (len(betas) + 1))
+        for alpha in reversed(alphas):
+            cells = [found[alpha, beta, floor] for beta in betas]
+            shown = [f"{cell['top1']:.2f} at {cell['macs_saved']:.0f} % fewer" for cell in cells]
+            lines.append(f"| alpha = {alpha:g} | {' | '.join(shown)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def _atm(row: Row) -> tuple[float, float, float]:
+    config: Any = parse_method(row["method"])
+    return config.alpha, config.beta, config.theta_min
+
+
 def report(rows: Sequence[Row]) -> str:
     """All tables of a record."""
     if "cut" not in rows[0]:
-        return markdown(rows)
+        names = [_name(row) for row in rows if row["method"] != "dense"]
+        return sweep(rows) if names.count("atm") > 1 else markdown(rows)
     tables = [f"About {100 * cut:.0f} % fewer MACs:\n\n{markdown(found)}" for cut, found in by_cut(rows).items()]
     return "\n\n".join([overview(rows), *tables])
 
