@@ -116,6 +116,13 @@ def drop_last_block(model: nn.Module) -> None:
     assert last not in blocks(model)
 
 
+def is_classifier(host: str) -> bool:
+    """Whether it gives logits rather than features."""
+    with torch.no_grad():
+        output = logits(HOSTS[host]()(images()))
+    return isinstance(output, Tensor) and output.shape == (2, GEOMETRY["num_classes"])
+
+
 def num_prefix(model: nn.Module) -> int:
     return backbone_of(model).facts(model).num_prefix
 

@@ -182,10 +182,8 @@ class Reduction:
             VitrimError: an option that cannot change at run time, or an invalid value. Nothing is changed then.
         """
         self._check_alive()
-        config = self.config_with(**changes)
-        blocks = self._blocks()
-        _check_amounts(config, backbone_of(self.model).facts(self.model), len(blocks))
-        for block in blocks:
+        config = self._changed(changes)
+        for block in self._blocks():
             block.reducer.configure(config)
         self.config = config
 
@@ -195,12 +193,15 @@ class Reduction:
         Raises:
             VitrimError: an option that cannot change at run time, or a value that is invalid or does not fit the model.
         """
+        return self._changed(changes)
+
+    def _changed(self, changes: Mapping[str, Any]) -> MethodConfig:
         fixed = sorted(set(changes) - self.config.runtime)
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
             raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
         config = type(self.config)(**{**_given(self.config), **changes})
-        config.check(len(self._blocks()))
+        _check_amounts(config, backbone_of(self.model).facts(self.model), len(self._blocks()), stacklevel=4)
         return config
 
     def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None) -> None:
@@ -373,8 +374,11 @@ def _check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: lis
         )
 
 
-def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int) -> None:
-    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size."""
+def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int, stacklevel: int = 3) -> None:
+    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
+
+    ``stacklevel`` is how far away the user's line is, which the warning names.
+    """
     config.check(num_layers)
     if config.adaptive:
         return
@@ -393,7 +397,7 @@ def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int) -> N
     )
     if config.strict:
         raise VitrimError(f"{message} (refused because strict=true)")
-    warnings.warn(message, ReductionWarning, stacklevel=3)
+    warnings.warn(message, ReductionWarning, stacklevel=stacklevel)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

@@ -67,6 +67,12 @@ def read(path: Path) -> dict[str, Any]:
 # ---- results
 
 
+def test_the_dense_model_alone(folder, tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    assert run(monkeypatch, MODEL, *SMALL, "--data", folder, "--json", out) == 0
+    assert [row["method"] for row in read(out)["rows"]] == ["dense"]
+
+
 def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     methods = ["none", "tome:r=[4,2]", "random:keep_rate=0.5"]
     out = tmp_path / "results" / "out.json"
@@ -267,7 +273,7 @@ def test_bad_models_are_one_line(folder, monkeypatch, capsys, model, message):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "--method"), (["-m", "none", "--batch-size", "0"], "--batch-size"), (["-m", "none", "--wat"], "--wat")],
+    [(["-m", "none", "--batch-size", "0"], "--batch-size"), (["-m", "none", "--wat"], "--wat")],
 )
 def test_wrong_usage_is_one_line(folder, monkeypatch, capsys, arguments, message):
     assert run(monkeypatch, MODEL, "--data", folder, *arguments) == 2

@@ -1,7 +1,8 @@
-"""The whole loop on a classifier of every family of hosts: trained reduced, evaluated, saved, loaded again."""
+"""The whole loop on a classifier of every family of hosts: trained reduced, stopped, resumed, evaluated, loaded."""
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor
 
 import tiny
@@ -20,13 +22,7 @@ from vitrim.data.transforms import is_timm
 from vitrim.training.loop import Running, Trainer
 from vitrim.weights import load_checkpoint
 
-CLASSES = 5
-
-
-def is_classifier(host: str) -> bool:
-    with torch.no_grad():
-        output = tiny.logits(tiny.HOSTS[host]()(tiny.images()))
-    return isinstance(output, Tensor) and output.shape == (2, CLASSES)
+CLASSES = tiny.GEOMETRY["num_classes"]
 
 
 def to_pixels(image: Image.Image) -> Tensor:
@@ -50,7 +46,7 @@ def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("host", tiny.PLAIN)
 def test_a_classifier_of_every_family_is_trained(host: str, grey: Path, tmp_path: Path) -> None:
-    if not is_classifier(host):
+    if not tiny.is_classifier(host):
         pytest.skip("this one gives features")
     resolved = recipe(method="tome:r=4", epochs=2, batch_size=10, ema={"decay": 0.5})
     train_data, eval_data = (load_images(grey, split=split) for split in ("train", "test"))
@@ -59,11 +55,18 @@ def test_a_classifier_of_every_family_is_trained(host: str, grey: Path, tmp_path
     if is_timm(model):  # those that take images of any size are given this one
         model.pretrained_cfg = {"input_size": (3, 24, 24)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    parts = copy.deepcopy(model)
+    stopped = Running(tmp_path / "parts", max_updates=2)
+    Trainer(resolved, copy.deepcopy(model), train_data, eval_data, Accelerator(cpu=True), stopped).run()
+    Trainer(resolved, parts, train_data, eval_data, Accelerator(cpu=True), Running(stopped.out, resume=True)).run()
     run = Trainer(resolved, model, train_data, eval_data, Accelerator(cpu=True), Running(tmp_path, log_every=1))
     result = run.run()
     assert (result["updates"], result["last"]["update"]) == (4, 4)
     assert math.isfinite(result["last"]["top1"])
 
+    resumed, whole = (load_file(folder / "model.safetensors") for folder in (stopped.out, tmp_path))
+    assert resumed.keys() == whole.keys()
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
     twin = tiny.HOSTS[host]()
     load_checkpoint(twin, tmp_path / "model.safetensors")
     assert any(not torch.equal(value, before[name]) for name, value in twin.state_dict().items())

@@ -161,6 +161,28 @@ def test_other_libraries_are_normalised_as_in_evaluation() -> None:
     assert geometry_of(Own()) == Geometry((24, 24), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
+@pytest.mark.parametrize("policy", ["rand-m10-inc1", "rand-m0", "augmix-m0", "v0-mstd9"])
+def test_policies_run_at_every_magnitude(policy: str) -> None:
+    """Pillow refuses to posterize to no bit at all, which timm asks for at the ends of the scale."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    transform = TrainTransform(Geometry((16, 16), (0.5,) * 3, (0.5,) * 3), Augment(auto=policy))
+    for seed in range(120):
+        seed_all(seed)
+        assert transform(image).isfinite().all()
+
+
+def test_policies_interpolate_as_the_recipe_says() -> None:
+    def resampling(interpolation: str) -> object:
+        augment = Augment(auto="rand-m9-mstd0.5-inc1", interpolation=interpolation)
+        steps = TrainTransform(Geometry((16, 16), (0.5,) * 3, (0.5,) * 3), augment).transform.transforms
+        ops = next(step for step in steps if hasattr(step, "ops")).ops
+        return {op.kwargs["resample"] for op in ops}
+
+    assert resampling("bicubic") == {Image.Resampling.BICUBIC}
+    assert resampling("bilinear") == {Image.Resampling.BILINEAR}
+    assert resampling("random") == {(Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)}
+
+
 def test_cutout_fills_a_rectangle_of_at_most_half_the_sides() -> None:
     """The published one: half of the width and half of the height, less where it hangs over an edge."""
     image = Image.new("RGB", (20, 12))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "learned": {"method": "dynamicvit:keep_rate=0.7", "teacher": "dense"},
     "momentum": {"optimizer": {"name": "sgd", "lr": 1e-2, "momentum": 0.9}},
+    "an optimiser without state": {"optimizer": {"name": "momentum", "lr": 1e-2, "momentum": 0.0}},
+    "parameters without gradients": {"method": "ia_red2:stage=0"},
 }
 
 
@@ -216,7 +219,62 @@ def test_a_save_that_was_interrupted_is_passed_over(images: Path, tmp_path: Path
     assert [path.name for path in found] == ["update-00000003", "update-00000004"]
     shutil.copytree(found[1], found[1].with_name("update-00000009.partial"))
     (found[1] / "model.safetensors").write_bytes((found[1] / "model.safetensors").read_bytes()[:-100])
-    assert trainer(recipe(), images, tmp_path, resume=True).update == 3
+    run = trainer(recipe(), images, tmp_path, resume=True)
+    assert run.update == 3
+    run.run()
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["update-00000003", "update-00000004", f"update-{UPDATES:08d}"]  # nothing partial
+
+
+def test_a_checkpoint_that_is_there_is_never_taken_away(images: Path, tmp_path: Path) -> None:
+    """Stopped just after it was saved, a run saves the same update once more."""
+    trainer(recipe(), images, tmp_path, max_updates=2).run()
+    saved = checkpoint.latest(tmp_path / "checkpoints")
+    before = {path.name: path.stat().st_ino for path in saved.iterdir()}
+    trainer(recipe(), images, tmp_path, max_updates=2, resume=True).run()
+    assert {path.name: path.stat().st_ino for path in saved.iterdir()} == before
+
+
+def test_a_log_that_was_cut_short_by_a_full_disk_is_mended_on_resume(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(recipe(), images, tmp_path / "parts", save_minutes=0)
+    write = Path.open
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == "evaluations.jsonl" and run.update == UPDATES:
+            with write(path, "a") as file:
+                file.write('{"update": 9, "top')
+            raise OSError(28, "No space left on device")
+        return write(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(
+            VitrimError, match=r"evaluations\.jsonl: No space left on device; a run .*--resume"
+        ) as found:
+            run.run()
+    assert "\n" not in str(found.value)
+    with (tmp_path / "parts/log.csv").open("a") as file:
+        file.write("9,3.0")
+    trainer(recipe(), images, tmp_path / "parts", resume=True).run()
+    trainer(recipe(), images, tmp_path / "whole").run()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert (tmp_path / "parts/evaluations.jsonl").read_text() == (tmp_path / "whole/evaluations.jsonl").read_text()
+
+
+def test_processes_share_the_running_statistics_that_are_written(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[Tensor] = []
+    monkeypatch.setattr(loop, "broadcast", lambda buffer, from_process: shared.append(buffer))
+    run = trainer(recipe(), images, tmp_path)
+    norm = torch.nn.BatchNorm2d(3)
+    run._share_buffers(norm)
+    assert not shared  # one process has nobody to share with
+    run.accelerator = SimpleNamespace(num_processes=2)
+    run._share_buffers(norm)
+    assert [buffer.data_ptr() for buffer in shared] == [norm.running_mean.data_ptr(), norm.running_var.data_ptr()]
 
 
 def test_a_corrupt_image_is_named(images: Path, tmp_path: Path) -> None:
@@ -270,6 +328,15 @@ def test_an_evaluation_split_of_other_classes_is_refused(images: Path, tmp_path:
             },
             "a ramp of patch_drop goes to 1; shares",
         ),
+        (
+            {
+                "method": "tome:r=1,strict=true",
+                "ramps": [{"option": "r", "start": 1, "stop": 9, "end_epoch": 1, "whole": True}],
+            },
+            "asks for more than 16 patch tokens allow.*strict=true",
+        ),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer adamw does not take these options: Invalid beta"),
+        ({"optimizer": {"name": "sgd", "momentum": 0.0}}, "optimizer sgd does not take these options: Nesterov"),
         ({"objective": {"weight": 2}}, "the loss of none has no option 'weight'; it has: none"),
         ({"method": "cropr:r=1", "objective": {"tau": 2}}, "the loss of cropr has no option 'tau'"),
         ({"switches": [{"option": "blocks", "value": [1], "epoch": 1}]}, "none cannot change 'blocks' at run time"),

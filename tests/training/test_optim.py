@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import golden_models as golden
+import tiny
 import vitrim
 from tiny_training import recipe
 from vitrim.errors import VitrimError
-from vitrim.registry import make_method
+from vitrim.registry import backbone_of, make_method
 from vitrim.training.optim import Rates, make_optimizer, parameter_groups, ramp_value, select_trainable
 from vitrim.training.recipe import Ramp
 
@@ -82,17 +83,60 @@ def test_a_frozen_backbone_has_rate_zero_at_first_and_the_rest_has_not() -> None
             assert (group["lr"] == 0.0) == (frozen and group["frozen_at_first"])
 
 
-def test_layer_decay_lowers_the_rate_from_the_top() -> None:
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_layer_decay_scales_the_schedule_from_the_top(name: str) -> None:
+    """At every update a layer has half the rate of the next one; what the method adds has the head's."""
     model = timm.create_model("test_vit", num_classes=3)
-    reduction = vitrim.reduce_(model, vitrim.DynamicViT(keep_rate=0.7))
-    optimizer = make_optimizer(model, recipe(optimizer={"lr": 1e-3, "layer_decay": 0.5}).recipe)
-    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    assert rate[id(model.head.weight)] == 1e-3
-    rates = [rate[id(block.attn.qkv.weight)] for block in model.blocks]
-    assert rates == sorted(rates)
-    assert rates[0] < rates[-1] < 1e-3
-    assert rate[id(model.patch_embed.proj.weight)] == pytest.approx(rates[0] / 2)
-    assert reduction.config.name == "dynamicvit"
+    vitrim.reduce_(model, vitrim.Cropr(r=4))
+    schedule = {"warmup_epochs": 1, "warmup_lr": 1e-6, "min_lr": 1e-5}
+    options = recipe(optimizer={"name": name, "lr": 1e-3, "layer_decay": 0.5}, schedule=schedule, epochs=3).recipe
+    optimizer = make_optimizer(model, options)
+    rates = Rates(optimizer, options, updates_per_epoch=4)
+    layers = len(model.blocks)
+    for update, expected in ((0, 1e-6), (6, None), (12, 1e-5)):
+        rates.set(update)
+        rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        full = rate[id(model.head.weight)]
+        assert expected is None or full == pytest.approx(expected)
+        for depth, block in enumerate(model.blocks):
+            assert rate[id(block.attn.qkv.weight)] == pytest.approx(full * 0.5 ** (layers - depth))
+        assert rate[id(model.patch_embed.proj.weight)] == pytest.approx(full * 0.5 ** (layers + 1))
+        reducers = [p for key, p in model.named_parameters() if ".reducer." in key]
+        assert reducers
+        assert {rate[id(p)] for p in reducers} == {full}
+    assert len(rate) == len(list(model.parameters()))
+    assert len({group["name"] for group in optimizer.param_groups}) == len(optimizer.param_groups)
+
+
+@pytest.mark.parametrize("host", tiny.PLAIN)
+def test_the_backbone_is_blocks_class_token_and_last_norm(host: str) -> None:
+    """Whatever a library calls what is around them; positions are never decayed."""
+    if not tiny.is_classifier(host):
+        pytest.skip("this one gives features")
+    model = tiny.HOSTS[host]()
+    vitrim.reduce_(model, "cropr:r=1,first_extra=0")
+    options = recipe(optimizer={"lr": 1.0, "weight_decay": 0.5, "backbone_scale": 0.1}).recipe
+    groups = {id(p): group for group in parameter_groups(model, options, 1.0) for p in group["params"]}
+    inside = {id(p): key for block in tiny.blocks(model) for key, p in block.named_parameters()}
+    heads = {id(p) for module in backbone_of(model).classifiers(model) for p in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        embedding = "embed" in name or "conv_proj" in name or "tokens_to_token" in name
+        new = ".reducer." in name or id(parameter) in heads
+        new = new or not {"head", "aux_head"}.isdisjoint(name.split("."))  # SigLIP's pool, LV-ViT's second classifier
+        new = new or (id(parameter) not in inside and embedding and not name.endswith("_token"))
+        assert (groups[id(parameter)]["lr"] == 1.0) == new, name
+        if "pos_embed" in name or "position_embedding" in name:
+            assert groups[id(parameter)]["weight_decay"] == 0, name
+
+
+def test_what_the_model_does_not_train_is_not_trained() -> None:
+    model = tiny.HOSTS["t2t_vit"]()
+    fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert "pos_embed" in fixed
+    select_trainable(model, ["*"])
+    assert {name for name, parameter in model.named_parameters() if not parameter.requires_grad} == fixed
 
 
 def test_the_learning_rate_follows_the_batch() -> None:

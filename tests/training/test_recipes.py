@@ -87,9 +87,11 @@ def reduced(found: Recipe) -> Iterator[tuple[nn.Module, Reduction | None]]:
 
 def trained(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     """Names of the parameters that these patterns train."""
+    before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     select_trainable(model, patterns)
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    select_trainable(model, ["*"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in before)
     return names
 
 
@@ -401,7 +403,7 @@ def test_table_2() -> None:
     for found in (coco, nuswide):
         assert (found.task, found.loss.name, found.loss.gamma_neg, found.loss.clip) == ("multilabel", "asl", 4, 0.05)
         augment = found.augment
-        assert (augment.crop, augment.cutout, augment.hflip, augment.erase) == ("squash", 0.5, 0, 0)
+        assert (augment.crop, augment.cutout, augment.hflip, augment.erase) == ("squash", 1.0, 0, 0)
         assert augment.auto is not None
         assert not found.mix.on
     assert {found.augment.repeats for found in (imagenet, nabirds, coco, nuswide)} == {3}

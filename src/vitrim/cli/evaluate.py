@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 WIDTH = 120
 
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--method", "-m", help="name:key=value,key=value; may repeat; default: the dense model alone"),
+]
 Data = Annotated[
     str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
 ]
@@ -37,8 +41,8 @@ Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that r
 
 def evaluate(
     model: common.Model,
-    methods: common.Methods,
     data: Data,
+    methods: Methods = None,
     split: Split = None,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
@@ -58,7 +62,7 @@ def evaluate(
     All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept.
     """
     common.check_json(json)
-    configs = common.parse_methods(methods)
+    configs = common.parse_methods(methods or ())
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     import torch

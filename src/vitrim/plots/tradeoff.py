@@ -37,7 +37,7 @@ def plot_accuracy_over_macs(
     methods = list(dict.fromkeys(method for method, _, _ in points))
     many = len(methods) > MANY
     figure, axis = plt.subplots(figsize=(8.4, 5.6) if many else (6.4, 4.0), layout="constrained")
-    colors = plt.get_cmap("tab20" if many else "tab10").colors
+    colors = plt.get_cmap("tab20" if many else "tab10")
     for index, method in enumerate(methods):
         own = sorted((100 * gmacs / base, 100 * value) for name, gmacs, value in points if name == method)
         share, values = zip(*own, strict=True)
@@ -45,7 +45,7 @@ def plot_accuracy_over_macs(
             share,
             values,
             label=method,
-            color=colors[index % len(colors)],
+            color=colors(index % colors.N),
             marker=MARKERS[index % len(MARKERS)],
             linestyle="--" if method in dashed else "-",
             linewidth=1.6,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
@@ -53,13 +54,24 @@ def build_trainer(
     Raises:
         VitrimError: as `Trainer`, `load_data` and `create_model`.
     """
-    accelerator = Accelerator(cpu=cpu, mixed_precision=PRECISIONS[resolved.recipe.precision])
+    accelerator = make_accelerator(resolved.recipe, cpu=cpu)
     seed_all(resolved.recipe.seed)
     train_data, eval_data = open_data(resolved.recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
     if eval_data is not None:
         eval_data.transform = eval_transform(model)
     return Trainer(resolved, model, train_data, eval_data, accelerator, running, console, start=checkpoint)
+
+
+def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
+    """Devices, processes and precision of a run.
+
+    Some classifiers of Hugging Face have parameters that classification does not reach, which many processes must be
+    told to look for; with checkpointed gradients they cannot be.
+    """
+    look = recipe.model.startswith("hf:") and not recipe.grad_checkpointing
+    unused = DistributedDataParallelKwargs(find_unused_parameters=look)
+    return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[unused])
 
 
 def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Data | None]:

@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
-    set_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
 
@@ -36,6 +37,9 @@ SEPARATOR = "/"
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 """Tensors under their parameters' names, whole and on the CPU, whatever shards the model."""
+DDP_PREFIX = "module."
+LENIENT = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
+"""For optimisers, which keep nothing of a parameter that has not had a gradient."""
 
 
 @dataclass
@@ -83,8 +87,12 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn
         name, _, key = entry.rpartition(SEPARATOR)
         kept.setdefault(name, {})[key] = value
     state = {"state": kept, "param_groups": snapshot.values["optimizer"]["param_groups"]}
-    weights = cast(Any, snapshot.tensors["model"])
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=cast(Any, state), options=FULL)
+    set_model_state_dict(model, cast(Any, snapshot.tensors["model"]), options=FULL)
+    if kept:  # plain SGD keeps nothing
+        set_optimizer_state_dict(model, optimizer, cast(Any, state), options=LENIENT)
+    for name, parameter in model.named_parameters():  # torch gives all of them a state before it sets those it has
+        if name.removeprefix(DDP_PREFIX) not in kept:
+            optimizer.state.pop(parameter, None)
     if ema is not None:
         ema.load_state_dict(snapshot.tensors["ema"])
 
@@ -99,6 +107,8 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
         VitrimError: it could not be written (a full disk); what was there before is still there.
     """
     final = folder / f"update-{snapshot.values['update']:08d}"
+    if _is_whole(final):  # a run that is stopped just after it was saved, or resumed at its end
+        return final
     partial = final.with_name(final.name + PARTIAL)
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -119,7 +129,7 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
         good = latest(folder)
         rest = "there is no earlier checkpoint" if good is None else f"the last good checkpoint is {good}"
         raise VitrimError(f"cannot save {final}: {reason(error)}; {rest}") from error
-    for old in _complete(folder)[:-keep]:
+    for old in (*_complete(folder)[:-keep], *folder.glob(f"update-*{PARTIAL}")):  # killed while saving
         shutil.rmtree(old)
     return final
 

@@ -19,7 +19,7 @@ from timm.data.auto_augment import augment_and_mix_transform, auto_augment_trans
 from timm.data.config import resolve_data_config
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.random_erasing import RandomErasing
-from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode
+from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode, str_to_pil_interp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
@@ -109,7 +109,7 @@ class TrainTransform:
         if augment.cutout:
             steps.append(Cutout(augment.cutout))
         if augment.auto is not None:
-            steps.append(_auto(augment.auto, geometry))
+            steps.append(_auto(augment.auto, augment, geometry))
         elif augment.color_jitter:
             steps.append(transforms.ColorJitter(*(augment.color_jitter,) * 3))
         steps += [transforms.ToTensor(), transforms.Normalize(geometry.mean, geometry.std)]
@@ -132,23 +132,41 @@ def _crop(size: tuple[int, int], augment: Augment) -> Iterator[Any]:
         yield transforms.RandomCrop(size, padding=augment.padding, padding_mode="reflect")
 
 
-def _auto(policy: str, geometry: Geometry) -> Any:
-    """timm's policy of that name."""
-    hparams = {
+def _auto(policy: str, augment: Augment, geometry: Geometry) -> Any:
+    """timm's policy of that name, with the options timm's own training gives it."""
+    hparams: dict[str, Any] = {
         "translate_const": int(min(geometry.size) * 0.45),
         "img_mean": tuple(round(255 * mean) for mean in geometry.mean),
     }
+    if augment.interpolation != "random":
+        hparams["interpolation"] = str_to_pil_interp(augment.interpolation)
     try:
         if policy.startswith("augmix"):
-            return augment_and_mix_transform(policy, {**hparams, "translate_pct": 0.3})
+            return _posterized(augment_and_mix_transform(policy, {**hparams, "translate_pct": 0.3}))
         if policy.startswith("rand"):
-            return rand_augment_transform(policy, hparams)
-        return auto_augment_transform(policy, hparams)
+            return _posterized(rand_augment_transform(policy, hparams))
+        return _posterized(auto_augment_transform(policy, hparams))
     except (AssertionError, ValueError, KeyError, IndexError) as error:
         raise VitrimError(
             f"augment.auto={policy} is no policy of timm ({error}); valid: e.g. rand-m9-mstd0.5-inc1, augmix-m3-w3, "
             "original, v0, 3a"
         ) from None
+
+
+def _posterized(policy: Any) -> Any:
+    """The policy without the case that Pillow refuses since version 12: an image of which no bit is kept.
+
+    timm asks for that at the largest magnitude, which `rand-m9-mstd0.5-inc1` draws for one image in three hundred.
+    """
+    groups = getattr(policy, "policy", None) or [policy.ops]
+    for op in (op for group in groups for op in group):
+        if op.name.startswith("Posterize"):
+            op.level_fn = partial(_at_least_one_bit, op.level_fn)
+    return policy
+
+
+def _at_least_one_bit(level_fn: Callable[..., tuple[int]], level: float, hparams: dict[str, Any]) -> tuple[int]:
+    return (max(level_fn(level, hparams)[0], 1),)
 
 
 class Cutout:

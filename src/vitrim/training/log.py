@@ -8,14 +8,17 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.errors import MissingPackageError, VitrimError, first_line
 
 UPDATES = "log.csv"
 EVALUATIONS = "evaluations.jsonl"
@@ -31,6 +34,7 @@ class Log:
 
     Raises:
         MissingPackageError: TensorBoard is asked for and not installed.
+        VitrimError: the folder or a file in it cannot be written; also raised by `update` and `evaluation`.
     """
 
     def __init__(self, folder: Path | None, *, from_update: int = 0, tensorboard: bool = False) -> None:
@@ -39,12 +43,10 @@ class Log:
         self.board: Any = None
         if folder is None:
             return
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise VitrimError(f"cannot write to {folder}: {error.strerror}") from error
-        self._drop_rows(folder / UPDATES, from_update)
-        self._drop_lines(folder / EVALUATIONS, from_update)
+            self._drop_rows(folder / UPDATES, from_update)
+            self._drop_lines(folder / EVALUATIONS, from_update)
         if tensorboard:
             self.board = _tensorboard(folder, from_update)
 
@@ -56,8 +58,9 @@ class Log:
         if self.columns is None:
             self.columns = list(row)
             if not path.exists() or not path.stat().st_size:
-                path.write_text(",".join(self.columns) + "\n")
-        with path.open("a", newline="") as file:
+                with writing(path):
+                    path.write_text(",".join(self.columns) + "\n")
+        with writing(path), path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(row)
         self._board("train", row)
 
@@ -65,7 +68,8 @@ class Log:
         """Write the numbers of an evaluation; ``row["update"]`` says after which update."""
         if self.folder is None:
             return
-        with (self.folder / EVALUATIONS).open("a") as file:
+        path = self.folder / EVALUATIONS
+        with writing(path), path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         self._board("evaluation", row)
 
@@ -87,19 +91,42 @@ class Log:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             self.columns = list(reader.fieldnames or ()) or None
-            kept = [row for row in reader if row.get("update") and int(row["update"]) < from_update]
+            whole = [row for row in reader if None not in row.values()]  # a full disk or a kill cuts the last one short
         if self.columns is None:
             return
-        with path.open("w", newline="") as file:
+        with _replaced(path) as beside, beside.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
-            writer.writerows(kept)
+            writer.writerows(row for row in whole if int(row["update"]) < from_update)
 
     def _drop_lines(self, path: Path, from_update: int) -> None:
         if not path.exists():
             return
-        kept = [line for line in path.read_text().splitlines() if json.loads(line)["update"] <= from_update]
-        path.write_text("".join(line + "\n" for line in kept))
+        whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+        with _replaced(path) as beside:
+            beside.write_text("".join(line for line in whole if json.loads(line)["update"] <= from_update))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Says in one line that ``path`` cannot be written, and how to go on.
+
+    Raises:
+        VitrimError: in place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or first_line(error)
+        raise VitrimError(f"cannot write to {path}: {why}; a run that was saved goes on with --resume") from error
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """A file to write instead of ``path``, which it replaces once it is whole."""
+    beside = path.with_name(path.name + ".partial")
+    yield beside
+    os.replace(beside, path)
 
 
 def _tensorboard(folder: Path, from_update: int) -> Any:

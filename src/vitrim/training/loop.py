@@ -47,7 +47,7 @@ from vitrim.training.checks import (
 )
 from vitrim.training.evaluate import evaluate
 from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, seed_all, train_loader, updates_per_epoch
-from vitrim.training.log import Bar, Log
+from vitrim.training.log import Bar, Log, writing
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
 from vitrim.training.recipe import PATCH_DROP, Recipe, Resolved
 from vitrim.training.runs import RECIPE, RESULT
@@ -198,7 +198,8 @@ class Trainer:
         stop = self.updates if self.running.max_updates is None else min(self.updates, self.running.max_updates)
         log = Log(self.running.out if main else None, from_update=self.update, tensorboard=self.running.tensorboard)
         if main:
-            (self.running.out / RECIPE).write_text(recipe_text(self.recipe))
+            with writing(self.running.out / RECIPE):
+                (self.running.out / RECIPE).write_text(recipe_text(self.recipe))
         if self.console is not None:
             self.console.print(
                 f"{self.accelerator.num_processes} process(es), {self.accelerator.device}", highlight=False
@@ -386,6 +387,7 @@ class Trainer:
         """Measure the averaged weights, or the model where none are averaged, and keep the best."""
         self._set_amounts(self.update / self.updates_per_epoch)
         model = self.wrapped if self.sharded else self.model if self.ema is None else self.ema.module
+        self._share_buffers(model)
         running = self.running
         scores = evaluate(
             model,
@@ -407,6 +409,13 @@ class Trainer:
         log.evaluation(row)
         shown = "  ".join(f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights"))
         bar.say(f"evaluation of the {row['weights']}: {shown}")
+
+    def _share_buffers(self, model: nn.Module) -> None:
+        """Give all processes the first one's running statistics (BatchNorm), which are those that are written."""
+        if self.accelerator.num_processes > 1:
+            for buffer in model.buffers():
+                if buffer.is_floating_point():
+                    broadcast(buffer, from_process=0)
 
     @property
     def sharded(self) -> bool:

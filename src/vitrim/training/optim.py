@@ -17,12 +17,17 @@ from vitrim.errors import VitrimError, unknown
 if TYPE_CHECKING:
     from vitrim.training.recipe import Ramp, Recipe
 
-NEW_PARTS = ("head", "head_dist", "fc", "classifier", "heads", "pos_embed", "patch_embed", "embeddings")
-"""First parts of the names of what a new task trains at the full rate; `*.reducer.*` as well."""
+HEADS = ("head", "head_dist", "heads", "fc", "classifier", "aux_head", "auxiliary_head")
+POSITIONS = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings")
+EMBEDDINGS = ("patch_embed", "embed", "embeds", "embeddings", "conv_proj", "tokens_to_token")
+NEW_PARTS = frozenset((*HEADS, *POSITIONS, *EMBEDDINGS))
+"""Parts of the names of what a new task trains at the full rate, as the libraries call them; `*.reducer.*` as well."""
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
     """Train only the parameters whose names match one of ``patterns``; the number of them (of values, not tensors).
+
+    What the model itself does not train (a fixed table of positions) stays as it is.
 
     Raises:
         VitrimError: a pattern that matches none.
@@ -38,7 +43,8 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
             raise VitrimError(f"trainable: no parameter matches '{pattern}'; the first is {names[0]}")
     count = 0
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+        matches = any(fnmatchcase(name, pattern) for pattern in patterns)
+        parameter.requires_grad_(parameter.requires_grad and matches)
         count += parameter.numel() if parameter.requires_grad else 0
     return count
 
@@ -53,11 +59,15 @@ def is_new(name: str, backbone: str = "trunk") -> bool:
     Example:
         >>> is_new("head.weight"), is_new("blocks.0.reducer.router.query"), is_new("blocks.0.attn.qkv.weight")
         (True, True, False)
+        >>> is_new("vit.embeddings.position_embeddings"), is_new("vit.embeddings.cls_token")
+        (True, False)
         >>> is_new("head.weight", "host"), is_new("blocks.0.reducer.router.query", "host")
         (False, True)
     """
     parts = name.split(".")
-    return "reducer" in parts or (backbone == "trunk" and parts[0] in NEW_PARTS)
+    if "reducer" in parts:
+        return True
+    return backbone == "trunk" and not name.endswith("_token") and not NEW_PARTS.isdisjoint(parts)
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
@@ -86,7 +96,8 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
         # without a scale all parameters are alike, and so they stay in one group
         backbone = options.backbone_scale != 1 or options.freeze_epochs > 0
         backbone = backbone and not is_new(name, options.backbone)
-        plain = parameter.ndim <= 1 or name in skip or name.endswith((".bias", "_token"))
+        position = not set(POSITIONS).isdisjoint(name.split("."))
+        plain = parameter.ndim <= 1 or position or name in skip or name.endswith((".bias", "_token"))
         decay = 0.0 if plain and not options.decay_all else options.weight_decay
         label = f"{'backbone' if backbone else 'new'}, {'decayed' if decay else 'not decayed'}"
         group = groups.setdefault(
@@ -129,12 +140,12 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         groups = [part for group in groups for part in _split_for_muon(model, group)]
     try:
         return create_optimizer_v2(groups, opt=options.name, lr=lr, weight_decay=options.weight_decay, **extra)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise VitrimError(f"optimizer {options.name} does not take these options: {error}") from None
 
 
 def _layer_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
-    """timm's groups per layer, each with its own learning rate."""
+    """timm's layers, each with its own factor on the whole schedule."""
     if not hasattr(model, "group_matcher"):
         raise VitrimError(f"layer_decay needs a model of timm's kind; {type(model).__name__} does not name its layers")
     options = recipe.optimizer
@@ -146,8 +157,17 @@ def _layer_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str,
         weight_decay_exclude_1d=not options.decay_all,
         layer_decay=cast(float, options.layer_decay),
     )
-    # the scale goes into the rate itself: the schedule's lowest rate is then the same for all groups
-    return [{**group, "lr": lr * group.pop("lr_scale"), "frozen_at_first": False} for group in groups]
+    # timm's schedule multiplies all it gives by a group's lr_scale: first and lowest rates are scaled as well
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scaled: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            # what a method adds is new wherever it sits: it has the full rate (Cropr), not that of its block
+            scale = 1.0 if is_new(names[id(parameter)], "host") else group["lr_scale"]
+            label = f"rate x {scale:.3g}, {'decayed' if group['weight_decay'] else 'not decayed'}"
+            options_of = {"name": label, "lr": lr, "lr_scale": scale, "weight_decay": group["weight_decay"]}
+            scaled.setdefault(label, {**options_of, "frozen_at_first": False, "params": []})["params"].append(parameter)
+    return list(scaled.values())
 
 
 def _split_for_muon(model: nn.Module, group: dict[str, Any]) -> Iterable[dict[str, Any]]:

@@ -51,11 +51,15 @@ class Augment(_Section):
     ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width over height of a resized crop")
     padding: int = Field(4, ge=0, description="margin of a padded crop in pixels, a reflection")
     hflip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left and right")
-    cutout: float = Field(0.0, ge=0, le=1, description="probability of a random grey rectangle of half the sides")
+    cutout: float = Field(
+        0.0, ge=0, le=1, description="probability of a rectangle of half the sides, of a random colour"
+    )
     color_jitter: float = Field(0.0, ge=0, description="strength; unused where auto is given")
     auto: str | None = Field(None, description="timm's name of a policy, e.g. rand-m9-mstd0.5-inc1")
     erase: float = Field(0.0, ge=0, le=1, description="probability of erasing a rectangle, filled with noise")
-    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    interpolation: Literal["bicubic", "bilinear", "random"] = Field(
+        "bicubic", description="of resizing, and of the rotations and shears of auto"
+    )
     repeats: int = Field(
         1,
         ge=1,
@@ -117,7 +121,7 @@ class Optimizer(_Section):
     betas: tuple[float, float] | None = Field(None, description="of Adam's kind; null: the optimiser's own")
     momentum: float | None = Field(None, ge=0, lt=1, description="of SGD and Muon; null: the optimiser's own")
     layer_decay: float | None = Field(
-        None, gt=0, le=1, description="factor on the learning rate per layer from the top"
+        None, gt=0, le=1, description="factor on the learning rate, min_lr and warmup_lr per layer from the top"
     )
     backbone_scale: float = Field(
         1.0,
@@ -259,6 +263,11 @@ class Recipe(_Section):
             raise ValueError("init is for models of timm that are not pretrained: set init=default")
         if self.stream and self.augment.repeats > 1:
             raise ValueError("a stream gives every image once in an epoch: set augment.repeats=1 or stream=false")
+        optimizer = self.optimizer
+        if optimizer.layer_decay is not None and (optimizer.backbone_scale != 1 or optimizer.freeze_epochs > 0):
+            raise ValueError(
+                "layer_decay has rates of its own: set optimizer.backbone_scale=1, optimizer.freeze_epochs=0"
+            )
         if self.loss.name == "asl" and self.mix.on:
             raise ValueError("asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0")
         return self
