@@ -43,7 +43,7 @@ def reduced(host: str, config: vitrim.MethodConfig, **kwargs) -> tuple[torch.nn.
 def traced(host: str, config: vitrim.MethodConfig) -> torch.nn.Module:
     """As `reduced`, without the last of its four blocks, which would take a second or more to trace."""
     model = tiny.HOSTS[host]()
-    if config.name != "kmedoids":  # has no use for the second of three
+    if config.name != "kmedoids":  # its first stage of three blocks would be block 0, which it refuses
         tiny.drop_last_block(model)
     vitrim.reduce_(model, tiny.fits(config, model))
     return model

@@ -154,7 +154,7 @@ def _auto(policy: str, augment: Augment, geometry: Geometry) -> Any:
 
 
 def _posterized(policy: Any) -> Any:
-    """The policy without the case that Pillow refuses since version 12: an image of which no bit is kept.
+    """The policy without the case that Pillow 13 refuses: an image of which no bit is kept.
 
     timm asks for that at the largest magnitude, which `rand-m9-mstd0.5-inc1` draws for one image in three hundred.
     """
