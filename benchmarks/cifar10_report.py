@@ -1,6 +1,8 @@
 """The tables of a record that benchmarks/cifar10.py wrote, as Markdown; of `cuts` also a figure.
 
-python benchmarks/cifar10_report.py cuts.json --figure docs/images/cifar10_all_methods.png
+    python benchmarks/cifar10_report.py cuts.json --figure docs/images/cifar10_all_methods.png
+
+The tables go to standard output.
 """
 
 from __future__ import annotations

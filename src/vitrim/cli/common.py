@@ -31,6 +31,10 @@ Model = Annotated[str, typer.Argument(help=f"model {MODEL_NAMES}")]
 Methods = Annotated[
     list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat")
 ]
+MethodsBesideDense = Annotated[
+    list[str] | None,
+    typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat; dense is always shown"),
+]
 Pretrained = Annotated[
     bool, typer.Option("--pretrained", help="load the library's pretrained weights (downloads them)")
 ]

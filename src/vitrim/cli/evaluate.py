@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 WIDTH = 120
 
-Methods = Annotated[
-    list[str] | None,
-    typer.Option("--method", "-m", help="name:key=value,key=value; may repeat; default: the dense model alone"),
-]
 Data = Annotated[
     str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
 ]
@@ -42,7 +38,7 @@ Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that r
 def evaluate(
     model: common.Model,
     data: Data,
-    methods: Methods = None,
+    methods: common.MethodsBesideDense = None,
     split: Split = None,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,

@@ -25,10 +25,6 @@ GROUPS_SHOWN = 6
 WIDTH = 120
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {common.MODEL_NAMES}")]
-Methods = Annotated[
-    list[str] | None,
-    typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat; dense is always shown"),
-]
 Convention = Annotated[
     str, typer.Option("--convention", help="what the total adds up: all, no-attention or no-norm of the four parts")
 ]
@@ -43,7 +39,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, help="so many images, for 
 
 def profile(
     models: Models,
-    methods: Methods = None,
+    methods: common.MethodsBesideDense = None,
     convention: Convention = "all",
     images: Images = None,
     split: Split = None,
