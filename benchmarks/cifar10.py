@@ -133,7 +133,7 @@ def cuts(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any]
     for cut in arguments.cut or CUTS:
         rows += _rows_of_cut(model, cut, images, arguments)
         write(rows, arguments)  # after every cut: each takes many minutes
-        print(report([row for row in rows if row["cut"] == cut]), flush=True)
+        print(report("cuts", [row for row in rows if row["cut"] == cut]), flush=True)
     return rows
 
 
@@ -323,7 +323,7 @@ def main() -> None:
     model = load_reference("cifar10_vit") if arguments.run is None else load_run(arguments.run)
     rows = TABLES[arguments.table](model, arguments)
     write(rows, arguments)
-    print(report(rows))
+    print(report(arguments.table, rows))
 
 
 if __name__ == "__main__":

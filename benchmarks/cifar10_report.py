@@ -119,11 +119,12 @@ def _atm(row: Row) -> tuple[float, float, float]:
     return config.alpha, config.beta, config.theta_min
 
 
-def report(rows: Sequence[Row]) -> str:
-    """All tables of a record."""
-    if "cut" not in rows[0]:
-        names = [_name(row) for row in rows if row["method"] != "dense"]
-        return sweep(rows) if names.count("atm") > 1 else markdown(rows)
+def report(command: str, rows: Sequence[Row]) -> str:
+    """All tables of the record of a ``command`` of benchmarks/cifar10.py: cuts, stress, atm or finetune."""
+    if command == "atm":
+        return sweep(rows)
+    if command != "cuts":
+        return markdown(rows)
     tables = [f"About {100 * cut:.0f} % fewer MACs:\n\n{markdown(found)}" for cut, found in by_cut(rows).items()]
     return "\n\n".join([overview(rows), *tables])
 
@@ -134,8 +135,9 @@ def main() -> None:
     parser.add_argument("record", type=Path, help="what it wrote with --json")
     parser.add_argument("--figure", type=Path, help="of `cuts`: the file to draw top-1 over MACs into")
     arguments = parser.parse_args()
-    rows = json.loads(arguments.record.read_text())["rows"]
-    print(report(rows))
+    record = json.loads(arguments.record.read_text())
+    rows = record["rows"]
+    print(report(record["command"].removeprefix("cifar10 "), rows))
     if arguments.figure is not None:
         figure(rows, arguments.figure)
 
