@@ -339,6 +339,12 @@ def test_capped_amounts_are_told_with_what_the_blocks_really_remove(text: str, r
     assert f"the blocks remove {really}, {sum(really)} in all" in str(caught[0].message)
 
 
+def test_tokens_that_come_back_are_told_as_such() -> None:
+    message = r"the blocks remove \[0, 31, 4, -35\], 0 in all; a negative number is of tokens that come back"
+    with pytest.warns(vitrim.ReductionWarning, match=message):
+        vitrim.reduce_(vit(), "cropr:r=30")
+
+
 def test_strict_refuses_what_would_be_capped() -> None:
     model = vit()
     with unchanged(model, tiny.images()), refused(r"the blocks remove \[12, 12, 6, 3\].*because strict=true"):

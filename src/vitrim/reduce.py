@@ -395,6 +395,8 @@ def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int, stac
         f"{config.describe()} asks for more than {initial} patch tokens allow; the blocks remove "
         f"{effective}, {initial - current} in all"
     )
+    if min(effective) < 0:
+        message += "; a negative number is of tokens that come back"
     if config.strict:
         raise VitrimError(f"{message} (refused because strict=true)")
     warnings.warn(message, ReductionWarning, stacklevel=stacklevel)
