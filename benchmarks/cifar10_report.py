@@ -50,10 +50,15 @@ def _cell(row: Row, key: str) -> str:
 def by_cut(rows: Sequence[Row]) -> dict[float, list[Row]]:
     """The rows of every cut, with the range of those that were drawn with several seeds."""
     cuts: dict[float, list[Row]] = {}
-    for row in rows:
-        spread = {"spread": f"{row['top1_range']:.2f} over {row['seeds']} seeds"} if row["seeds"] > 1 else {}
-        cuts.setdefault(row["cut"], []).append({**row, **spread})
+    for row in with_spread(rows, "top1_range"):
+        cuts.setdefault(row["cut"], []).append(row)
     return cuts
+
+
+def with_spread(rows: Sequence[Row], key: str) -> list[Row]:
+    """The rows, those of several seeds with their range, which is under ``key``."""
+    spreads = [{"spread": f"{row[key]:.2f} over {row['seeds']} seeds"} if row["seeds"] > 1 else {} for row in rows]
+    return [{**row, **spread} for row, spread in zip(rows, spreads, strict=True)]
 
 
 def overview(rows: Sequence[Row]) -> str:
@@ -123,7 +128,9 @@ def report(command: str, rows: Sequence[Row]) -> str:
     """All tables of the record of a ``command`` of benchmarks/cifar10.py: cuts, stress, atm or finetune."""
     if command == "atm":
         return sweep(rows)
-    if command != "cuts":
+    if command == "finetune":
+        return markdown(with_spread(rows, "after_range"))
+    if command == "stress":
         return markdown(rows)
     tables = [f"About {100 * cut:.0f} % fewer MACs:\n\n{markdown(found)}" for cut, found in by_cut(rows).items()]
     return "\n\n".join([overview(rows), *tables])
