@@ -419,6 +419,23 @@ def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str, config: vitrim
 
 
 @every_method
+def test_an_image_that_is_not_finite_spoils_itself_only(config: vitrim.MethodConfig) -> None:
+    if config.batch_dependent and "image" not in config.describe():
+        pytest.skip("batch dependent by definition")
+    model, _ = reduced("vit", config)
+    images = tiny.images(3)
+    broken = images.clone()
+    broken[0, 0, 0, 0] = torch.nan
+    with torch.no_grad():
+        torch.manual_seed(0)
+        expected = run(model, images)
+        torch.manual_seed(0)
+        out = run(model, broken)
+    assert not out[0].isfinite().any()
+    torch.testing.assert_close(out[1:], expected[1:])
+
+
+@every_method
 def test_stochastic_depth_and_dropout_run_in_training(config: vitrim.MethodConfig) -> None:
     model = tiny.vit(drop_path_rate=0.5, attn_drop_rate=0.2, proj_drop_rate=0.2)().train()
     vitrim.reduce_(model, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -93,11 +93,11 @@ class MethodConfig(BaseModel):
             for key in options:
                 if key not in type(self).model_fields:
                     raise unknown(f"option of {self.name}", key, type(self).model_fields)
+                _check_switch(self.name, key, options[key], type(self).model_fields[key].annotation)
             try:
                 super().__init__(**options)
             except ValidationError as error:
-                problems = "; ".join(_problem(entry) for entry in error.errors())
-                raise VitrimError(f"{self.name}: {problems}") from None
+                raise VitrimError(f"{self.name}: {_problems(error)}") from None
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
         """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
@@ -189,8 +189,18 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _problem(entry: Any) -> str:
-    where = str(entry["loc"][0]) if entry["loc"] else ""  # what follows is which of several types was tried
-    message = entry["msg"].removeprefix("Value error, ")
-    text = f"{where}={entry['input']}: {message}" if where else message
-    return " ".join(text.split())
+def _check_switch(method: str, key: str, value: Any, kinds: Any) -> None:
+    """Refuse true and false for a number, which Python would take for 1 and 0."""
+    if isinstance(value, bool) and bool not in (kinds, *get_args(kinds)):
+        raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a number or a word, not true or false")
+
+
+def _problems(error: ValidationError) -> str:
+    """All that is wrong, in one line; where an option takes several types, what each of them wants."""
+    found: dict[str, list[str]] = {}
+    for entry in error.errors():
+        where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
+        message = entry["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list in brackets, e.g. [1,2]")
+        messages = found.setdefault(where, [])
+        messages.append(message.removeprefix("Input should be ") if messages else message)
+    return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())

@@ -30,8 +30,9 @@ def unknown(what: str, given: str, valid: Iterable[str]) -> VitrimError:
         "unknown method 'tomme'; did you mean 'tome'? valid: atm, tome"
     """
     names = sorted(valid)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f" did you mean '{near[0]}'?" if near else ""
+    spelled = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(given.lower(), spelled, n=1, cutoff=0.5)
+    hint = f" did you mean '{spelled[near[0]]}'?" if near else ""
     return VitrimError(f"unknown {what} '{given}';{hint} valid: {', '.join(names)}")
 
 

@@ -60,13 +60,27 @@ def create_model(
             model = create(own_name, pretrained, options or {})
     except VitrimError:
         raise
-    except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, OSError, AssertionError) as error:
         raise VitrimError(f"cannot create {name}: {first_line(error)}") from error
     if checkpoint is not None:
         from vitrim.weights import load_checkpoint, weights_file
 
         load_checkpoint(model, weights_file(checkpoint))
     return model.eval()
+
+
+def check_name(name: str) -> None:
+    """Refuse an unknown library or model of timm without creating anything; other libraries say so when they create.
+
+    Raises:
+        VitrimError: an unknown name, with the nearest one.
+
+    Example:
+        >>> check_name("deit_tiny_patch16_224")
+    """
+    create, own_name = creator(name)
+    if create is timm_model:
+        _check_timm_name(own_name)
 
 
 def creator(name: str) -> tuple[Callable[[str, bool, Options], nn.Module], str]:
@@ -93,14 +107,20 @@ def timm_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """timm's model ``name``, or one of vitrim's own, which timm knows once they are imported."""
     import timm
 
+    _check_timm_name(name)
+    model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
+    return model
+
+
+def _check_timm_name(name: str) -> None:
+    import timm
+
     import vitrim.models  # noqa: F401 -- registers them with timm
 
     if not timm.is_model(name.split(".")[0]):
         error = unknown("model", name, timm.list_models("*vit*") + timm.list_models("deit*"))
         hint = str(error).split(" valid:")[0]
         raise VitrimError(f"{hint} valid: the names that `vitrim list models` prints")
-    model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
-    return model
 
 
 def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Module:

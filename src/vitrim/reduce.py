@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from vitrim.block import Idle, ReducedBlock, Reducer, sharded
 from vitrim.config import Layer, MethodConfig
-from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
+from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
+from vitrim.files import write_text
 from vitrim.host import Head, Host, HostFacts
 from vitrim.registry import backbone_of, make_method, parse_method
 from vitrim.tokens import TokenState, Trace
@@ -214,9 +215,11 @@ class Reduction:
             state: the model's whole ``state_dict``, where the model itself has only shards of it.
 
         Raises:
-            VitrimError: the folder cannot be made.
+            VitrimError: the folder cannot be made or written to.
         """
         self._check_alive()
+        if not str(folder):
+            raise VitrimError("cannot save to a folder without a name")
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +227,10 @@ class Reduction:
             raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
         weights = _reducer_weights(self.model, self.model.state_dict() if state is None else state)
         if weights:
-            save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
+            try:
+                save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
+            except (OSError, SafetensorError) as error:
+                raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
         record = {
             "format": FORMAT,
             "method": self.config.name,
@@ -233,7 +239,7 @@ class Reduction:
             "model": type(self.model).__name__,
             "weights": REDUCERS_FILE if weights else None,
         }
-        (folder / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n")
+        write_text(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:

@@ -111,6 +111,8 @@ def backbone_of(model: nn.Module) -> type[Host]:
     """
     backbone = find_backbone(model)
     if backbone is not None:
+        if not backbone.blocks(model):
+            raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")
         return backbone
     families = ", ".join(sorted({host.name for host in backbones().values()}))
     raise UnsupportedModelError(

@@ -137,11 +137,11 @@ def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
 
 def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
     for what, names in (
-        ("lacks", sorted(set(expected) - set(weights))),
-        ("has unknown", sorted(set(weights) - set(expected))),
+        ("lacks, of this model,", sorted(set(expected) - set(weights))),
+        ("has, beside those of this model,", sorted(set(weights) - set(expected))),
     ):
         if names:
-            raise VitrimError(f"{path} {what} {len(names)} parameters of this model, first {names[0]}")
+            raise VitrimError(f"{path} {what} {len(names)} parameter(s), first {names[0]}")
     for key, value in weights.items():
         if value.shape != expected[key].shape:
             raise VitrimError(
@@ -173,4 +173,6 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise VitrimError(f"{path} is not a safetensors file: {first_line(error)}") from error
+        raise VitrimError(
+            f"{path} is not a safetensors file ({first_line(error)}); other formats must be converted to it"
+        ) from error

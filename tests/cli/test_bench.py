@@ -160,7 +160,13 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
         (["-m", "tome:r=1", "-m", "tome:r=1"], "method tome:r=1 is given twice"),
         (["-m", "tome", "-b", "0"], "unexpected batch size '0'; valid batch sizes: whole numbers from 1"),
         (["-m", "tome", "-b", "1", "2.5"], "unexpected argument '2.5'"),
-        (["-m", "tome", "-b", ","], "empty"),
+        (["-m", "tome", "-b", ","], "--batch-size is empty"),
+        (["-m", "tome", "-b", ""], "--batch-size is empty"),
+        (["-m", "tome", "-b", "9" * 26], "from 1 to 1048576"),
+        (["-m", "tome", "--dtype", ""], "--dtype is empty"),
+        (["-m", "tome", "--device", "meta"], "unknown device 'meta'; valid: cpu, cuda, mps, xpu"),
+        (["-m", "tome", "--device", "warp"], "unknown device 'warp'; valid: cpu, cuda"),
+        (["-m", "tome:r=1", "--images", ""], "the images have an empty name"),
         (["-m", "tome", "--dtype", "fp8"], "unknown dtype 'fp8'; did you mean 'fp32'.* valid: bf16, fp16, fp32"),
         (["-m", "tome", "--device", "cuda:77"], "device 'cuda:77' cannot be used here"),
         (["-m", "tome:r=1", "--images", "no-such-folder"], "no-such-folder does not exist"),
@@ -192,9 +198,13 @@ def test_settings_finished_before_a_failure_are_kept(monkeypatch, tmp_path, to_f
     assert [(row["batch_size"], row["method"]) for row in record["rows"]] == [(2, "dense"), (2, "tome:r=1")]
 
 
-def test_a_batch_that_cannot_even_be_made():
-    with pytest.raises(VitrimError, match=r"out of memory at batch 999999999999, fp32"):
-        run("-m", "tome:r=1", "-b", "999999999999")
+def test_a_batch_that_cannot_even_be_made(monkeypatch):
+    def exhausts(*_):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(profiling, "random_images", exhausts)
+    with pytest.raises(VitrimError, match=r"out of memory at batch 1048576, fp32"):
+        run("-m", "tome:r=1", "-b", "1048576")
 
 
 def test_real_images(tmp_path, monkeypatch):
@@ -216,6 +226,18 @@ def test_real_images(tmp_path, monkeypatch):
     assert f"atm: token counts depend on the images; speed and promise are those of images of {tmp_path}" in text
     with pytest.raises(VitrimError, match="has 3 images, too few for a batch of 4"):
         run("-m", "tome:r=1", "--images", str(tmp_path), "-b", "2,4")
+
+
+def test_real_images_of_one_of_several_splits(tmp_path, monkeypatch):
+    for split in ("train", "test"):
+        (tmp_path / split / "class").mkdir(parents=True)
+        Image.new("RGB", (40, 50)).save(tmp_path / split / "class" / "0.png")
+    monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
+    target = tmp_path / "record.json"
+    run("-m", "atm", "--images", str(tmp_path), "--split", "test", "-b", "1", "--json", str(target))
+    assert json.loads(target.read_text())["split"] == "test"
+    with pytest.raises(VitrimError, match=r"several splits in .*--split NAME"):
+        run("-m", "atm", "--images", str(tmp_path), "-b", "1")
 
 
 def test_random_images_are_named_only_where_they_matter(monkeypatch):

@@ -74,6 +74,17 @@ def test_settings_of_the_demo_cut_about_30_and_50_percent() -> None:
     assert names == ["random", "random", "topk", "topk", "evit", "evit", "tome", "tome", "atm", "atm"]
 
 
+@pytest.mark.parametrize(("name", "message"), [("file", "is a file"), ("file/deep", "file is a file")])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+    monkeypatch, capsys, tmp_path, name, message
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(run, "digits", lambda: pytest.fail("it has begun"))
+    assert exit_code(monkeypatch, "demo", "--out", tmp_path / name) == 2
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_missing_package_is_one_line(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert exit_code(monkeypatch, "demo", "--out", tmp_path / "none") == 2

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import doctest
+import errno
+import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +174,10 @@ def test_checkpoint_is_named_and_checked(run: Run, tmp_path: Path) -> None:
         (["test_vit", "--pretrained", "--checkpoint", "x.safetensors"], "not both"),
         (["test_vit", "-m", ATM, "--images", "no-such-folder"], "no-such-folder does not exist"),
         (["test_vit", "--limit", "0"], "--limit"),
+        (["test_vit", "--seed", "-1"], "--seed"),
+        (["test_vit", "-m", "tome:r=2", "-m", "tome:r=2"], "method tome:r=2 is given twice"),
+        (["test_vit", "-m", "tome:r=2", "--model-option", "depth=0"], "has no blocks"),
+        (["test_vit", "--json", "/dev/null/x.json"], "cannot write"),
         ([], "MODEL"),
     ],
 )
@@ -180,6 +187,29 @@ def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> No
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+class Full(io.StringIO):
+    """A standard output that nothing more goes to."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_behind_standard_output_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Full())
+    code, _, err = run("test_vit", "--json", "-")
+    assert code == 2
+    assert err.endswith("error: No space left on device\n")
+
+
+def test_a_folder_without_permission_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/secret/images")
+
+    monkeypatch.setattr("vitrim.data.load_images", refuses)
+    code, _, err = run("test_vit", "-m", ATM, "--images", "/secret/images")
+    assert (code, err) == (2, "error: /secret/images: Permission denied\n")
 
 
 def test_examples() -> None:

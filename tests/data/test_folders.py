@@ -19,7 +19,9 @@ def test_splits_of_a_tree(tmp_path):
     dataset = load_images(tmp_path, split="validation")
     # the absent class does not move the others
     assert (labels(dataset), dataset.class_names, dataset.split) == ([0, 2], ["a", "b", "c"], "val")
-    with pytest.raises(DataError, match=r"several splits in .*: train, val; name one with split=NAME"):
+    with pytest.raises(
+        DataError, match=r"several splits in .*: train, val; name one: split=NAME, on the command line --split NAME"
+    ):
         load_images(tmp_path)
     with pytest.raises(DataError, match=r"unknown split 'test' in .*; valid: train, val$"):
         load_images(tmp_path, split="test")
@@ -64,7 +66,7 @@ def test_trees_that_do_not_serve(tmp_path, files, split, message):
 
 
 def test_a_tree_has_no_columns(tmp_path):
-    with pytest.raises(DataError, match="leave image_column and label_column out"):
+    with pytest.raises(DataError, match="name none for images or labels"):
         load_images(write_tree(tmp_path, "a/0.png"), image_column="image")
 
 

@@ -5,6 +5,7 @@ Nothing here imports torch until a command runs, so that ``vitrim --help`` answe
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from typing import Any
@@ -46,6 +47,11 @@ def main() -> None:
     except typer.TyperException as error:
         # without a subcommand typer prints the help and raises an error that says nothing
         sys.exit(_fail(error.format_message()) if error.format_message() else 2)
+    except OSError as error:
+        if not isinstance(error, PermissionError) and error.errno != errno.ENOSPC:
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        sys.exit(_fail(f"{where}{error.strerror}"))
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer hands Ctrl-C over as this result

@@ -30,10 +30,10 @@ def bench(
     # the design writes `--batch-size 1 8 32`: an option takes one value, so the others arrive here
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     batch_size: Annotated[
-        list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat  [default: 1,8,32]")
+        list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", help="fp32, bf16, fp16, or several; may repeat  [default: fp32]")
+        list[str] | None, typer.Option("--dtype", help="fp32, bf16, fp16, or several; may repeat; default: fp32")
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile every model, dense too")] = False,
     device: common.Device = "cpu",
@@ -41,8 +41,9 @@ def bench(
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="time every model at least so often")] = 10,
     min_seconds: Annotated[float, typer.Option("--min-seconds", min=0.0, help="and at least so long")] = 1.0,
     images: Annotated[
-        str | None, typer.Option("--images", help="parquet file or folder of images; default: random images")
+        str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
     ] = None,
+    split: common.Split = None,
     pretrained: common.Pretrained = False,
     checkpoint: common.Checkpoint = None,
     model_option: common.ModelOptions = None,
@@ -55,9 +56,9 @@ def bench(
     over rounds of the ratio within a round, with its quartiles; peak memory is what one forward allocates.
     """
     common.check_json(json)
-    sizes = _batch_sizes(batch_size or ["1", "8", "32"], more or [])
-    dtypes = _dtypes(dtype or ["fp32"])
-    methods = _methods(method)
+    sizes = _batch_sizes(["1", "8", "32"] if batch_size is None else batch_size, more or [])
+    dtypes = _dtypes(["fp32"] if dtype is None else dtype)
+    methods = {config.describe(): config for config in common.parse_methods(method)}
 
     import torch
 
@@ -77,7 +78,7 @@ def bench(
     )
     for config in methods.values():
         reduced_copy(host, config)  # what does not fit must say so before the first minute of timing
-    dataset = _open_images(host, images, max(sizes)) if images else None
+    dataset = None if images is None else _open_images(host, images, split, max(sizes))
 
     out = common.console(json)
     if not out.is_terminal:
@@ -89,6 +90,7 @@ def bench(
         "environment": common.environment(device=device, dtype=",".join(dtypes), seed=seed),
         "weights": weights,
         "images": images or "random",
+        "split": None if dataset is None else dataset.split,
         "rows": rows,
     }
     _print_notes(out, methods, images)
@@ -114,11 +116,11 @@ def bench(
 # ---- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def _open_images(model: nn.Module, source: str, count: int) -> ImageDataset:
+def _open_images(model: nn.Module, source: str, split: str | None, count: int) -> ImageDataset:
     """The images of ``source``, at least ``count``, prepared as the model wants them."""
     from vitrim.data import eval_transform, load_images
 
-    dataset = load_images(source)
+    dataset = load_images(source, split=split)
     if len(dataset) < count:
         raise VitrimError(f"{source} has {len(dataset)} images, too few for a batch of {count}")
     dataset.transform = eval_transform(model)
@@ -136,37 +138,30 @@ def _batch(dataset: ImageDataset, count: int) -> Tensor:
 def _batch_sizes(texts: Sequence[str], more: Sequence[str]) -> list[int]:
     """``["1", "8,32"]`` as ``[1, 8, 32]``, each once."""
     sizes = []
-    for text in _words([*texts, *more]):
-        if not text.isdecimal() or int(text) < 1:
-            what = "batch size" if text in _words(texts) else "argument"
-            raise VitrimError(f"unexpected {what} '{text}'; valid batch sizes: whole numbers from 1, e.g. 1,8,32")
+    given = _words(texts, "--batch-size")
+    for text in (*given, *(word for extra in more for word in _words([extra], "an argument"))):
+        if not text.isdecimal() or not 1 <= int(text) <= common.MAX_BATCH:
+            what = "batch size" if text in given else "argument"
+            raise VitrimError(
+                f"unexpected {what} '{text}'; valid batch sizes: whole numbers from 1 to {common.MAX_BATCH}, as in 1,8"
+            )
         sizes.append(int(text))
     return list(dict.fromkeys(sizes))
 
 
 def _dtypes(texts: Sequence[str]) -> list[str]:
-    names = list(dict.fromkeys(_words(texts)))
+    names = list(dict.fromkeys(_words(texts, "--dtype")))
     for name in names:
         if name not in DTYPES:
             raise unknown("dtype", name, DTYPES)
     return names
 
 
-def _words(texts: Sequence[str]) -> list[str]:
+def _words(texts: Sequence[str], what: str) -> list[str]:
     words = [word for text in texts for word in text.replace(",", " ").split()]
     if not words:
-        raise VitrimError("an option is empty: give at least one value")
+        raise VitrimError(f"{what} is empty: give at least one value")
     return words
-
-
-def _methods(texts: Sequence[str]) -> dict[str, MethodConfig]:
-    """The methods by the text that names them in every record."""
-    methods: dict[str, MethodConfig] = {}
-    for config in common.parse_methods(texts):
-        if config.describe() in methods:
-            raise VitrimError(f"method {config.describe()} is given twice")
-        methods[config.describe()] = config
-    return methods
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

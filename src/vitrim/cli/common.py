@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import VitrimError, first_line, unknown
+from vitrim.files import check_file, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -49,16 +49,31 @@ ModelOptions = Annotated[
     typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
 ]
 Json = Annotated[str | None, typer.Option("--json", help="write the record to this file, or - for standard output")]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: as torch chooses")]
-Seed = Annotated[int, typer.Option("--seed", help="seed of random weights, inputs and random methods")]
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+MAX_BATCH = 2**20
+MAX_SEED = 2**63 - 1
+MAX_THREADS = 1024
+"""Far above what is useful: typing errors are told at once, and not by the library that fails on them."""
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=MAX_BATCH, help="images per batch")]
+Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: as torch chooses")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=MAX_SEED, help="seed of random weights, inputs and random methods")
+]
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
     """The methods written on the command line, every one of them checked before any work starts."""
     from vitrim.registry import parse_method
 
-    return [parse_method(text) for text in texts]
+    configs = [parse_method(text) for text in texts]
+    for index, config in enumerate(configs):
+        if config in configs[:index]:
+            raise VitrimError(f"method {config.describe()} is given twice")
+    return configs
 
 
 def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
@@ -68,6 +83,8 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key or not value:
             raise VitrimError(f"cannot read '{text}': write key=value, e.g. img_size=384")
+        if key in options:
+            raise VitrimError(f"model option {key} is given twice")
         try:
             options[key] = json.loads(value)
         except json.JSONDecodeError:
@@ -104,6 +121,15 @@ def select_device(device: str) -> torch.device:
 
     try:
         selected = torch.device(device)
+    except RuntimeError:
+        raise VitrimError(
+            f"unknown device '{device}'; valid: {', '.join(DEVICES)}, or one of several, e.g. cuda:0"
+        ) from None
+    if selected.type not in DEVICES:
+        raise unknown("device", device, DEVICES)
+    if not torch.get_device_module(selected.type).is_available():
+        raise VitrimError(f"device '{device}' cannot be used here: torch finds none on this machine")
+    try:
         torch.empty(1, device=selected)
     except (RuntimeError, AssertionError) as error:
         raise VitrimError(f"device '{device}' cannot be used here: {first_line(error)}") from error
@@ -157,10 +183,10 @@ def check_json(target: str | None) -> None:
     """Refuse before any work a target that `write_json` could not write to.
 
     Raises:
-        VitrimError: it is a folder.
+        VitrimError: there is no such place, or no permission.
     """
-    if target not in (None, "-") and Path(target).is_dir():
-        raise VitrimError(f"cannot write {target}: it is a folder")
+    if target not in (None, "-"):
+        check_file(Path(target))
 
 
 def write_json(target: str | None, record: dict[str, Any]) -> None:
@@ -170,15 +196,9 @@ def write_json(target: str | None, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
-        return
-    path = Path(target)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text)
-        os.replace(partial, path)
-    except OSError as error:
-        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
+        sys.stdout.flush()
+    else:
+        write_text(Path(target), text)
 
 
 def console(json_target: str | None = None) -> Console:

@@ -26,10 +26,8 @@ WIDTH = 120
 Data = Annotated[
     str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
 ]
-Split = Annotated[str | None, typer.Option("--split", help="which part of the data, e.g. test, if it has several")]
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="images per batch")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
@@ -39,10 +37,10 @@ def evaluate(
     model: common.Model,
     data: Data,
     methods: common.MethodsBesideDense = None,
-    split: Split = None,
+    split: common.Split = None,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
-    batch_size: BatchSize = 32,
+    batch_size: common.BatchSize = 32,
     limit: Limit = None,
     pretrained: common.Pretrained = False,
     checkpoint: common.Checkpoint = None,
@@ -74,7 +72,7 @@ def evaluate(
     precision = getattr(torch, DTYPES[dtype])
     evaluation = Evaluation(dense, configs, device=target, dtype=precision, seed=seed, learned=learned)
     dataset = _load(data, split, image_column, label_column)
-    _check_labels(dataset, evaluation.num_classes)
+    _check_labels(dataset, model, evaluation.num_classes)
     dataset.transform = eval_transform(dense)
     weights = common.weights_of(model, pretrained=pretrained, checkpoint=checkpoint)
     record: dict[str, Any] = {
@@ -123,13 +121,14 @@ def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
     return [config.describe() for config in configs if not config.training_free and config.name != known]
 
 
-def _check_labels(dataset: ImageDataset, num_classes: int) -> None:
+def _check_labels(dataset: ImageDataset, model: str, num_classes: int) -> None:
     """Before any image is read: every label must be a class of the model."""
     largest = int(dataset.labels.max())
     if largest >= num_classes:
+        option = "" if ":" in model else f", e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
         raise VitrimError(
             f"label {largest} of {dataset.source} is beyond the model's {num_classes} classes, 0 to {num_classes - 1}; "
-            f"use a model of these classes, e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
+            f"use a model of these classes{option}"
         )
 
 

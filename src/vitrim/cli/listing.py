@@ -26,7 +26,7 @@ HEADS: dict[Head, str] = {
     "no class token": "as patches, and there is no class token",
 }
 
-Kind = Annotated[str, typer.Argument(help="methods, hosts, models or recipes")]
+Kind = Annotated[str, typer.Argument(metavar="{methods|hosts|models|recipes}", help="what to list")]
 Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names that contain this, e.g. deit")]
 
 

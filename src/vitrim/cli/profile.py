@@ -30,11 +30,11 @@ Convention = Annotated[
 ]
 Images = Annotated[
     str | None,
-    typer.Option("--images", help="parquet file or folder, for methods that adapt to images; default: random images"),
+    typer.Option(
+        "--images", help="images, as --data of `vitrim eval`, for methods that adapt to them; default: random images"
+    ),
 ]
-Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="images per batch, for such methods")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="so many images, for such methods")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=common.MAX_BATCH, help="so many images, for such methods")]
 
 
 def profile(
@@ -42,8 +42,8 @@ def profile(
     methods: common.MethodsBesideDense = None,
     convention: Convention = "all",
     images: Images = None,
-    split: Split = None,
-    batch_size: BatchSize = 8,
+    split: common.Split = None,
+    batch_size: common.BatchSize = 8,
     limit: Limit = 32,
     pretrained: common.Pretrained = False,
     checkpoint: common.Checkpoint = None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vitrim.training.loop import Trainer
-    from vitrim.training.recipe import Resolved
+    from vitrim.training.recipe import Recipe, Resolved
 
 Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name of --list, or a YAML file")]
 Changes = Annotated[
@@ -39,7 +39,9 @@ Show = Annotated[bool, typer.Option("--show", help="print the recipe's values an
 Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
 SaveMinutes = Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")]
 LogEvery = Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")]
-EvalBatch = Annotated[int, typer.Option("--eval-batch", min=1, help="images at once in evaluations")]
+EvalBatch = Annotated[
+    int, typer.Option("--eval-batch", min=1, max=common.MAX_BATCH, help="images at once in evaluations")
+]
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard's files")]
 MaxUpdates = Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to be resumed later")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, or what accelerate finds if left out")]
@@ -86,6 +88,7 @@ def train(
 
     resolved = load_recipe(recipe, changes or [])
     if show:
+        _check_names(resolved.recipe)
         _show(resolved, out_console, json)
         return
     if data is None:
@@ -107,6 +110,8 @@ def train(
         tensorboard=tensorboard,
         max_updates=max_updates,
     )
+    if Path(data).expanduser().resolve() == out.resolve():
+        raise VitrimError(f"--out is the folder of the data, {data}: name another")
     trainer = build_trainer(resolved, data, running, checkpoint=checkpoint, cpu=device == "cpu", console=out_console)
     record = run(trainer, data, dry_run=dry_run, console=out_console)
     if record is not None:
@@ -166,6 +171,17 @@ def _require(*packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise MissingPackageError(f"training needs the package '{package}': pip install 'vitrim[train]'")
+
+
+def _check_names(recipe: Recipe) -> None:
+    """What a run would refuse first: an unknown method, model or optimiser."""
+    from vitrim.loading import check_name
+    from vitrim.registry import parse_method
+    from vitrim.training.optim import check_optimizer
+
+    parse_method(recipe.method)
+    check_name(recipe.model)
+    check_optimizer(recipe.optimizer.name)
 
 
 def _show(resolved: Resolved, console: Console, json: str | None) -> None:

@@ -66,6 +66,10 @@ def load_data(
         >>> dataset.split, dataset.class_names, label
         ('val', ['n02084071', 'n02121808'], 1)
     """
+    if not str(source).strip():
+        raise DataError(f"the images have an empty name; valid: a path, or {HUB_PREFIX}owner/name")
+    if split is not None and not split.strip():
+        raise DataError(f"the split of {source} has an empty name: name one, or leave it out")
     name, colon, rest = str(source).partition(":")
     if colon and name in readers():
         columns = {"image_column": image_column, "label_column": label_column}
@@ -80,7 +84,7 @@ def load_data(
     if files:
         return from_parquet(files, str(source), split, image_column, label_column)
     if image_column is not None or label_column is not None:
-        raise DataError(f"{source} is a folder of images and has no columns: leave image_column and label_column out")
+        raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
     return from_folder(path, str(source), split)
 
 

@@ -51,7 +51,7 @@ def pick_split(asked: str | None, present: list[str], source: str) -> str:
         return present[0]
     valid = ", ".join(present[:10]) + (", ..." if len(present) > 10 else "")
     if asked is None:
-        raise DataError(f"several splits in {source}: {valid}; name one with split=NAME")
+        raise DataError(f"several splits in {source}: {valid}; name one: split=NAME, on the command line --split NAME")
     for spelling in (asked, *spellings(asked)):
         if spelling in present:
             return spelling

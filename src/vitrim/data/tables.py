@@ -74,6 +74,8 @@ def from_hub(source: str, split: str | None, image_column: str | None, label_col
     """A dataset of the Hub; without a split its `validation` if it has one, otherwise its only one."""
     datasets = import_datasets()
     name = source.removeprefix(HUB_PREFIX)
+    if not name:
+        raise DataError(f"{source} names no dataset: write {HUB_PREFIX}owner/name")
     chosen = choose_hub_split(name, split, source)
     table = read_source(partial(datasets.load_dataset, name, split=chosen), source)
     return from_table(table, source, chosen, image_column, label_column)
@@ -170,7 +172,10 @@ def _column_error(kind: str, valid: str, asked: str | None, found: list[str], fe
         problem = f"several {kind} columns in {source} ({', '.join(found)})"
     else:
         problem = f"no {kind} column ({valid}) in {source}"
-    return DataError(f"{problem}; its columns: {describe(features)}; name one with {kind}_column=NAME")
+    return DataError(
+        f"{problem}; its columns: {describe(features)}; name one: {kind}_column=NAME, on the command line "
+        f"--{kind}-column NAME"
+    )
 
 
 def _is_image(feature: Any) -> bool:

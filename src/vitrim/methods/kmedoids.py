@@ -96,11 +96,12 @@ class KMedoidsReducer(Reducer):
         if keep == state.num_patches:
             return None
         with torch.no_grad():
-            distance = distances(x[:, state.num_prefix :])
+            # an image that is not finite has no nearest anything: its tokens must still have places
+            distance = distances(x[:, state.num_prefix :]).nan_to_num(0.0, 0.0, 0.0)
             if self.equal_weight:
                 weight, medoids = distance.new_ones(distance.shape[:2]), farthest_first(distance, keep)
             else:
-                weight = state.carry[WEIGHT][:, state.num_prefix :]
+                weight = state.carry[WEIGHT][:, state.num_prefix :].nan_to_num(0.0)
                 medoids = weight.argsort(dim=1, descending=True, stable=True)[:, :keep]
             medoids, cluster = k_medoids(distance, weight, medoids, self.iterations, self.over_all)
             is_medoid = torch.zeros_like(weight).scatter_(1, medoids, 1.0)

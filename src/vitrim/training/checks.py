@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -29,20 +28,6 @@ def number_of_images(data: Dataset[Any]) -> int:
     if data.length is None:
         raise VitrimError(f"{data.source} does not say how many images it has: it cannot be trained on as a stream")
     return data.length
-
-
-def check_folder(out: Path) -> None:
-    """A run's folder must be one that can be made or written to."""
-    if out == Path():
-        raise VitrimError("--out is the current folder or empty: name a folder for the run")
-    try:
-        there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    except OSError as error:  # no permission to look, or a name that is too long
-        raise VitrimError(f"cannot write to {out}: {error.strerror}") from error
-    if not there.is_dir():
-        raise VitrimError(f"cannot write to {out}: {there} is a file")
-    if not os.access(there, os.W_OK):
-        raise VitrimError(f"cannot write to {out}: no permission in {there}")
 
 
 def check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:

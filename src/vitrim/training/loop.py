@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitrim.config import MethodConfig
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
+from vitrim.files import check_folder
 from vitrim.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
 from vitrim.registry import parse_method
 from vitrim.tasks import make_task
@@ -40,7 +41,6 @@ from vitrim.training import checkpoint
 from vitrim.training.checks import (
     check_amounts,
     check_even,
-    check_folder,
     check_objective,
     check_same,
     number_of_images,
@@ -486,7 +486,7 @@ class Trainer:
             if self.reduction is not None:
                 get_reduction(model).save(out, state=state)
             (out / RESULT).write_text(json.dumps(dict(result), indent=2) + "\n")
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, VitrimError) as error:
             raise VitrimError(
                 f"cannot write the weights to {out}: {checkpoint.reason(error)}; they are in "
                 f"{checkpoint.latest(self.checkpoints)}: make room and run again with --resume"

@@ -114,6 +114,20 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
     return list(groups.values())
 
 
+def check_optimizer(name: str) -> None:
+    """Refuse a name that timm has no optimiser of.
+
+    Raises:
+        VitrimError: with the names there are.
+
+    Example:
+        >>> check_optimizer("adamw")
+    """
+    known = cast("list[str]", list_optimizers())
+    if name not in known:
+        raise unknown("optimizer", name, known)
+
+
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """The optimiser of a recipe, over the parameters that are trained.
 
@@ -126,9 +140,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         'AdamW'
     """
     options = recipe.optimizer
-    known = cast("list[str]", list_optimizers())
-    if options.name not in known:
-        raise unknown("optimizer", options.name, known)
+    check_optimizer(options.name)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise VitrimError("nothing to train: trainable matches no parameter")
     lr = options.lr if options.lr_batch is None else options.lr * recipe.batch_size / options.lr_batch

@@ -400,10 +400,14 @@ def _beside(path: Path, base: str) -> Path:
 
 def _nested(changes: Sequence[str]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
+    given: set[str] = set()
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise VitrimError(f"cannot read '{_line(text)}': write key=value, e.g. optimizer.lr=1e-4")
+        if key in given:
+            raise VitrimError(f"{_line(key)} is given twice")
+        given.add(key)
         inner: Any = _scalar(text, value)
         for part in reversed(key.split(".")):
             inner = {part: inner}

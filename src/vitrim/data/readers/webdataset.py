@@ -112,7 +112,8 @@ def _labels_of(table: Any, asked: str | None, source: str) -> tuple[Any, str]:
     name, _, field = (asked or (present[0] if present else _CLASS)).partition(".")
     if name not in table.features:
         raise DataError(
-            f"no .{name} in {source}; its files: {describe(table.features)}; name one with label_column=NAME"
+            f"no .{name} in {source}; its files: {describe(table.features)}; name one: "
+            "label_column=NAME, on the command line --label-column NAME"
         )
     if not isinstance(table.features[name], dict):
         return table, name

@@ -1,0 +1,98 @@
+"""Where results are written: refused before the work that makes them, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vitrim.errors import VitrimError
+
+
+def check_folder(folder: Path, name: str = "--out") -> None:
+    """Refuse a folder that cannot be made or written to. Nothing is made.
+
+    Args:
+        folder: where files will be written.
+        name: of the option, for messages.
+
+    Raises:
+        VitrimError: it is empty or the current folder, a file is in its way, or there is no permission.
+
+    Example:
+        >>> check_folder(Path("runs/new"))
+    """
+    if folder == Path():
+        raise VitrimError(f"{name} is the current folder or empty: name a folder for the run")
+    _check_way(folder, folder)
+
+
+def check_file(file: Path) -> None:
+    """Refuse a file that `write_text` could not write. Nothing is made.
+
+    Raises:
+        VitrimError: no name, a folder, a file in the place of a folder above it, or no permission.
+
+    Example:
+        >>> check_file(Path("records/new.json"))
+    """
+    if file == Path():
+        raise VitrimError("cannot write .: it is a folder, or an empty name")
+    try:
+        there = file.exists()
+        folder = file.is_dir()
+    except OSError as error:  # no permission to look, or a name that is too long
+        raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+    if folder:
+        raise VitrimError(f"cannot write {file}: it is a folder")
+    if there and not os.access(file, os.W_OK):
+        raise VitrimError(f"cannot write {file}: no permission to change it")
+    if not there or file.is_file():
+        _check_way(_place(file).parent, file)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file whole or not at all, with the folders above it. Links are followed, devices and pipes stay such.
+
+    Raises:
+        VitrimError: it cannot be written; what was there is as it was.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     write_text(Path(folder) / "new" / "record.json", "{}")
+        ...     (Path(folder) / "new" / "record.json").read_text()
+        '{}'
+    """
+    check_file(file)
+    place = _place(file)
+    try:
+        if place.exists() and not place.is_file():
+            place.write_text(text)
+            return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # a name of its own: a file of the user's is never taken for a leftover
+        partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(text)
+            os.replace(partial, place)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _place(file: Path) -> Path:
+    """Where a file is, behind links."""
+    return Path(os.path.realpath(file))
+
+
+def _check_way(folder: Path, wanted: Path) -> None:
+    """The nearest folder that is there must be one, and writable."""
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        raise VitrimError(f"cannot write to {wanted}: {error.strerror}") from error
+    if not there.is_dir():
+        raise VitrimError(f"cannot write to {wanted}: {there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise VitrimError(f"cannot write to {wanted}: no permission in {there}")

@@ -1,0 +1,98 @@
+"""Writing results: whole or not at all, and refused before the work."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from vitrim.errors import VitrimError
+from vitrim.files import check_file, check_folder, write_text
+
+unprivileged = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+
+
+def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "b.json"
+    write_text(file, "one")
+    write_text(file, "two")
+    assert file.read_text() == "two"
+    assert os.listdir(file.parent) == ["b.json"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_a_pipe_and_a_device_are_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    write_text(Path("/dev/null"), "text")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    with pytest.raises(VitrimError, match="cannot write /dev/full: No space left on device"):
+        write_text(Path("/dev/full"), "text")
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+
+
+def test_a_file_of_the_users_that_looks_like_a_leftover_stays(tmp_path: Path) -> None:
+    (tmp_path / "x.json.partial").write_text("mine")
+    write_text(tmp_path / "x.json", "text")
+    assert (tmp_path / "x.json.partial").read_text() == "mine"
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x.json"
+    file.write_text("old")
+
+    def full(self: Path, text: str) -> None:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(VitrimError, match="No space left on device"):
+        write_text(file, "new")
+    assert file.read_text() == "old"
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cases = {
+        "": "a folder, or an empty name",
+        str(tmp_path): "it is a folder",
+        str(tmp_path / "file" / "x.json"): "file is a file|Not a directory",
+        str(tmp_path / "file" / "deep" / "x.json"): "file is a file|Not a directory",
+        "x" * 500: "File name too long",
+    }
+    for name, message in cases.items():
+        with pytest.raises(VitrimError, match=message):
+            check_file(Path(name))
+    with pytest.raises(VitrimError, match="--out is the current folder or empty"):
+        check_folder(Path())
+    with pytest.raises(VitrimError, match="file is a file"):
+        check_folder(tmp_path / "file" / "run")
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+
+
+@unprivileged
+def test_no_permission(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    (tmp_path / "read_only").write_text("")
+    (tmp_path / "read_only").chmod(0o400)
+    for check, place in ((check_file, closed / "x.json"), (check_folder, closed / "run")):
+        with pytest.raises(VitrimError, match="no permission"):
+            check(place)
+    with pytest.raises(VitrimError, match="no permission to change it"):
+        check_file(tmp_path / "read_only")
