@@ -147,7 +147,6 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
         (["cifar10_vit", "--data", ".", "--device", "cuda:1"], "--device is cpu or left out"),
         (["cifar10_vit", "--data", ".", "--json", "."], "cannot write .: it is a folder"),
         (["cifar10_vit", "--data", "images", "--out", "images"], "--out is the folder of the data, images"),
-        (["cifar10_vit", "epochs=1", "epochs=2"], "epochs is given twice"),
         (["cifar10_vit", "method=tomme", "--show"], "unknown method 'tomme'; did you mean 'tome'"),
         (["cifar10_vit", "model=vit_smal_patch16_224", "--show"], "did you mean 'vit_small_patch16_224'"),
         (["cifar10_vit", "optimizer.name=adamv", "--show"], "unknown optimizer 'adamv'; did you mean"),

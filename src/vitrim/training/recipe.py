@@ -329,7 +329,7 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Resolved:
 
     Args:
         name: one of `recipes`, or the path of a YAML file.
-        changes: ``key=value`` with dotted keys; values are read as YAML.
+        changes: ``key=value`` with dotted keys; values are read as YAML. Of a key that is given twice the last counts.
 
     Returns:
         The validated recipe with the origin of each value.
@@ -400,14 +400,10 @@ def _beside(path: Path, base: str) -> Path:
 
 def _nested(changes: Sequence[str]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    given: set[str] = set()
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise VitrimError(f"cannot read '{_line(text)}': write key=value, e.g. optimizer.lr=1e-4")
-        if key in given:
-            raise VitrimError(f"{_line(key)} is given twice")
-        given.add(key)
         inner: Any = _scalar(text, value)
         for part in reversed(key.split(".")):
             inner = {part: inner}
