@@ -8,12 +8,8 @@ from pathlib import Path
 from vitrim.errors import VitrimError
 
 
-def check_folder(folder: Path, name: str = "--out") -> None:
-    """Refuse a folder that cannot be made or written to. Nothing is made.
-
-    Args:
-        folder: where files will be written.
-        name: of the option, for messages.
+def check_folder(folder: Path) -> None:
+    """Refuse a folder of a run that cannot be made or written to. Nothing is made.
 
     Raises:
         VitrimError: it is empty or the current folder, a file is in its way, or there is no permission.
@@ -22,7 +18,7 @@ def check_folder(folder: Path, name: str = "--out") -> None:
         >>> check_folder(Path("runs/new"))
     """
     if folder == Path():
-        raise VitrimError(f"{name} is the current folder or empty: name a folder for the run")
+        raise VitrimError("--out is the current folder or empty: name a folder for the run")
     _check_way(folder, folder)
 
 
@@ -66,8 +62,8 @@ def write_text(file: Path, text: str) -> None:
     check_file(file)
     place = _place(file)
     try:
-        if place.exists() and not place.is_file():
-            place.write_text(text)
+        if file.exists() and not file.is_file():
+            file.write_text(text)
             return
         place.parent.mkdir(parents=True, exist_ok=True)
         # a name of its own: a file of the user's is never taken for a leftover

@@ -9,7 +9,6 @@ import typer
 
 from vitrim.cli import common
 from vitrim.errors import VitrimError
-from vitrim.files import check_folder
 
 if TYPE_CHECKING:
     from vitrim.evaluation import Row
@@ -32,7 +31,6 @@ def demo(
 ) -> None:
     """Reduce a small ViT on real handwritten digits, measure DeiT-S on this machine, draw both. Offline."""
     common.check_json(json)
-    check_folder(out)
     common.check_json(str(out / "demo.json"))
     try:
         from vitrim.demo import run
