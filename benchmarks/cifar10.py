@@ -247,7 +247,7 @@ def _finetuned(method: str, changes: Sequence[str], arguments: argparse.Namespac
     """What runs of cifar10_finetune under the method reached: one, or one for every seed."""
     name = method.partition(":")[0]
     seeds = SEEDS if name in DRAWN_IN_TRAINING else SEEDS[:1]
-    found = [_run(method, [*changes, *_seeded(seed)], _folder(name, seed, arguments), arguments) for seed in seeds]
+    found = [_run(method, [*changes, f"seed={seed}"], _folder(name, seed, arguments), arguments) for seed in seeds]
     tops = [result["last"]["top1"] for result in found]
     return {
         "after": mean(tops),
@@ -255,10 +255,6 @@ def _finetuned(method: str, changes: Sequence[str], arguments: argparse.Namespac
         "seeds": len(seeds),
         "minutes": mean(result["seconds"] / 60 for result in found),
     }
-
-
-def _seeded(seed: int) -> list[str]:
-    return [] if seed == SEEDS[0] else [f"seed={seed}"]
 
 
 def _folder(name: str, seed: int, arguments: argparse.Namespace) -> Path:
