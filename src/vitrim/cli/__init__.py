@@ -49,7 +49,7 @@ def main() -> None:
         sys.exit(_fail(error.format_message()) if error.format_message() else 2)
     except OSError as error:
         if not isinstance(error, PermissionError) and error.errno != errno.ENOSPC:
-            raise
+            raise  # these two are of the user's system; any other is a defect, whose traceback is wanted
         where = "" if error.filename is None else f"{error.filename}: "
         sys.exit(_fail(f"{where}{error.strerror}"))
     except (typer.Abort, KeyboardInterrupt):

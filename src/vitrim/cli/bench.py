@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 DTYPES = ("fp32", "bf16", "fp16")
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
-WIDTH = 120
 
 
 def bench(
@@ -81,8 +80,6 @@ def bench(
     dataset = None if images is None else _open_images(host, images, split, max(sizes))
 
     out = common.console(json)
-    if not out.is_terminal:
-        out.width = max(out.width, WIDTH)  # in a file or pipe, the 80 columns that rich assumes would fold the numbers
     weights = common.weights_of(model, pretrained=pretrained, checkpoint=checkpoint)
     rows: list[Row] = []
     record = {
@@ -139,7 +136,7 @@ def _batch_sizes(texts: Sequence[str], more: Sequence[str]) -> list[int]:
     """``["1", "8,32"]`` as ``[1, 8, 32]``, each once."""
     sizes = []
     given = _words(texts, "--batch-size")
-    for text in (*given, *(word for extra in more for word in _words([extra], "an argument"))):
+    for text in (*given, *(_words(more, "the argument") if more else ())):
         if not text.isdecimal() or not 1 <= int(text) <= common.MAX_BATCH:
             what = "batch size" if text in given else "argument"
             raise VitrimError(

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vitrim.evaluation import Evaluation, Row
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-WIDTH = 120
 
 Data = Annotated[
     str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
@@ -61,7 +60,7 @@ def evaluate(
         raise unknown("dtype", dtype, DTYPES)
     import torch
 
-    from vitrim.data import batches, eval_transform
+    from vitrim.data import batches, eval_transform, load_images
     from vitrim.evaluation import Evaluation
 
     target = common.select_device(device)
@@ -71,7 +70,7 @@ def evaluate(
     dense = create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options)
     precision = getattr(torch, DTYPES[dtype])
     evaluation = Evaluation(dense, configs, device=target, dtype=precision, seed=seed, learned=learned)
-    dataset = _load(data, split, image_column, label_column)
+    dataset = load_images(data, split=split, image_column=image_column, label_column=label_column)
     _check_labels(dataset, model, evaluation.num_classes)
     dataset.transform = eval_transform(dense)
     weights = common.weights_of(model, pretrained=pretrained, checkpoint=checkpoint)
@@ -100,17 +99,6 @@ def evaluate(
         if evaluation.images:
             record |= {"complete": True} if problem is None else {"complete": False, "error": problem}
             _report(model, evaluation, record, json)
-
-
-def _load(source: str, split: str | None, image_column: str | None, label_column: str | None) -> ImageDataset:
-    from vitrim.data import load_images
-
-    try:
-        return load_images(source, split=split, image_column=image_column, label_column=label_column)
-    except ModuleNotFoundError as error:
-        if error.name != "datasets":
-            raise
-        raise VitrimError(str(error)) from error  # says which package to install
 
 
 def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
@@ -149,8 +137,6 @@ def _report(model: str, evaluation: Evaluation, record: dict[str, Any], json: st
     """Print the table and write the record of what was gathered."""
     rows = evaluation.rows()
     out = common.console(json)
-    if not out.is_terminal:
-        out.width = max(out.width, WIDTH)  # in a file or pipe, the 80 columns that rich assumes would fold the numbers
     _print(out, model, record["data"], rows)
     for note in _notes(record, evaluation.num_classes):
         out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 DENSE = "none"
 GROUPS_SHOWN = 6
-WIDTH = 120
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {common.MODEL_NAMES}")]
 Convention = Annotated[
@@ -67,10 +66,12 @@ def profile(
         raise unknown("convention", convention, CONVENTIONS)
     import torch
 
+    from vitrim.data import load_images
+
     adaptive = [config.describe() for config in configs if config.adaptive]
     # shapes are all that counts, unless a method looks at the content
     device = "cpu" if adaptive or pretrained or checkpoint is not None else "meta"
-    dataset = _open(images, split) if adaptive and images is not None else None
+    dataset = load_images(images, split=split) if adaptive and images is not None else None
     rows: list[Profile] = []
     for name in models:
         torch.manual_seed(seed)
@@ -88,8 +89,6 @@ def profile(
         "rows": [_row(row) for row in rows],
     }
     out = common.console(json)
-    if not out.is_terminal:
-        out.width = max(out.width, WIDTH)  # in a file or pipe, the 80 columns that rich assumes would fold the numbers
     _print(out, rows, convention)
     for note in (*_unused(rows), *_notes(convention, adaptive, images, count, weights)):
         out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -104,17 +103,6 @@ def _profiles(
 
     for config in (None, *configs):
         yield profile_one(host, config, batches, name=name)
-
-
-def _open(source: str, split: str | None) -> ImageDataset:
-    from vitrim.data import load_images
-
-    try:
-        return load_images(source, split=split)
-    except ModuleNotFoundError as error:
-        if error.name != "datasets":
-            raise
-        raise VitrimError(str(error)) from error  # says which package to install
 
 
 def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, limit: int, seed: int) -> list[Tensor]:
