@@ -110,6 +110,8 @@ def test_labels_that_do_not_serve(tmp_path, values, message):
 
 
 def test_sources_that_do_not_serve(tmp_path):
+    with pytest.raises(DataError, match="has an empty name: name one, or leave it out"):
+        stream_images(tmp_path, split="")
     with pytest.raises(DataError, match="has no parquet files: only tables and Hub datasets can be streamed"):
         stream_images(write_tree(tmp_path / "tree", "a/0.png"))
     with pytest.raises(DataError, match=r"labels of .* are texts \(column 'label'\): a stream needs integers"):

@@ -9,7 +9,7 @@ from typing import Any
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.errors import DataError
 from vitrim.data.folders import from_folder
-from vitrim.data.paths import HUB_PREFIX, existing
+from vitrim.data.paths import HUB_PREFIX, check_given, existing
 from vitrim.data.readers import Reader, readers
 from vitrim.data.tables import from_hub, from_parquet, parquet_files
 from vitrim.errors import unknown
@@ -66,10 +66,7 @@ def load_data(
         >>> dataset.split, dataset.class_names, label
         ('val', ['n02084071', 'n02121808'], 1)
     """
-    if not str(source).strip():
-        raise DataError(f"the images have an empty name; valid: a path, or {HUB_PREFIX}owner/name")
-    if split is not None and not split.strip():
-        raise DataError(f"the split of {source} has an empty name: name one, or leave it out")
+    check_given(source, split)
     name, colon, rest = str(source).partition(":")
     if colon and name in readers():
         columns = {"image_column": image_column, "label_column": label_column}

@@ -58,6 +58,18 @@ def pick_split(asked: str | None, present: list[str], source: str) -> str:
     raise DataError(f"unknown split {asked!r} in {source}; valid: {valid}")
 
 
+def check_given(source: str | Path, split: str | None) -> None:
+    """Refuse empty names, which a shell makes of a variable that is not set: they would mean this folder, or all files.
+
+    Raises:
+        DataError: saying which is empty.
+    """
+    if not str(source).strip():
+        raise DataError(f"the images have an empty name; valid: a path, or {HUB_PREFIX}owner/name")
+    if split is not None and not split.strip():
+        raise DataError(f"the split of {source} has an empty name: name one, or leave it out")
+
+
 def existing(path: Path) -> Path:
     """The path itself.
 

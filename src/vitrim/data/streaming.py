@@ -27,7 +27,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from vitrim.data.decoding import decode_at, to_tensor
 from vitrim.data.errors import DataError
-from vitrim.data.paths import HUB_PREFIX, choose_files, existing
+from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing
 from vitrim.data.tables import (
     check_parquet,
     choose_hub_split,
@@ -234,6 +234,7 @@ def stream_images(
         ...     [label for image, label in stream], stream.length
         ([6, 7], 3)
     """
+    check_given(source, split)
     if str(source).startswith(HUB_PREFIX):
         rows, chosen, length = _hub_rows(str(source), split)
     else:
