@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vitrim.errors import VitrimError
@@ -66,15 +68,31 @@ def write_text(file: Path, text: str) -> None:
             file.write_text(text)
             return
         place.parent.mkdir(parents=True, exist_ok=True)
-        # a name of its own: a file of the user's is never taken for a leftover
-        partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(text)
-            os.replace(partial, place)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replaced(place) as beside:
+            beside.write_text(text)
     except OSError as error:
         raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+
+
+@contextmanager
+def replaced(file: Path) -> Iterator[Path]:
+    """A file to write instead of ``file``, which it replaces once it is whole; after an error ``file`` is as it was.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with replaced(Path(folder) / "log.csv") as beside:
+        ...         _ = beside.write_text("update\\n")
+        ...     [path.name for path in Path(folder).iterdir()]
+        ['log.csv']
+    """
+    # a name of its own: a file of the user's is never taken for a leftover
+    beside = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        yield beside
+        os.replace(beside, file)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _place(file: Path) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitrim.errors import MissingPackageError, VitrimError, first_line
+from vitrim.files import replaced
 
 UPDATES = "log.csv"
 EVALUATIONS = "evaluations.jsonl"
@@ -94,7 +94,7 @@ class Log:
             whole = [row for row in reader if None not in row.values()]  # a full disk or a kill cuts the last one short
         if self.columns is None:
             return
-        with _replaced(path) as beside, beside.open("w", newline="") as file:
+        with replaced(path) as beside, beside.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(row for row in whole if int(row["update"]) < from_update)
@@ -103,7 +103,7 @@ class Log:
         if not path.exists():
             return
         whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
-        with _replaced(path) as beside:
+        with replaced(path) as beside:
             beside.write_text("".join(line for line in whole if json.loads(line)["update"] <= from_update))
 
 
@@ -119,14 +119,6 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or first_line(error)
         raise VitrimError(f"cannot write to {path}: {why}; a run that was saved goes on with --resume") from error
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
-    """A file to write instead of ``path``, which it replaces once it is whole."""
-    beside = path.with_name(path.name + ".partial")
-    yield beside
-    os.replace(beside, path)
 
 
 def _tensorboard(folder: Path, from_update: int) -> Any:

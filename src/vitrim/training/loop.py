@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitrim.config import MethodConfig
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.files import check_folder
+from vitrim.files import check_folder, write_text
 from vitrim.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
 from vitrim.registry import parse_method
 from vitrim.tasks import make_task
@@ -485,7 +485,7 @@ class Trainer:
             save_file(host, out / WEIGHTS_FILE, metadata={"recipe": self.resolved.name})
             if self.reduction is not None:
                 get_reduction(model).save(out, state=state)
-            (out / RESULT).write_text(json.dumps(dict(result), indent=2) + "\n")
+            write_text(out / RESULT, json.dumps(dict(result), indent=2) + "\n")
         except (OSError, SafetensorError, VitrimError) as error:
             raise VitrimError(
                 f"cannot write the weights to {out}: {checkpoint.reason(error)}; they are in "
