@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -611,3 +613,46 @@ def test_saving_onto_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused("cannot save to .*file: File exists"):
         vitrim.reduce_(tiny.HOSTS["vit"](), "tome:r=4").save(tmp_path / "file")
+
+
+@pytest.mark.parametrize("method", ["tome:r=4", "topk:keep_rate=0.5", "gtp"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.reset_classifier(10, global_pool="avg"),
+        lambda model: setattr(model, "global_pool", "avg"),
+        lambda model: model.set_input_size((12, 48)),
+    ],
+    ids=["reset_classifier", "global_pool", "set_input_size"],
+)
+def test_pooling_or_size_changed_after_reducing_is_noticed(change: Callable[[Any], None], method: str) -> None:
+    model = tiny.HOSTS["vit"]().eval()
+    vitrim.reduce_(model, method)
+    change(model)
+    height, width = model.patch_embed.img_size
+    images = torch.randn(2, 3, height, width)
+    with pytest.raises(vitrim.UnsupportedModelError, match="was changed after it was reduced"):
+        model(images)
+    vitrim.restore_(model)
+    dense = model(images)
+    vitrim.reduce_(model, method)
+    assert model(images).shape == dense.shape
+
+
+def test_a_new_classifier_of_the_same_pooling_is_followed() -> None:
+    model = tiny.HOSTS["vit"]().eval()
+    vitrim.reduce_(model, "tome:r=4")
+    model.reset_classifier(3)
+    assert model(tiny.images()).shape == (2, 3)
+
+
+def test_a_copy_notices_a_change_of_its_own_and_no_other() -> None:
+    model = tiny.HOSTS["vit"]().eval()
+    vitrim.reduce_(model, "tome:r=4")
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    model.reset_classifier(10, global_pool="avg")
+    for twin in twins:
+        twin(tiny.images())
+        twin.global_pool = "avg"
+        with pytest.raises(vitrim.UnsupportedModelError, match="was changed after it was reduced"):
+            twin(tiny.images())

@@ -230,6 +230,11 @@ class ReducedBlock(nn.Module):
         The stamp survives host checkpointing and two forwards before one backward; the fallback survives hooks and
         wrappers that hand on a new tensor (FSDP2). A recomputation finds the stamp that the fallback leaves.
         """
+        if self.trace.changing:
+            raise RuntimeError(
+                "the reduction of this model is being changed in another thread: call set, restore_ and reduce_ while "
+                "no forward runs"
+            )
         stamp = getattr(x, STAMP, None)
         if self.depth == 0:
             # a recomputed first block finds on its input whether the forward it repeats handed out full grids
@@ -242,7 +247,7 @@ class ReducedBlock(nn.Module):
         if isinstance(stamp, TokenState):
             state = stamp
         else:
-            depth, latest = self.trace.latest or (-1, None)
+            depth, latest = self.trace.latest or (-1, None)  # of this thread
             if latest is None or depth != self.depth - 1:
                 raise RuntimeError(
                     f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -79,6 +81,11 @@ class Host:
         raise NotImplementedError
 
     @classmethod
+    def form(cls, model: nn.Module) -> Hashable:
+        """What the reduction rests on and calls of the library may change later: read in every forward, so cheap."""
+        return None
+
+    @classmethod
     def classifiers(cls, model: nn.Module) -> list[nn.Module]:
         """The layers that turn the feature (B, C) into logits; the feature is the mean of their inputs.
 
@@ -121,6 +128,28 @@ class Host:
         raise UnsupportedModelError(
             f"blocks of class {type(block).__name__} are not supported in {cls.name}; supported: {known}"
         )
+
+
+class FormOfModel:
+    """The `Host.form` that a model had when it was reduced. An object, so that models can be copied and pickled."""
+
+    def __init__(self, host: type[Host], model: nn.Module) -> None:
+        self.host = host
+        self.model = model
+        self.form = host.form(model)
+
+    def check(self) -> None:
+        """See `vitrim.tokens.Form`."""
+        if self.host.form(self.model) != self.form:
+            raise UnsupportedModelError(
+                f"the pooling or the image size of this {type(self.model).__name__} was changed after it was reduced: "
+                "call vitrim.restore_(model), then vitrim.reduce_ again"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FormOfModel:
+        twin = copy.copy(self)
+        twin.model = memo.get(id(self.model), self.model)  # a block copied alone still belongs to its model
+        return twin
 
 
 def refuse_altered(attn: nn.Module, family: str) -> None:

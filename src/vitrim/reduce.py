@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from vitrim.block import Idle, ReducedBlock, Reducer, sharded
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
 from vitrim.files import write_text
-from vitrim.host import Head, Host, HostFacts
+from vitrim.host import FormOfModel, Head, Host, HostFacts
 from vitrim.registry import backbone_of, make_method, parse_method
+from vitrim.threads import refuse_while_running
 from vitrim.tokens import TokenState, Trace
 
 HANDLE = "vitrim_reduction"
 CONFIG_FILE = "reduction.json"
 REDUCERS_FILE = "reducers.safetensors"
 FORMAT = 1
+NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
 
 
 def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = False) -> Reduction:
@@ -43,7 +46,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
 
     Raises:
         UnsupportedModelError: the model's family or form is not supported, or cannot carry this method.
-        VitrimError: the model is reduced already, or an option does not fit the model. The model is then unchanged.
+        VitrimError: the model is reduced already or runs in another thread, or an option does not fit the model. The
+            model is then unchanged.
 
     Warns:
         ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config.
@@ -70,7 +74,9 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     _check_last_block(config, reducers[-1], head_rows)
     _check_sharding(config, blocks, reducers)
 
-    trace = Trace(record)
+    refuse_while_running(model)
+    form = FormOfModel(host, model) if host.form(model) is not None else None
+    trace = Trace(record, form)
     for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
         last = depth == len(blocks) - 1
         adopter.adopt(
@@ -96,15 +102,16 @@ def restore_(model: nn.Module) -> None:
     """Undo `reduce_`, in place: the model computes what it computed before, bit for bit.
 
     Raises:
-        VitrimError: the model is not reduced.
+        VitrimError: the model is not reduced, or runs in another thread.
     """
-    get_reduction(model)
+    reduction = get_reduction(model)
     host = backbone_of(model)
-    for block in host.blocks(model):
-        if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
-            block.release()
-    host.uninstall(model)
-    delattr(model, HANDLE)
+    with reduction.changing():
+        for block in host.blocks(model):
+            if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
+                block.release()
+        host.uninstall(model)
+        delattr(model, HANDLE)
 
 
 def get_reduction(model: nn.Module) -> Reduction:
@@ -137,18 +144,18 @@ class Reduction:
 
     @property
     def state(self) -> TokenState:
-        """The `TokenState` after the last block of the last forward."""
+        """The `TokenState` after the last block of the last forward of this thread."""
         if self._trace.final is None:
-            raise VitrimError("no state yet: run the reduced model to its last block (and read before backward)")
+            raise VitrimError(f"no state yet: {NOT_RUN}")
         return self._trace.final
 
     @property
     def states(self) -> tuple[TokenState, ...]:
-        """The states of the last forward: on entry, then after every block. Needs ``record``."""
+        """The states of this thread's last forward: on entry, then after every block. Needs ``record``."""
         if not self._trace.recording:
             raise VitrimError("states are kept only when recording: vitrim.reduce_(..., record=True)")
         if not self._trace.states:
-            raise VitrimError("no states yet: run the reduced model to its last block (and read before backward)")
+            raise VitrimError(f"no states yet: {NOT_RUN}")
         return self._trace.states
 
     @property
@@ -180,13 +187,29 @@ class Reduction:
         """Change amounts between forwards, e.g. ``reduction.set(r=16)``.
 
         Raises:
-            VitrimError: an option that cannot change at run time, or an invalid value. Nothing is changed then.
+            VitrimError: an option that cannot change at run time, an invalid value, or a forward of the model that runs
+                in another thread. Nothing is changed then.
         """
         self._check_alive()
         config = self._changed(changes)
-        for block in self._blocks():
-            block.reducer.configure(config)
-        self.config = config
+        with self.changing():
+            for block in self._blocks():
+                block.reducer.configure(config)
+            self.config = config
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep forwards out while the reduction is changed: those that another thread starts within are refused.
+
+        Raises:
+            VitrimError: a forward of the model runs in another thread.
+        """
+        self._trace.changing = True
+        try:
+            refuse_while_running(self.model)
+            yield
+        finally:
+            self._trace.changing = False
 
     def config_with(self, **changes: Any) -> MethodConfig:
         """The options as `set` would leave them; nothing is changed.

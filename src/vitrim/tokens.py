@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -225,55 +227,106 @@ def unmerge(x: Tensor, state: TokenState) -> Tensor:
     return take(x, state.source.clamp_min(0)) * (state.source >= 0).unsqueeze(-1).to(x.dtype)
 
 
+class Form(Protocol):
+    """What the reduction of a model rests on: how its head pools, the grid of its images."""
+
+    def check(self) -> None:
+        """Raise `UnsupportedModelError` if the model has another form now than when it was reduced."""
+
+
+class _Call(threading.local):
+    """What the forward that runs in this thread, or ran last in it, left. Every thread sees attributes of its own."""
+
+    full_grids: bool = False
+    next_full_grid: bool = False
+    latest: tuple[int, TokenState] | None = None
+    final: TokenState | None = None
+    states: tuple[TokenState, ...] = ()
+    running: tuple[TokenState, ...] = ()
+
+
 class Trace:
     """What the blocks of one reduced model share: the state the last block left, and all states when recording.
 
-    It holds the autograd graph of auxiliary outputs until the next forward. Copies and pickles start empty, so an
-    EMA copy of a model never shares or drags along the state of the original.
+    Whatever belongs to a forward is kept by thread, so that threads may share the model: none sees the full grids, the
+    states or the auxiliary outputs of another. It holds the autograd graph of auxiliary outputs until the next forward
+    of the same thread. Copies and pickles start empty, so an EMA copy of a model never shares or drags along the state
+    of the original.
 
     Attributes:
         recording: keep the state after every block.
-        full_grid: the next forward hands out full grids (dense outputs).
-        latest: depth and state of the block that ran last.
-        final: the state after the last block of the last forward.
-        states: the states of the last complete forward: the initial one, then one per block. Empty unless recording.
+        form: what a user may change about the reduced model and must not (see `Form`); None where there is nothing.
+        changing: the reduction is being changed: forwards that start now are refused.
     """
 
-    def __init__(self, recording: bool = False) -> None:
+    def __init__(self, recording: bool = False, form: Form | None = None) -> None:
         self.recording = recording
-        self.full_grid = False
-        self.latest: tuple[int, TokenState] | None = None
-        self.final: TokenState | None = None
-        self.states: tuple[TokenState, ...] = ()
-        self._running: tuple[TokenState, ...] = ()
+        self.form = form
+        self.changing = False
+        self._call = _Call()
+
+    @property
+    def latest(self) -> tuple[int, TokenState] | None:
+        """Depth and state of the block that ran last in this thread."""
+        return self._call.latest
+
+    @property
+    def final(self) -> TokenState | None:
+        """The state after the last block of this thread's last forward."""
+        return self._call.final
+
+    @property
+    def states(self) -> tuple[TokenState, ...]:
+        """The states of this thread's last complete forward: the initial one, then one per block. Empty unless
+        recording."""
+        return self._call.states
+
+    @property
+    def full_grid(self) -> bool:
+        """The next forward of this thread hands out full grids (dense outputs)."""
+        return self._call.full_grids or self._call.next_full_grid
 
     def start(self, state: TokenState) -> None:
-        """Begin a forward: what the previous one left is no longer the truth."""
-        self.latest = self.final = None
-        self.states = ()
-        self._running = (state,) if self.recording else ()
+        """Begin a forward: what the previous one of this thread left is no longer the truth.
+
+        Raises:
+            UnsupportedModelError: the model has another form now than when it was reduced.
+        """
+        if self.form is not None:
+            self.form.check()
+        call = self._call
+        call.next_full_grid = False
+        call.latest = call.final = None
+        call.states = ()
+        call.running = (state,) if self.recording else ()
 
     def leave(self, depth: int, state: TokenState, last: bool) -> None:
         """Note the state in which block ``depth`` left the tokens."""
-        self.latest = (depth, state)
-        if self.recording and len(self._running) == depth + 1:  # a recomputed block is already there
-            self._running = (*self._running, state)
+        call = self._call
+        call.latest = (depth, state)
+        if self.recording and len(call.running) == depth + 1:  # a recomputed block is already there
+            call.running = (*call.running, state)
         if last:
-            self.final = state
-            self.states = self._running
+            call.final = state
+            call.states = call.running
 
     @contextmanager
     def dense(self) -> Iterator[None]:
-        """Forwards that start within hand out all N0 tokens after every block: merged ones as copies of their group,
-        pruned ones as zeros. Computation inside the blocks stays reduced; the cost is two gathers per block."""
-        before, self.full_grid = self.full_grid, True
+        """Forwards that this thread starts within hand out all N0 tokens after every block: merged ones as copies of
+        their group, pruned ones as zeros. Computation inside the blocks stays reduced; the cost is two gathers per
+        block."""
+        before, self._call.full_grids = self._call.full_grids, True
         try:
             yield
         finally:
-            self.full_grid = before
+            self._call.full_grids = before
+
+    def next_dense(self, wanted: bool) -> None:
+        """Choose as in `dense`, for the next forward of this thread alone."""
+        self._call.next_full_grid = wanted
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
-        return Trace(self.recording)
+        return Trace(self.recording, copy.deepcopy(self.form, memo))
 
-    def __reduce__(self) -> tuple[type[Trace], tuple[bool]]:
-        return Trace, (self.recording,)
+    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Form | None]]:
+        return Trace, (self.recording, self.form)

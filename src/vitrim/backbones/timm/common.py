@@ -236,6 +236,12 @@ class TimmHost(Host):
         return None
 
     @classmethod
+    def form(cls, model: Any) -> tuple[Any, ...]:
+        # timm's reset_classifier changes the head's rows, set_input_size the grid; a user may set either
+        grid_size = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+        return cls.head_rows(model), None if grid_size is None else tuple(grid_size)
+
+    @classmethod
     def classifiers(cls, model: Any) -> list[nn.Module]:
         return [model.head]
 

@@ -154,7 +154,7 @@ class TrunkHook:
             if kwargs.get(name) is not None:
                 raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
         is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
-        self.trace.full_grid = is_backbone or _wanted("output_hidden_states", trunk, kwargs)
+        self.trace.next_dense(is_backbone or _wanted("output_hidden_states", trunk, kwargs))
 
 
 class SaveCall:
