@@ -58,7 +58,7 @@ class MethodConfig(BaseModel):
         'tome:r=13'
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""

@@ -115,3 +115,31 @@ def test_random_differs_per_image_and_repeats_with_the_seed() -> None:
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], seen[2])
     assert not torch.equal(seen[0][0].sort().values, seen[0][1].sort().values)
+
+
+def test_evit_gradients_of_plain_lines() -> None:
+    """The fused token's weights carry gradient into queries and keys, as in the published code."""
+    model, images = tiny.HOSTS["vit"]().double().train(), tiny.images(3).double()
+    vitrim.reduce_(model, vitrim.EViT(keep_rate=0.6, blocks=(1, 2)))
+    model(images).square().sum().backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    vitrim.restore_(model)
+    model.zero_grad()
+    x = model.norm_pre(model._pos_embed(model.patch_embed(images)))
+    for depth, block in enumerate(model.blocks):
+        heads = block.attn.num_heads
+        q, k, v = block.attn.qkv(block.norm1(x)).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        attention = (q @ k.transpose(2, 3) * block.attn.scale).softmax(-1)
+        x = x + block.attn.proj((attention @ v).transpose(1, 2).flatten(2))
+        if depth in (1, 2):
+            score = attention[:, :, 0, 1:].mean(1)
+            keep = -(-score.shape[1] * 6 // 10)
+            order = score.argsort(1, descending=True)[:, :, None]
+            patches = x[:, 1:].take_along_dim(order, 1)
+            weight = score[:, :, None].take_along_dim(order, 1)
+            fused = (patches * weight)[:, keep:].sum(1, keepdim=True)
+            x = torch.cat([x[:, :1], patches[:, :keep], fused], 1)
+        x = x + block.mlp(block.norm2(x))
+    model.forward_head(model.norm(x)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-10, rtol=1e-9, msg=name)
