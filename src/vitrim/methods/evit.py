@@ -23,8 +23,8 @@ class EViT(ScoredPruning):
     Keeps ceil(r N) of the N current patches, earlier fused tokens included, at each stage. The fused token is the plain
     sum of the dropped tokens, each times its score s_j = mean over heads of A[cls, j]: not a mean, so its norm is
     small. It comes last, has no special standing later, and may be dropped or fused again. ``keep_rate`` may follow a
-    warm-up from 1 through ``reduction.set(keep_rate=...)``. Gradients flow through the fused token's weights s_j into this
-    block's queries and keys, as published; the choice of tokens has none.
+    warm-up from 1 through ``reduction.set(keep_rate=...)``. Gradients flow through the fused token's weights s_j into
+    this block's queries and keys, as published; the choice of tokens has none.
 
     Without the fused token it acts at the query, with it between attention and MLP.
 
