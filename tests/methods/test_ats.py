@@ -233,7 +233,7 @@ def test_keep_rate_changes_at_run_time() -> None:
 
 
 def test_published_padding_is_a_zero_token_in_blocks_that_do_not_sample() -> None:
-    """Plain lines of the published blocks. The tokens that stay are taken from the run: the other tests compare them."""
+    """Plain lines of the published blocks. Which tokens stay is taken from the run: other tests compare that."""
     model = tiny.HOSTS["vit"]().double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
