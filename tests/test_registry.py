@@ -5,7 +5,7 @@ import pickle
 import string
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -271,3 +271,28 @@ def test_configs_are_copied_and_pickled(name: str) -> None:
     config = make_method(name)
     for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), config.model_copy()):
         assert (copied, type(copied)) == (config, type(config))
+
+
+# ---- numbers that are none -------------------------------------------------------------------------------------------
+
+
+def takes_floats(kind: Any) -> bool:
+    """Whether an annotation is float, or has it somewhere in a union or a list."""
+    return kind is float or any(map(takes_floats, get_args(kind)))
+
+
+FLOAT_OPTIONS = [
+    pytest.param(name, option, id=f"{name}-{option}")
+    for name, config in methods().items()
+    for option, field in config.model_fields.items()
+    if takes_floats(field.annotation)
+]
+
+
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e999"])
+@pytest.mark.parametrize(("name", "option"), FLOAT_OPTIONS)
+def test_every_number_of_every_method_is_finite(name: str, option: str, value: str) -> None:
+    for text in (value, f"[{value}]", f"[{value},{value}]"):
+        with pytest.raises(vitrim.VitrimError, match=f"^{name}: ") as caught:
+            parse_method(f"{name}:{option}={text}")
+        assert "\n" not in str(caught.value)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from vitrim.schedule import (
     Aligned,
     Amount,
     Keep,
+    KeepRule,
     Remove,
     check_blocks,
     constant,
@@ -48,6 +50,10 @@ def counts(schedule: list[Amount | None]) -> list[int]:
         ("floor_initial", 0.29, 1, 100, 100, 29),  # 28.999999999999996
         ("ceil_current", 0.07, 1, 100, 100, 7),  # 7.000000000000001
         ("floor_current", 0.57, 1, 100, 100, 57),  # 56.99999999999999
+        ("ceil_current_class_token", 0.9, 1, 64, 64, 58),
+        ("ceil_current_class_token", 0.9, 1, 64, 59, 53),  # of 60 tokens 54 stay; ceil_current keeps 54 patches
+        ("floor_initial_power_steps", 0.25, 1, 196, 196, 49),
+        ("floor_initial_power_steps", 0.25, 2, 196, 98, 61),  # 49 - 12 fewer
     ],
 )
 def test_rules(rule: str, rate: float, stage: int, initial: int, current: int, kept: int) -> None:
@@ -158,9 +164,36 @@ def test_counts_of_a_merging_method_never_lose_more_than_half(r: int, initial: i
 
 
 @FAST
-@given(rate=st.floats(0.01, 1.0), initial=st.integers(1, 700), rule=st.sampled_from(sorted(KEEP_RULES)))
+@given(rate=st.floats(0.01, 1.0), initial=st.integers(1, 700), rule=st.sampled_from(sorted(get_args(KeepRule))))
 def test_counts_of_a_pruning_method_fall_and_never_reach_zero(rate: float, initial: int, rule: str) -> None:
     left = vitrim.TopK(keep_rate=rate, rule=rule).counts(initial, 12)
     assert left is not None
     assert left == sorted(left, reverse=True)
     assert 1 <= left[-1] <= left[3] <= math.ceil(rate * initial + 1e-6)
+
+
+def test_tome_of_the_study_does_not_make_up_for_a_stage_that_fell_short() -> None:
+    """ "Which Tokens to Use?": rate 0.25 runs at 98, 61 and 52 patches; rate 0.5 at 98, 49 and 25."""
+    for rate, expected in ((0.25, [98, 61, 52]), (0.5, [98, 49, 25]), (0.7, [137, 96, 67]), (0.9, [176, 158, 142])):
+        counts = vitrim.ToMe(keep_rate=rate, rule="floor_initial_power_steps").counts(196, 12)
+        assert counts is not None
+        assert [counts[block] for block in (3, 6, 9)] == expected
+    with pytest.raises(vitrim.VitrimError, match="rule=floor_initial_power_steps"):
+        vitrim.TopK(rule="floor_initial_power_steps")  # always reaches its target
+
+
+@FAST
+@given(percent=st.integers(50, 100), patches=st.integers(1, 700))
+def test_the_class_token_counts_as_in_the_repository_of_pitome(percent: int, patches: int) -> None:
+    tokens = patches + 1
+    removed = tokens * (100 - percent) // 100  # floor(N - N rate), N with the class token
+    for method in (vitrim.ToMe, vitrim.ToFu, vitrim.PiToMe):
+        config = method(keep_rate=percent / 100, blocks=(0,), rule="ceil_current_class_token")
+        assert config.counts(patches, 1) == [patches - min(removed, patches // 2)]
+
+
+def test_one_keep_rate_for_every_block() -> None:
+    schedule = keep_rate((0.9, 0.5), (4, 1), "ceil_current", 6)
+    assert schedule == [None, Keep(0.9, 1, "ceil_current"), None, None, Keep(0.5, 2, "ceil_current"), None]
+    with pytest.raises(vitrim.VitrimError, match="3 keep rates are given for 2 blocks"):
+        keep_rate((0.9, 0.5, 0.1), (4, 1), "ceil_current", 6)

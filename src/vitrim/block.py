@@ -237,11 +237,14 @@ class ReducedBlock(nn.Module):
             )
         stamp = getattr(x, STAMP, None)
         if self.depth == 0:
-            # a recomputed first block finds on its input whether the forward it repeats handed out full grids
+            # a recomputed first block finds on its input whether the forward it repeats handed out full grids, and
+            # what grid its patches have: the patch embedding does not run again
             full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
-            state = TokenState.start(x, self.num_prefix, full_grid)
+            seen = self.trace.take_grid()
+            grid = stamp.grid if seen is None and isinstance(stamp, TokenState) else seen
+            state = TokenState.start(x, self.num_prefix, full_grid, grid)
             self.trace.start(state)
-            if full_grid:
+            if full_grid or grid is not None:
                 setattr(x, STAMP, state)
             return state
         if isinstance(stamp, TokenState):

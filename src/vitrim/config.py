@@ -58,7 +58,7 @@ class MethodConfig(BaseModel):
         'tome:r=13'
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -68,6 +68,8 @@ class MethodConfig(BaseModel):
     needs_attention_map: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
     """Counts depend on the images: known only by running."""
+    may_fall_short: ClassVar[bool] = True
+    """A layer may keep more than its amount asks for; where it never does, nobody needs to be warned of it."""
     batch_dependent: ClassVar[bool] = False
     """With its default options, an image's result depends on the other images of its batch."""
     runtime: ClassVar[frozenset[str]] = frozenset()
@@ -110,6 +112,10 @@ class MethodConfig(BaseModel):
     def requires_class_token(self) -> bool:
         """Whether these options need a class token; by default what the method says in general."""
         return self.needs_class_token
+
+    def needs_grid(self) -> bool:
+        """Whether these options need the rows and columns of the patches of every forward (`TokenState.grid`)."""
+        return False
 
     @staticmethod
     def least_kept(current: int) -> int:

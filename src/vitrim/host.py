@@ -106,6 +106,21 @@ class Host:
         return False
 
     @classmethod
+    def patch_maker(cls, model: nn.Module) -> nn.Module | None:
+        """The module whose call, once in every forward, shows the grid of patches (`grid_of`); None if none does."""
+        return None
+
+    @classmethod
+    def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        """Rows and columns of the patches by a call of the `patch_maker`; None if it does not show them.
+
+        By default the output is a map of patches, (B, C, rows, columns).
+        """
+        if not isinstance(output, Tensor) or output.dim() != 4:
+            return None
+        return output.shape[2], output.shape[3]
+
+    @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
         """Anything besides the blocks that must change, e.g. calls that hand out dense features."""
 
@@ -168,6 +183,28 @@ def refuse_altered(attn: nn.Module, family: str) -> None:
             f"{family}: the attention module {type(attn).__name__} has hooks or a forward of its own, and a reduced "
             "block calls its projections, not the module; put them on the block or the projections instead"
         )
+
+
+class GridHook:
+    """Tells the blocks, after every call of the module that makes the patches, what grid these have.
+
+    Only on models whose method asks for it. An object and not a function, so that the model can still be copied and
+    pickled.
+    """
+
+    def __init__(self, host: type[Host], trace: Trace) -> None:
+        self.host = host
+        self.trace = trace
+
+    def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.trace.see_grid(self.host.grid_of(maker, args, output))
+
+    @staticmethod
+    def remove(model: nn.Module) -> None:
+        """Take all such hooks off ``model``."""
+        for module in model.modules():
+            for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, GridHook)]:
+                del module._forward_hooks[key]
 
 
 class DenseCall:

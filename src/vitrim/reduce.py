@@ -18,7 +18,7 @@ from vitrim.block import Idle, ReducedBlock, Reducer, sharded
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
 from vitrim.files import write_text
-from vitrim.host import FormOfModel, Head, Host, HostFacts
+from vitrim.host import FormOfModel, GridHook, Head, Host, HostFacts
 from vitrim.registry import backbone_of, make_method, parse_method
 from vitrim.threads import refuse_while_running
 from vitrim.tokens import TokenState, Trace
@@ -69,6 +69,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     adopters = [host.reduced_class(block) for block in blocks]
     head_rows = _head_rows(config, facts)
     _check_fit(config, facts)
+    maker = _patch_maker(config, host, model)
     _check_amounts(config, facts, len(blocks))
     reducers = [_build(config, layer, block) for layer, block in zip(_layers(facts, len(blocks)), blocks, strict=True)]
     _check_last_block(config, reducers[-1], head_rows)
@@ -93,6 +94,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             trace=trace,
         )
     host.install(model, trace)
+    if maker is not None:
+        maker.register_forward_hook(GridHook(host, trace))
     reduction = Reduction(model, config, trace)
     setattr(model, HANDLE, reduction)
     return reduction
@@ -111,6 +114,7 @@ def restore_(model: nn.Module) -> None:
             if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
                 block.release()
         host.uninstall(model)
+        GridHook.remove(model)
         delattr(model, HANDLE)
 
 
@@ -387,6 +391,19 @@ def _check_fit(config: MethodConfig, facts: HostFacts) -> None:
         raise UnsupportedModelError(f"{config.name} {problem}")
 
 
+def _patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.Module | None:
+    """The module that shows the grid of every forward, if ``config`` asks for it."""
+    if not config.needs_grid():
+        return None
+    maker = host.patch_maker(model)
+    if maker is None:
+        raise UnsupportedModelError(
+            f"{config.name} needs the rows and columns of the patches, and this {type(model).__name__} has no patch "
+            "embedding that shows them"
+        )
+    return maker
+
+
 def _check_last_block(config: MethodConfig, reducer: Reducer, head_rows: int | None) -> None:
     if head_rows is not None and reducer.needs_full_last_block:
         raise UnsupportedModelError(
@@ -409,7 +426,7 @@ def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int, stac
     ``stacklevel`` is how far away the user's line is, which the warning names.
     """
     config.check(num_layers)
-    if config.adaptive:
+    if config.adaptive or not config.may_fall_short:
         return
     initial = current = facts.grid_size[0] * facts.grid_size[1]
     effective, short = [], False

@@ -13,14 +13,22 @@ from typing import Literal, Protocol
 
 from vitrim.errors import VitrimError
 
-KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power"]
+KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power", "ceil_current_class_token"]
+MergeRule = Literal[KeepRule, "floor_initial_power_steps"]
+"""Of methods that may fall short of a target, because one merge takes half of the tokens at most."""
 
-KEEP_RULES: dict[KeepRule, Callable[[float, int, int, int], int]] = {
+KEEP_RULES: dict[MergeRule, Callable[[float, int, int, int], int]] = {
     # (rate, stage, initial, current) -> patch tokens kept; stages count from 1
     "ceil_current": lambda rate, stage, initial, current: math.ceil(_clean(rate * current)),
     "floor_current": lambda rate, stage, initial, current: int(_clean(rate * current)),
     "floor_initial": lambda rate, stage, initial, current: int(_clean(rate * initial)),
     "floor_initial_power": lambda rate, stage, initial, current: int(_clean(rate**stage * initial)),
+    # the class token counts among the tokens that the rate applies to, and stays
+    "ceil_current_class_token": lambda rate, stage, initial, current: math.ceil(_clean(rate * (current + 1))) - 1,
+    # what lies between two targets is removed, whatever the stages before it fell short of
+    "floor_initial_power_steps": lambda rate, stage, initial, current: (
+        current + int(_clean(rate**stage * initial)) - int(_clean(rate ** (stage - 1) * initial))
+    ),
 }
 
 
@@ -58,7 +66,9 @@ class Keep:
 
     Three papers mean three different counts by "keep rate 0.7 at three stages" of 196 patches:
     ``ceil_current`` (EViT) 138, 97, 68; ``floor_initial_power`` (DynamicViT, the comparative study) 137, 96, 67;
-    ``floor_initial`` (Evo-ViT) 137 at every stage. ``stage`` counts from 1.
+    ``floor_initial`` (Evo-ViT) 137 at every stage. ``stage`` counts from 1. ``floor_initial_power_steps`` is that of
+    the study's ToMe, whose later stages do not make up for one that fell short; ``ceil_current_class_token`` that of
+    ToMe and ToFu in PiToMe's repository.
 
     Example:
         >>> Keep(0.7, stage=2, rule="floor_initial_power").keep(196, 137)
@@ -67,7 +77,7 @@ class Keep:
 
     rate: float
     stage: int = 1
-    rule: KeepRule = "ceil_current"
+    rule: MergeRule = "ceil_current"
 
     def keep(self, initial: int, current: int) -> int:
         return KEEP_RULES[self.rule](self.rate, self.stage, initial, current)
@@ -141,16 +151,23 @@ def per_layer(counts: Sequence[int], num_layers: int) -> list[Amount | None]:
     return [Remove(count) for count in (*counts, *[0] * (num_layers - len(counts)))]
 
 
-def keep_rate(rate: float, blocks: Sequence[int], rule: KeepRule, num_layers: int) -> list[Amount | None]:
+def keep_rate(
+    rate: float | Sequence[float], blocks: Sequence[int], rule: MergeRule, num_layers: int
+) -> list[Amount | None]:
     """Keep ``rate`` of the patch tokens at each of ``blocks`` (0-based), by a named rule; None elsewhere.
 
+    ``rate`` may be a list with one rate for each of ``blocks``, in order of depth.
+
     Raises:
-        VitrimError: no blocks, a block that does not exist, or one that is named twice.
+        VitrimError: no blocks, a block that does not exist, one that is named twice, or another number of rates.
     """
     check_blocks(blocks, num_layers)
+    rates = [rate] * len(blocks) if isinstance(rate, int | float) else rate
+    if len(rates) != len(blocks):
+        raise VitrimError(f"{len(rates)} keep rates are given for {len(blocks)} blocks: give one for all, or one each")
     schedule: list[Amount | None] = [None] * num_layers
-    for stage, block in enumerate(sorted(blocks), start=1):
-        schedule[block] = Keep(rate, stage, rule)
+    for stage, (block, each) in enumerate(zip(sorted(blocks), rates, strict=True), start=1):
+        schedule[block] = Keep(each, stage, rule)
     return schedule
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from vitrim.errors import VitrimError
+
 STAMP = "_vitrim_state"
 
 
@@ -68,6 +70,8 @@ class TokenState:
         lost: some input tokens were pruned for good.
         full_grid: the blocks hand out all N0 tokens, un-merged (dense outputs).
         mixed: some tokens are soft mixtures: laid out on the full grid they cannot be taken back from it.
+        grid: rows and columns of the patches of this forward, raster order; None where no method asked for them
+            (`MethodConfig.needs_grid`), or where they cannot be known (patch dropout).
         held: the (B, N, C) tokens behind a full grid where some are ``mixed``, for the next block; else None.
         bank: pruned tokens that a later block brings back (see `Banked`).
         carry: per-token tensors (B, N, ...) of a method, moved along with the tokens.
@@ -89,18 +93,26 @@ class TokenState:
     lost: bool = False
     full_grid: bool = False
     mixed: bool = False
+    grid: tuple[int, int] | None = None
     held: Tensor | None = None
     bank: tuple[Banked, ...] = ()
     carry: Mapping[str, Tensor] = field(default_factory=dict)
     aux: tuple[tuple[str, int, Tensor], ...] = ()
 
     @classmethod
-    def start(cls, x: Tensor, num_prefix: int, full_grid: bool = False) -> TokenState:
-        """The state of tokens (B, N, C) that nothing has touched yet."""
+    def start(
+        cls, x: Tensor, num_prefix: int, full_grid: bool = False, grid: tuple[int, int] | None = None
+    ) -> TokenState:
+        """The state of tokens (B, N, C) that nothing has touched yet.
+
+        ``grid`` counts only if it holds as many patches as there are: some may have been dropped since it was seen.
+        """
         batch, n = x.shape[0], x.shape[1]
+        if grid is not None and grid[0] * grid[1] != n - num_prefix:
+            grid = None
         index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
         size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
-        return cls(size=size, source=index, position=index, num_prefix=num_prefix, full_grid=full_grid)
+        return cls(size=size, source=index, position=index, num_prefix=num_prefix, full_grid=full_grid, grid=grid)
 
     @property
     def pruned(self) -> bool:
@@ -125,6 +137,19 @@ class TokenState:
     def initial_patches(self) -> int:
         """Number of patch tokens that entered the first block."""
         return self.source.shape[1] - self.num_prefix
+
+    def known_grid(self, method: str) -> tuple[int, int]:
+        """``grid``, for a method that cannot do without.
+
+        Raises:
+            VitrimError: it is not known.
+        """
+        if self.grid is None:
+            raise VitrimError(
+                f"{method} needs the rows and columns of the {self.initial_patches} patches, which this forward does "
+                "not show: give the model images, without patch dropout and all of one size"
+            )
+        return self.grid
 
     def key_bias(self, dtype: torch.dtype, proportional: bool) -> Tensor | None:
         """What attention adds to its logits on the key axis, (B, 1, 1, N): log(size) and a mask; None if neither.
@@ -243,6 +268,7 @@ class _Call(threading.local):
     final: TokenState | None = None
     states: tuple[TokenState, ...] = ()
     running: tuple[TokenState, ...] = ()
+    grid: tuple[int, int] | None = None
 
 
 class Trace:
@@ -285,6 +311,18 @@ class Trace:
     def full_grid(self) -> bool:
         """The next forward of this thread hands out full grids (dense outputs)."""
         return self._call.full_grids or self._call.next_full_grid
+
+    def see_grid(self, grid: tuple[int, int] | None) -> None:
+        """Note rows and columns of the patches that this thread's forward has just made (see `GridHook`)."""
+        self._call.grid = grid
+
+    def take_grid(self) -> tuple[int, int] | None:
+        """Return what `see_grid` noted, once: tokens that no patch embedding made must not find an older one's."""
+        call = self._call
+        grid = call.grid
+        if grid is not None:
+            call.grid = None
+        return grid
 
     def start(self, state: TokenState) -> None:
         """Begin a forward: what the previous one of this thread left is no longer the truth.

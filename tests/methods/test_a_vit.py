@@ -73,6 +73,29 @@ def test_halting_prior_and_the_published_mean() -> None:
     torch.testing.assert_close(published, golden.tensor(ref, "halting_score_layer"), atol=1e-6, rtol=0)
 
 
+@every_file
+def test_published_mean_leaves_out_the_first_image(name: str) -> None:
+    ref, logits, reduction = run(name, training=True)
+    targets = torch.tensor([1, 2, 3])
+    losses = objective(reduction, logits, targets, published_mean=True, target_depth=4)
+    stored, alive = golden.tensor(ref, "halting_prob").double(), golden.tensor(ref, "alive").bool()
+    expected = (stored * alive)[:, 1:].mean((1, 2))  # the published code without what it has for halted tokens
+    torch.testing.assert_close(losses["distribution"], distribution_loss(expected, 4), atol=1e-6, rtol=0)
+    # before any token halts it is the published number itself
+    first = reduction.aux("halting")[0][1:].mean()
+    torch.testing.assert_close(first, golden.tensor(ref, "halting_score_layer")[0], atol=1e-9, rtol=0)
+    own = objective(reduction, logits, targets, target_depth=4)["distribution"]
+    assert (own - losses["distribution"]).abs() > 1e-4
+
+
+def test_published_mean_of_one_image_is_refused() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    reduction = vitrim.reduce_(model, CONFIG)
+    step = Step(model, reduction, tiny.images(1), torch.tensor([1]), cross_entropy)
+    with pytest.raises(vitrim.VitrimError, match="leaves out the first image of a batch, so it needs two"):
+        CONFIG.losses(step, published_mean=True)
+
+
 def test_distribution_loss_is_the_divergence_per_block() -> None:
     mean = torch.rand(12, dtype=torch.float64)
     share = (mean / mean.sum()).clamp(0.01, 0.99)

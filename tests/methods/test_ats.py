@@ -8,7 +8,7 @@ import torch
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance
+from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance, study_arange
 
 STUDY = {"variant": "study", "rule": "floor_initial_power"}
 P64 = {**STUDY, "keep_rate": 0.5, "blocks": (1, 3, 5)}
@@ -230,6 +230,72 @@ def test_keep_rate_changes_at_run_time() -> None:
             reduction.set(keep_rate=rate)
             model(tiny.images())
             assert reduction.state.num_patches == count
+
+
+def test_published_padding_is_a_zero_token_in_blocks_that_do_not_sample() -> None:
+    """Plain lines of the published blocks. Which tokens stay is taken from the run: other tests compare that."""
+    model = tiny.HOSTS["vit"]().double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases, or a zero token would have the value zero
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    images, blocks = 3 * tiny.images(4).double(), (1,)
+    reduction = vitrim.reduce_(model, ATS(variant="published", blocks=blocks, keep_rate=0.7), record=True)
+    with torch.no_grad():
+        found = model(images)
+    states = reduction.states
+    assert states[2].mask is not None
+    assert not states[2].mask.all()
+    vitrim.restore_(model)
+    with torch.no_grad():
+        x = model.norm_pre(model._pos_embed(model.patch_embed(images)))
+        policy = torch.ones(x.shape[:2], dtype=x.dtype)[..., None]
+        for depth, block in enumerate(model.blocks):
+            heads = block.attn.num_heads
+            qkv = block.attn.qkv(block.norm1(x)) * (policy if depth in blocks else 1.0)
+            q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+            logits = q @ k.transpose(2, 3) * block.attn.scale
+            e = (logits - logits.amax(-1, keepdim=True)).exp() * policy[:, None, None, :, 0]
+            attention = (e + 1e-6 / e.shape[-1]) / (e.sum(-1, keepdim=True) + 1e-6)
+            out = block.attn.proj((attention @ v).transpose(1, 2).flatten(2))
+            if depth in blocks:  # initial places are the current ones: nothing was removed before
+                rows = states[depth + 1].position[..., None]
+                x, out = x.take_along_dim(rows, 1), out.take_along_dim(rows, 1)
+                policy = states[depth + 1].mask[..., None].double()
+            x = (x + out) * policy
+            x = (x + block.mlp(block.norm2(x))) * policy
+        expected = model.forward_head(model.norm(x))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+TOO_MANY = [3, 7, 12, 14, 19, 27, 34, 35]  # K = M + 1 of the study's code with one height too many, up to 57
+
+
+def test_study_heights_of_its_float32_arange() -> None:
+    ref = golden.load("haurum/ats_p64_r50")
+    for block, points in ((1, 32), (3, 16), (5, 8)):
+        assert torch.equal(study_arange(points), golden.tensor(ref, f"sample_points/{block}"))
+    longer = [points + 1 for points in range(1, 599) if len(study_arange(points)) == points + 1]
+    assert longer[:8] == TOO_MANY
+    assert 58 in longer
+    assert len(longer) == 120
+    assert all(len(study_arange(points)) in (points, points + 1) for points in range(1, 599))
+
+
+@pytest.mark.parametrize("padding", ["auto", "bound"])
+def test_one_height_too_many_is_one_more_token_at_most(padding: str) -> None:
+    """Scores all alike, one patch too many: 64 patches at 0.9 have 57 heights, and 58 in the study's code."""
+    state = vitrim.TokenState.start(torch.zeros(1, 65, 1), num_prefix=1)
+    q = torch.zeros(1, 1, 65, 1, dtype=torch.float64)
+    attention = vitrim.Attention(q=q, k=q, v=q + 1, scale=1.0)
+    for float32_heights, count in ((False, 57), (True, 58)):
+        config = ATS(**{**P64, "keep_rate": 0.9, "padding": padding, "float32_heights": float32_heights})
+        reducer = config.build(vitrim.config.Layer(1, 7, 1, 1, 0, 1, True, (8, 8)))
+        after = reducer(q[0], attention, state).advance(q[0], state)
+        assert after.num_patches == count
+        assert after.mask is None or after.mask.all()
+    with pytest.raises(vitrim.VitrimError, match="float32_heights goes with variant=study"):
+        ATS(float32_heights=True)
 
 
 def kept(state: vitrim.TokenState) -> list[set[int]]:

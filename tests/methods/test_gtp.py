@@ -8,7 +8,7 @@ import torch
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.gtp import GTP, grid_of, patch_graph, semantic_neighbours, spatial_neighbours
+from vitrim.methods.gtp import GTP, patch_graph, semantic_neighbours, spatial_neighbours
 
 NAMES = ["gtp_list_numprop", "gtp_mixed_p5_noscale", "gtp_mixed_p5_scale", "gtp_prune_only_p5", "gtp_semantic_p5_n4"]
 every_file = pytest.mark.parametrize("name", NAMES)
@@ -116,14 +116,19 @@ def test_graph_is_normalised_by_row_degrees() -> None:
     torch.testing.assert_close(patch_graph(patches, (3, 4), "mixed", 2), expected)
 
 
-def test_other_grids() -> None:
-    assert grid_of(48, (6, 8)) == (6, 8)
-    assert grid_of(49, (6, 8)) == (7, 7)
-    with pytest.raises(vitrim.VitrimError, match="neighbours of 50 patches are unknown"):
-        grid_of(50, (6, 8))
-    model = tiny.vit(img_size=(24, 32))()
-    vitrim.reduce_(model, GTP(num_prop=4))
-    assert model(torch.zeros(1, 3, 24, 32)).shape == (1, 5)
+@pytest.mark.parametrize("graph", ["spatial", "mixed", "semantic"])
+@pytest.mark.parametrize("own", [(24, 32), (64, 64)])
+def test_the_graph_is_that_of_the_grid_of_the_forward(graph: str, own: tuple[int, int]) -> None:
+    model = tiny.vit(img_size=own, patch_size=8, dynamic_img_size=True)()
+    reduction = vitrim.reduce_(model, GTP(num_prop=0, graph=graph))
+    seen = []
+    model.norm_pre.register_forward_hook(lambda module, args, out: seen.append(out))
+    for grid in ((8, 8), (4, 16), (16, 4), (2, 7)):
+        with torch.no_grad():
+            model(torch.randn(2, 3, 8 * grid[0], 8 * grid[1]))
+        expected = patch_graph(seen[-1][:, 1:], grid, graph, 8)
+        torch.testing.assert_close(reduction.state.carry["graph"][:, 1:, 1:], expected)
+        assert reduction.state.grid == (None if graph == "semantic" else grid)  # nobody asked for it
 
 
 @pytest.mark.parametrize("selection", ["diagonal", "received", "class_token"])

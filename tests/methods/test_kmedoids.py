@@ -9,7 +9,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.kmedoids import WEIGHT, farthest_first, k_medoids
+from vitrim.methods.kmedoids import WEIGHT, farthest_first, k_medoids, published_start
 
 HALF = {"keep_rate": 0.5, "blocks": (1, 3, 5), "cost": "all"}
 CASES = [
@@ -71,6 +71,7 @@ def test_duplicates_never_empty_a_cluster() -> None:
         medoids, _ = k_medoids(distance, torch.ones(1, 8), torch.tensor([[1, 5, 7]]), 3, over_all)
         assert len(set(medoids[0].tolist())) == 3
     assert len(set(farthest_first(distance, 8)[0].tolist())) == 8
+    assert len(set(published_start(distance, 8)[0].tolist())) == 8
 
 
 def test_tokens_are_the_medoids_themselves_and_sizes_count_their_clusters() -> None:
@@ -102,3 +103,36 @@ def test_equal_weight_needs_no_attention_map_and_may_start_at_block_0() -> None:
 def test_block_0_is_refused_with_attention_weights() -> None:
     with pytest.raises(vitrim.VitrimError, match="blocks start at 1"):
         vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.KMedoids(blocks=(0, 2)))
+
+
+def test_first_medoids_of_equal_weight_by_plain_lines() -> None:
+    torch.manual_seed(4)
+    points = torch.randn(3, 20, 2).double()
+    distance = torch.cdist(points, points)
+    central, random = farthest_first(distance, 6), published_start(distance, 6)
+    assert len(set(random[:, 0].tolist())) == 1  # one index for the whole batch
+    assert len({int(published_start(distance, 1)[0, 0]) for _ in range(40)}) > 5
+    for image in range(3):
+        for found, first, joined in ((central, distance[image].sum(1).argmin(), min), (random, random[image, 0], max)):
+            chosen = [int(first)]
+            while len(chosen) < 6:
+                others = [patch for patch in range(20) if patch not in chosen]
+                far = [joined(float(distance[image, patch, one]) for one in chosen) for patch in others]
+                chosen.append(others[far.index(max(far))])
+            assert found[image].tolist() == chosen
+
+
+def test_published_start_in_a_model() -> None:
+    model, images = tiny.HOSTS["vit"](), tiny.images()
+    config = vitrim.KMedoids(keep_rate=0.5, blocks=(0, 2), equal_weight=True, start="random", cost="all")
+    reduction = vitrim.reduce_(model, config, record=True)
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            runs.append(model(images))
+        assert reduction.tokens_per_block == [19, 19, 10, 10]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    with pytest.raises(vitrim.VitrimError, match="start=random goes with equal_weight=true"):
+        vitrim.KMedoids(start="random")

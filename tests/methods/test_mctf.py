@@ -285,9 +285,9 @@ def test_pooling_by_hand(pooling: str) -> None:
             members = x[image, group]
             expected = members.amax(0) if pooling == "max" else members.mean(0)
             torch.testing.assert_close(merged[image, token], expected, atol=1e-12, rtol=0)
-            rows = attention.known[image][:, group]
-            rows = rows.amax(1) if pooling == "max" else rows.mean(1)
-            expected = torch.stack([rows[:, column].sum(1) for column in groups], 1)
+            # the published order: key columns are summed first, then query rows pooled; it matters to the maximum
+            summed = torch.stack([attention.known[image][:, :, column].sum(2) for column in groups], 2)[:, group]
+            expected = summed.amax(1) if pooling == "max" else summed.mean(1)
             torch.testing.assert_close(fused[image, :, token], expected, atol=1e-12, rtol=0)
 
 

@@ -97,3 +97,26 @@ def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], messag
     with pytest.raises(vitrim.VitrimError, match=message) as caught:
         make_method("tofu", **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_rates_is_one_for_every_block() -> None:
+    config = vitrim.ToFu(keep_rate=(0.9, 0.5, 1.0, 0.8))
+    assert config.counts(36, 4) == [33, 17, 17, 14]
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, "tofu:keep_rate=[0.9,0.5,1.0,0.8]", record=True)
+    with torch.no_grad():
+        found = model(tiny.images())
+        assert [tokens - 1 for tokens in reduction.tokens_per_block] == [33, 17, 17, 14]
+        reduction.set(keep_rate=0.9)
+        one = model(tiny.images())
+        reduction.set(keep_rate=(0.9, 0.9, 0.9, 0.9))
+        assert torch.equal(model(tiny.images()), one)
+        assert not torch.equal(found, one)
+    for rates, message in (
+        ((0.9, 0.5), "2 keep rates are given for 4 blocks"),
+        ((0.9, 1.2), "less than or equal to 1"),
+    ):
+        vitrim.restore_(model)
+        with pytest.raises(vitrim.VitrimError, match=message):
+            vitrim.reduce_(model, vitrim.ToFu(keep_rate=rates))
+        vitrim.reduce_(model, "none")

@@ -129,3 +129,35 @@ def test_published_method_on_a_real_size() -> None:
         assert model(torch.randn(1, 3, 64, 64)).isfinite().all()
     assert reduction.tokens_per_block[0] == 17
     assert reduction.state.num_tokens < 17
+
+
+@pytest.mark.parametrize(("token_dim", "features"), [(64, 32), (96, 48), (8, 4)])
+def test_the_performer_has_half_as_many_features_as_channels(token_dim: int, features: int) -> None:
+    module = TokensToToken(token_module="performer", token_dim=token_dim)
+    assert module.attention1.w.shape == module.attention2.w.shape == (features, token_dim)
+
+
+@pytest.mark.parametrize("method", ["none", "topk:blocks=[1]", "tome:r=3", "mctf:r=3"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_qk_scale_is_the_factor_of_the_logits(method: str, fused: bool) -> None:
+    """As if the weights of the queries had the factor: the root of the head's width is 4, so 0.5 is twice the scale."""
+    geometry = {**tiny.GEOMETRY, "splits": SPLITS, "token_dim": 8}
+    assert geometry["embed_dim"] // geometry["num_heads"] == 16
+    scaled, plain = T2TViT(**geometry, qk_scale=0.5).eval(), T2TViT(**geometry).eval()
+    plain.load_state_dict(scaled.state_dict())
+    images = tiny.images()
+    with torch.no_grad():
+        assert (scaled(images) - plain(images)).abs().max() > 1e-5
+        for model, factor in ((scaled, 1.0), (plain, 2.0)):
+            for block in model.blocks:
+                block.attn.fused_attn = fused
+                block.attn.qkv.weight[: geometry["embed_dim"]] *= factor
+            vitrim.reduce_(model, method)
+        torch.testing.assert_close(scaled(images), plain(images), atol=1e-6, rtol=1e-5)
+
+
+def test_qk_scale_can_be_given_to_the_registered_models() -> None:
+    model = timm.create_model("t2t_vit_t_14", qk_scale=384**-0.5, img_size=64, num_classes=2)
+    assert model.blocks[3].attn.q_norm.factor == pytest.approx((64 / 384) ** 0.5)
+    with pytest.raises(ValueError, match="qk_scale and qk_norm do not go together"):
+        timm.create_model("t2t_vit_t_14", qk_scale=0.1, qk_norm=True)

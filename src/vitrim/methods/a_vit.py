@@ -50,8 +50,8 @@ class AViT(MethodConfig):
     block ``ponder`` (B, N) blocks used plus remainder, and ``steps`` (B, N) blocks used.
 
     Deviations: halted tokens count as 0 in ``halting``, where the published code computes a probability from its
-    biases (tiny at the published gate) and leaves the first image of the batch out of the mean, meaning the class
-    token; halted keys get -1e4 instead of -1000, both exactly no weight.
+    biases (tiny at the published gate); its mean leaves out the first image of the batch, meaning the class token
+    (`objective` with ``published_mean``); halted keys get -1e4 instead of -1000, both exactly no weight.
 
     Example:
         >>> AViT(gate_scale=10.0, gate_center=75.0).describe()  # DeiT-S
@@ -78,11 +78,12 @@ class AViT(MethodConfig):
         ponder_scale: float = 5e-4,
         distribution_scale: float = 1e-3,
         target_depth: int | None = None,
+        published_mean: bool = False,
     ) -> dict[str, Tensor]:
         """The loss of the paper on one batch; options as in `objective`.
 
         Raises:
-            VitrimError: a ``target_depth`` that is not a block, or the first.
+            VitrimError: a ``target_depth`` that is not a block, or the first; ``published_mean`` with one image.
         """
         assert step.reduction is not None
         return objective(
@@ -93,6 +94,7 @@ class AViT(MethodConfig):
             ponder_scale=ponder_scale,
             distribution_scale=distribution_scale,
             target_depth=target_depth,
+            published_mean=published_mean,
         )
 
 
@@ -175,12 +177,14 @@ def objective(
     ponder_scale: float = 5e-4,
     distribution_scale: float = 1e-3,
     target_depth: int | None = None,
+    published_mean: bool = False,
 ) -> dict[str, Tensor]:
     """The training loss of the paper, after a forward in training mode and before its backward:
 
         loss = classification + ponder_scale * mean(ponder) + distribution_scale * KL(prior || mean halting per block).
 
-    Prefix tokens do not enter the mean halting probability.
+    Prefix tokens do not enter the mean halting probability. With ``published_mean`` they do, and the first image of the
+    batch does not: a slip of the published code, whose slice ``[1:]`` was meant for the class token.
 
     Args:
         reduction: the handle of the model; its last forward reported ponder and halting.
@@ -189,12 +193,13 @@ def objective(
         criterion: the task's own loss.
         ponder_scale, distribution_scale: weights of the two terms.
         target_depth: block around which halting should happen, 0-based; default two thirds of the depth (8 of 12).
+        published_mean: the mean halting probability as the published code has it.
 
     Returns:
         ``total`` and its parts ``classification``, ``ponder``, ``distribution`` (unweighted), all scalars.
 
     Raises:
-        VitrimError: a ``target_depth`` that is not a block, or the first.
+        VitrimError: a ``target_depth`` that is not a block, or the first; ``published_mean`` with one image.
 
     Example:
         >>> import timm, vitrim
@@ -208,7 +213,9 @@ def objective(
     depth = len(halting) * 2 // 3 if target_depth is None else target_depth
     if not 0 < depth < len(halting):  # what is before it is the scale of the prior
         raise VitrimError(f"a_vit: target_depth={depth} must be a block from 1 to {len(halting) - 1}")
-    mean = torch.stack([h[:, num_prefix:].mean() for h in halting])
+    if published_mean and len(halting[0]) < 2:
+        raise VitrimError("a_vit: published_mean leaves out the first image of a batch, so it needs two")
+    mean = torch.stack([(h[1:] if published_mean else h[:, num_prefix:]).mean() for h in halting])
     parts = {
         "classification": criterion(logits, targets),
         "ponder": reduction.aux(PONDER)[0].mean(),

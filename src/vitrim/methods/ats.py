@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.assignment import Hard, prune
 from vitrim.attention import Attention
-from vitrim.block import Reducer
+from vitrim.block import Reducer, Site
 from vitrim.config import Layer, MethodConfig
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, KeepRule, keep_rate
@@ -44,10 +45,11 @@ class ATS(MethodConfig):
       It takes the decisions of the published code at batch size 1.
     * ``"study"``: as in "Which Tokens to Use?": S_j = sum_h A[h, cls, j] |v_hj|, c in order of position, M heights
       (2m - 1) / (2M + 2). Its settings: three stages a quarter apart, ``rule="floor_initial_power"``. Its heights come
-      from a float32 ``arange``, which for some M gives one point too many; here there are M.
+      from a float32 ``arange``, which for some M (2, 6, 11, 13, 18, ...) gives one too many: ``float32_heights=True``.
     * ``"published"``: the published code to the last digit. Padding takes part in the rescaling, so that the lowest
       real token is always kept where there is padding: **a prediction then depends on the image's batch mates**. All
-      blocks use its smoothed softmax, and compute the attention map. ``padding="bound"`` is its drop_tokens=False.
+      blocks use its smoothed softmax, and compute the attention map; padding is a zero token, whose values have a tiny
+      weight there in blocks that do not sample. ``padding="bound"`` is its drop_tokens=False.
 
     Deviations: kept tokens stay in order of position (published: of score), which no prediction shows.
 
@@ -72,6 +74,15 @@ class ATS(MethodConfig):
     padding: Literal["auto", "bound"] = Field(
         "auto", description="'auto': to the longest image, compiled: to the number of points; 'bound': always that"
     )
+    float32_heights: bool = Field(
+        False, description="variant=study: heights of a float32 arange, one too many for some amounts, as published"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ATS:
+        if self.float32_heights and self.variant != "study":
+            raise ValueError("float32_heights goes with variant=study; the other variants have no such heights")
+        return self
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
         """The blocks that sample."""
@@ -89,7 +100,7 @@ class ATSReducer(Reducer):
 
     def __init__(self, config: ATS, layer: Layer) -> None:
         super().__init__(config, layer)
-        self.study = config.variant == "study"
+        self.study, self.float32_heights = config.variant == "study", config.float32_heights
         self.to_bound = config.padding == "bound"
 
     def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
@@ -100,15 +111,17 @@ class ATSReducer(Reducer):
         with torch.no_grad():
             picks = self.sample(self.scores(attention, state), real, points)
             chosen = torch.zeros_like(real).scatter(1, picks, True)
-        return prune_flagged(state, chosen, min(points, state.num_patches), self.to_bound)
+        return prune_flagged(state, chosen, min(picks.shape[1], state.num_patches), self.to_bound)
 
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, P) importance of the patch tokens, in at least float32, not normalised."""
         return significance(attention.class_row(), attention, per_head=self.study)[:, state.num_prefix :]
 
     def sample(self, score: Tensor, real: Tensor, points: int) -> Tensor:
-        """(B, points) patch indices, with repetitions."""
-        return sample_study(score, real, points) if self.study else sample_sorted(score, real, points)
+        """(B, M) patch indices, with repetitions; M is ``points``, or one more with ``float32_heights``."""
+        if self.study:
+            return sample_study(score, real, points, self.float32_heights)
+        return sample_sorted(score, real, points)
 
 
 class PublishedATSReducer(ATSReducer):
@@ -123,12 +136,22 @@ class PublishedATSReducer(ATSReducer):
         score = score * real
         return sample_sorted(score, torch.ones_like(real), points)
 
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        if site == "before" and state.mask is not None:
+            return x * state.mask.unsqueeze(-1), state  # padding is a zero token
+        return super().reduce(site, x, attention, state)
+
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         assert attention.v is not None
-        probabilities = F.dropout(smoothed_probabilities(attention), attention.dropout)
-        real = _real_keys(attention)
-        v = attention.v if real is None else attention.v * real.transpose(-1, -2)
-        return probabilities.to(v.dtype) @ v
+        real, v = _real_keys(attention), attention.v
+        if self.amount is None:
+            probabilities = smoothed_probabilities(attention, zero_keys=False)
+        else:
+            probabilities = smoothed_probabilities(attention)
+            v = v if real is None else v * real.transpose(-1, -2)
+        return F.dropout(probabilities, attention.dropout).to(v.dtype) @ v
 
 
 def significance(class_row: Tensor, attention: Attention, per_head: bool) -> Tensor:
@@ -160,12 +183,30 @@ def sample_sorted(score: Tensor, real: Tensor, points: int) -> Tensor:
     return order.gather(1, nearest(cdf, first + (1 - first) * step))
 
 
-def sample_study(score: Tensor, real: Tensor, points: int) -> Tensor:
-    """Picks (B, points) of the scores (B, P) in order of position, real tokens first, as in "Which Tokens to Use?"."""
+def sample_study(score: Tensor, real: Tensor, points: int, float32_heights: bool = False) -> Tensor:
+    """Picks (B, M) of the scores (B, P) in order of position, real tokens first, as in "Which Tokens to Use?".
+
+    M is ``points``, or with ``float32_heights`` what `study_arange` makes of it.
+    """
     score = score * real
     cdf = (score / (score.sum(1, keepdim=True) + SMOOTHING)).cumsum(1).masked_fill(~real, 9.0)
-    height = (2 * torch.arange(1, points + 1, device=score.device, dtype=score.dtype) - 1) / (2 * points + 2)
+    if float32_heights:
+        height = study_arange(points, score.device).to(score.dtype)
+    else:
+        height = (2 * torch.arange(1, points + 1, device=score.device, dtype=score.dtype) - 1) / (2 * points + 2)
     return nearest(cdf, height.expand(score.shape[0], -1))
+
+
+def study_arange(points: int, device: torch.device | None = None) -> Tensor:
+    """The study's heights as its code makes them: ``points`` float32 numbers, or one more where the end of the range,
+    which does not belong to it, is rounded up.
+
+    Example:
+        >>> len(study_arange(56)), len(study_arange(57))
+        (56, 58)
+    """
+    bins = points + 1
+    return torch.arange(1 / (2 * bins), (2 * bins - 1) / (2 * bins), 1 / bins, device=device, dtype=torch.float32)
 
 
 def nearest(cdf: Tensor, height: Tensor) -> Tensor:
@@ -204,11 +245,18 @@ def real_patches(state: TokenState) -> Tensor:
     return state.mask[:, state.num_prefix :]
 
 
-def smoothed_probabilities(attention: Attention) -> Tensor:
-    """(B, H, M, N) the published masked softmax, in at least float32: (e + eps/N) / (sum e + eps), e = 0 at padding."""
-    logits, real = attention.logits().to(decision_dtype(attention.q.dtype)), _real_keys(attention)
-    if real is not None:
-        logits = logits.masked_fill(~real, 0.0)  # padding has keys of zero there, which count in the maximum
+def smoothed_probabilities(attention: Attention, zero_keys: bool = True) -> Tensor:
+    """(B, H, M, N) the published masked softmax, in at least float32: (e + eps/N) / (sum e + eps), e = 0 at padding.
+
+    Padding counts in the maximum that is subtracted, by which eps is measured: with ``zero_keys`` as keys of zero
+    (blocks that sample), else by its own keys.
+    """
+    real = _real_keys(attention)
+    if real is not None and attention.bias is not None:
+        attention = replace(attention, bias=attention.bias.masked_fill(~real, 0.0))  # without the mask
+    logits = attention.logits().to(decision_dtype(attention.q.dtype))
+    if real is not None and zero_keys:
+        logits = logits.masked_fill(~real, 0.0)
     e = (logits - logits.amax(-1, keepdim=True)).exp()
     if real is not None:
         e = e * real

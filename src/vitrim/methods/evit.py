@@ -23,7 +23,8 @@ class EViT(ScoredPruning):
     Keeps ceil(r N) of the N current patches, earlier fused tokens included, at each stage. The fused token is the plain
     sum of the dropped tokens, each times its score s_j = mean over heads of A[cls, j]: not a mean, so its norm is
     small. It comes last, has no special standing later, and may be dropped or fused again. ``keep_rate`` may follow a
-    warm-up from 1 through ``reduction.set(keep_rate=...)``.
+    warm-up from 1 through ``reduction.set(keep_rate=...)``. Gradients flow through the fused token's weights s_j into
+    this block's queries and keys, as published; the choice of tokens has none.
 
     Without the fused token it acts at the query, with it between attention and MLP.
 
@@ -60,7 +61,7 @@ class EViTReducer(Reducer):
         keep = self.num_keep(state)
         if keep == state.num_patches or attention is None:
             return None
-        score = patch_score(attention, state, self.score)
+        score = patch_score(attention, state, self.score, gradient=True)
         order = score.argsort(dim=1, descending=True)
         # the fused token grows from the best of the dropped ones; the others join it
         kept, joining = order[:, : keep + 1], order[:, keep + 1 :]

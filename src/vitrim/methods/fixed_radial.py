@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -34,11 +36,13 @@ class FixedRadial(StagedConfig):
     (``float32_rings=True`` gives the published sets). ``contiguous`` is its other mode: every block between the first
     and the last of ``blocks`` reduces, to radii on a line from the corner to ``min_radius``, without ``keep_rate``.
 
-    The grid must be square. Acts before the block.
+    The grid is that of the forward, and may be any rectangle: a distance is then measured in patches, along either
+    side, from the centre of the image, so that a disc stays a disc (published: squares only). Acts before the block.
     """
 
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
     kind = "prune"
+    may_fall_short = False
     norm: ClassVar[Norm]
 
     float32_rings: bool = Field(False, description="rings as float32 rounding splits them, as published")
@@ -58,6 +62,25 @@ class FixedRadial(StagedConfig):
         for stage, block in enumerate(blocks, start=1):
             schedule[block] = WithinRing(self.norm, self.keep_rate, stage, self.rule, self.float32_rings)
         return schedule
+
+    def needs_grid(self) -> bool:
+        return True
+
+    def counts(self, initial: int, num_layers: int, grid: tuple[int, int] | None = None) -> list[int] | None:
+        """Patch tokens left after each block, from ``initial``, which lie on ``grid``, by default a square.
+
+        Raises:
+            VitrimError: ``initial`` patches make no square, or do not fill the grid.
+        """
+        grid = square_of(initial) if grid is None else grid
+        if grid[0] * grid[1] != initial:
+            raise VitrimError(f"{self.name}: a grid of {grid[0]} x {grid[1]} does not hold {initial} patches")
+        counts, current = [], initial
+        for amount in self.schedule(num_layers):
+            if isinstance(amount, Pattern):
+                current = max(min(len(amount.patches(grid)), current), 1)
+            counts.append(current)
+        return counts
 
     def build(self, layer: Layer) -> Reducer | None:
         return FixedRadialReducer(self, layer)
@@ -105,12 +128,12 @@ class Linf(FixedRadial):
 class Pattern:
     """An amount that knows which patches it keeps, not only how many."""
 
-    def patches(self, initial: int) -> list[int]:
-        """Original indices of the patches it keeps of ``initial``, ascending."""
+    def patches(self, grid: tuple[int, int]) -> list[int]:
+        """Original indices of the patches it keeps of a ``grid`` of rows and columns, ascending."""
         raise NotImplementedError
 
     def keep(self, initial: int, current: int) -> int:
-        return len(self.patches(initial))
+        return len(self.patches(square_of(initial)))
 
 
 @dataclass(frozen=True)
@@ -123,12 +146,12 @@ class WithinRing(Pattern):
     rule: KeepRule
     float32: bool
 
-    def patches(self, initial: int) -> list[int]:
+    def patches(self, grid: tuple[int, int]) -> list[int]:
+        initial = grid[0] * grid[1]
         target = KEEP_RULES[self.rule](self.rate, self.stage, initial, initial)
-        side = _side(initial)
-        distance = _float32_distances(side, self.norm) if self.float32 else _exact_distances(side, self.norm)
-        radii = sorted(set(distance))
-        radius = min(radii, key=lambda r: (abs(sum(d <= r for d in distance) - target), r))
+        distance = _float32_distances(grid, self.norm) if self.float32 else _exact_distances(grid, self.norm)
+        within = {d: count for count, d in enumerate(sorted(distance), start=1)}  # the last of equal ones counts
+        radius = min(within, key=lambda r: (abs(within[r] - target), r))
         return [patch for patch, d in enumerate(distance) if d <= radius]
 
 
@@ -140,10 +163,11 @@ class WithinLine(Pattern):
     step: float
     min_radius: float
 
-    def patches(self, initial: int) -> list[int]:
-        distance = _float32_distances(_side(initial), self.norm)
+    def patches(self, grid: tuple[int, int]) -> list[int]:
+        distance = _float32_distances(grid, self.norm)
         radius = distance[0] + self.step * (self.min_radius - distance[0])
-        return [patch for patch, d in enumerate(distance) if d <= radius]
+        # on a narrow grid no centre may lie within the last radii
+        return [patch for patch, d in enumerate(distance) if d <= max(radius, min(distance))]
 
 
 class FixedRadialReducer(Reducer):
@@ -153,51 +177,78 @@ class FixedRadialReducer(Reducer):
 
     def configure(self, config: MethodConfig) -> None:
         schedule = config.schedule(self.layer.num_layers)
+        self.name = config.name
         self.amount = schedule[self.layer.depth]
         self.earlier = next((amount for amount in schedule[: self.layer.depth][::-1] if amount is not None), None)
         # the model's own size once and for all; other sizes are worked out when they come. A buffer, so that it is
         # where the tokens are
         device = self.index.device if "index" in self._buffers else None
-        index = torch.tensor(self._index(self.layer.initial_patches), dtype=torch.int64, device=device)
+        index = torch.tensor(_among(self.amount, self.earlier, self.layer.grid_size), dtype=torch.int64, device=device)
         self.register_buffer("index", index, persistent=False)
 
     def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
         if self.amount is None:
             return None
-        own_size = state.initial_patches == self.layer.initial_patches
-        index = self.index if own_size else torch.tensor(self._index(state.initial_patches), device=x.device)
+        grid = state.known_grid(self.name)
+        index = self.index
+        if grid != self.layer.grid_size:
+            index = torch.tensor(_among(self.amount, self.earlier, grid), device=x.device)
         if index.shape[0] == state.num_patches:
             return None
         return prune(state, index.expand(x.shape[0], -1))
 
-    def _index(self, initial: int) -> list[int]:
-        """Which of the current patches stay: patterns are nested and keep their order."""
-        if not isinstance(self.amount, Pattern):
-            return []
-        current = self.earlier.patches(initial) if isinstance(self.earlier, Pattern) else list(range(initial))
-        kept = set(self.amount.patches(initial))
-        return [index for index, patch in enumerate(current) if patch in kept]
+
+def _among(amount: Amount | None, earlier: Amount | None, grid: tuple[int, int]) -> list[int]:
+    """Which of the patches that ``earlier`` kept stay: patterns are nested and keep their order."""
+    if not isinstance(amount, Pattern):
+        return []
+    current = earlier.patches(grid) if isinstance(earlier, Pattern) else list(range(grid[0] * grid[1]))
+    kept = set(amount.patches(grid))
+    return [index for index, patch in enumerate(current) if patch in kept]
 
 
-def _side(initial: int) -> int:
+def square_of(initial: int) -> tuple[int, int]:
+    """Rows and columns of the square of ``initial`` patches.
+
+    Raises:
+        VitrimError: they make none.
+    """
     side = math.isqrt(initial)
     if side * side != initial:
-        raise VitrimError(f"fixed radial patterns need a square grid of patches, and {initial} patches are none")
-    return side
+        raise VitrimError(f"{initial} patches make no square: give counts(..., grid=(rows, columns))")
+    return side, side
 
 
-def _exact_distances(side: int, norm: Norm) -> list[int]:
-    """Distances of all patches from the centre in raster order; twice the coordinate is an odd or even integer."""
-    axis = [abs(2 * place - (side - 1)) for place in range(side)]
-    pairs = [(a, b) for a in axis for b in axis]
+def _exact_distances(grid: tuple[int, int], norm: Norm) -> list[int]:
+    """Distances of all patches from the centre in raster order, in half patches; squared for l2."""
+    rows, columns = ([abs(2 * place - (side - 1)) for place in range(side)] for side in grid)
+    pairs = [(a, b) for a in rows for b in columns]
     if norm == "l1":
         return [a + b for a, b in pairs]
     return [a * a + b * b if norm == "l2" else max(a, b) for a, b in pairs]
 
 
-def _float32_distances(side: int, norm: Norm) -> list[float]:
+def _float32_distances(grid: tuple[int, int], norm: Norm) -> list[float]:
     """The published distances: float32 coordinates from -side // 2 to side // 2 in ``side`` steps."""
-    axis = torch.linspace(-side // 2, side // 2, side, dtype=torch.float32)
-    a, b = axis.abs()[:, None], axis.abs()[None, :]
-    grid = {"l1": a + b, "l2": (a * a + b * b).sqrt(), "linf": torch.maximum(a, b)}[norm]
-    return [float(value) for value in grid.flatten()]
+    rows, columns = (len(list(range(side))) for side in grid)  # plain numbers, under a compiler with free shapes, too
+    table: list[float] = _float32_table(rows, columns, norm)
+    return table
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _float32_table(height: int, width: int, norm: Norm) -> list[float]:
+    a, b = _float32_axis(height)[:, None], _float32_axis(width)[None, :]
+    distance = {"l1": a + b, "l2": np.sqrt(a * a + b * b), "linf": np.maximum(a, b)}[norm]
+    return [float(value) for value in distance.flatten()]
+
+
+def _float32_axis(side: int) -> npt.NDArray[np.float32]:
+    """|torch.linspace(-side // 2, side // 2, side)| to the last bit: counted from either end, with fused rounding.
+
+    In NumPy, because export would take tensors for a part of the model.
+    """
+    low, high = np.float32(-side // 2), np.float32(side // 2)
+    step = np.float64((high - low) / np.float32(max(side - 1, 1)))
+    index = np.arange(side)
+    axis = np.where(index < side // 2, low + step * index, high - step * (side - 1 - index))
+    return np.abs(axis.astype(np.float32)) if side > 1 else np.abs(np.array([low]))

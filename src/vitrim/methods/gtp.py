@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -15,7 +14,6 @@ from vitrim.assignment import Hard, prune
 from vitrim.attention import Attention
 from vitrim.block import Reducer, Site
 from vitrim.config import Layer, MethodConfig
-from vitrim.errors import VitrimError
 from vitrim.matching import full_precision
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, constant, per_layer
@@ -84,6 +82,9 @@ class GTP(MethodConfig):
     def requires_class_token(self) -> bool:
         return self.selection == "class_token"
 
+    def needs_grid(self) -> bool:
+        return self.propagation == "graph" and self.graph != "semantic"
+
     def schedule(self, num_layers: int) -> list[Amount | None]:
         if isinstance(self.num_prop, int):
             return constant(self.num_prop, num_layers)
@@ -136,7 +137,7 @@ class GTPReducer(Reducer):
     def start(self, x: Tensor, state: TokenState) -> TokenState:
         """The graph (B, N, N) of the tokens (B, N, C), with zeros for the prefix, and scales of 1."""
         p = state.num_prefix
-        grid = grid_of(state.num_patches, self.layer.grid_size)
+        grid = (1, state.num_patches) if self.kind == "semantic" else state.known_grid(GTP.name)
         with torch.no_grad():
             graph = patch_graph(x[:, p:].to(decision_dtype(x.dtype)), grid, self.kind, self.num_neighbours)
             carry = {"graph": F.pad(graph, (p, 0, p, 0))}
@@ -187,19 +188,6 @@ class GTPReducer(Reducer):
             return probabilities
         threshold = probabilities.detach().flatten(2).kthvalue(zeroed, dim=2).values[..., None, None]
         return probabilities * (probabilities >= threshold)
-
-
-def grid_of(num_patches: int, own: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of ``num_patches`` patches: the model's ``own``, or a square at another image size."""
-    if own[0] * own[1] == num_patches:
-        return own
-    side = math.isqrt(num_patches)
-    if side * side != num_patches:
-        raise VitrimError(
-            f"the neighbours of {num_patches} patches are unknown: give images of the model's own size "
-            f"({own[0]} x {own[1]} patches) or square ones"
-        )
-    return side, side
 
 
 def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> Tensor:

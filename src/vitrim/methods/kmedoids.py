@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.assignment import Hard
@@ -42,8 +43,9 @@ class KMedoids(StagedConfig):
 
     A medoid belongs to its own cluster, so clusters are never empty and medoids never repeat; the published code
     repeats patch 0 for a cluster that duplicates have emptied. ``equal_weight`` sets w = 1, starts from
-    the patch nearest to all others and adds the patch farthest from those chosen; it needs no attention map. The
-    published form of it starts at random and measures "farthest" by the largest distance.
+    the patch nearest to all others and adds the patch farthest from those chosen; it needs no attention map.
+    ``start="random"`` is its published form: the first is drawn, one index for the whole batch, in evaluation too, and
+    "farthest" is by the largest distance to one that was chosen, not the smallest. Drawn by torch, not NumPy.
 
     Example:
         >>> KMedoids(keep_rate=0.5).counts(196, 12)[-1]
@@ -61,6 +63,17 @@ class KMedoids(StagedConfig):
         description="what a medoid minimises: weighted distances to its members; 'all': as published",
     )
     equal_weight: bool = Field(False, description="weights 1, first medoids far apart; no attention map")
+    start: Literal["central", "random"] = Field(
+        "central",
+        description="with equal_weight: first medoid, the patch nearest to all others; 'random': one drawn for all "
+        "images, and 'far' by the largest distance, as published",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> KMedoids:
+        if self.start == "random" and not self.equal_weight:
+            raise ValueError("start=random goes with equal_weight=true; by weight the heaviest patches start")
+        return self
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
         if 0 in self.stages(num_layers) and not self.equal_weight:
@@ -80,7 +93,7 @@ class KMedoidsReducer(Reducer):
     def __init__(self, config: KMedoids, layer: Layer) -> None:
         super().__init__(config, layer)
         self.iterations, self.over_all = config.iterations, config.cost == "all"
-        self.equal_weight = config.equal_weight
+        self.equal_weight, self.at_random = config.equal_weight, config.start == "random"
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
@@ -99,7 +112,8 @@ class KMedoidsReducer(Reducer):
             # an image that is not finite has no nearest anything: its tokens must still have places
             distance = distances(x[:, state.num_prefix :]).nan_to_num(0.0, 0.0, 0.0)
             if self.equal_weight:
-                weight, medoids = distance.new_ones(distance.shape[:2]), farthest_first(distance, keep)
+                weight = distance.new_ones(distance.shape[:2])
+                medoids = published_start(distance, keep) if self.at_random else farthest_first(distance, keep)
             else:
                 weight = state.carry[WEIGHT][:, state.num_prefix :].nan_to_num(0.0)
                 medoids = weight.argsort(dim=1, descending=True, stable=True)[:, :keep]
@@ -155,11 +169,27 @@ def k_medoids(
 
 def farthest_first(distance: Tensor, count: int) -> Tensor:
     """(B, count) distinct patches: the one nearest to all others, then always the one farthest from those chosen."""
-    chosen = [distance.sum(dim=2).argmin(dim=1, keepdim=True)]
-    gap = torch.full_like(distance[:, 0], torch.inf)
+    return _one_after_another(distance, distance.sum(dim=2).argmin(dim=1, keepdim=True), count, torch.minimum)
+
+
+def published_start(distance: Tensor, count: int) -> Tensor:
+    """(B, count) distinct patches: one drawn for the whole batch, then always the one with the largest distance to any
+    of those chosen."""
+    first = torch.randint(distance.shape[1], (1, 1), device=distance.device).expand(distance.shape[0], 1)
+    return _one_after_another(distance, first, count, torch.maximum)
+
+
+def _one_after_another(
+    distance: Tensor, first: Tensor, count: int, joined: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """(B, count) distinct patches: ``first`` (B, 1), then always the one with the largest gap, which is the distances
+    to those chosen ``joined`` to one number."""
+    chosen, gap = [first], None
+    taken = torch.zeros_like(distance[:, 0], dtype=torch.bool)
     for _ in range(count - 1):
         last = chosen[-1][:, :, None].expand(-1, 1, distance.shape[2])
-        # -1 marks chosen patches: a duplicate of one has gap 0 and may still follow
-        gap = torch.minimum(gap, distance.gather(1, last).squeeze(1)).scatter(1, chosen[-1], -1.0)
-        chosen.append(gap.argmax(dim=1, keepdim=True))
+        to_last, taken = distance.gather(1, last).squeeze(1), taken.scatter(1, chosen[-1], True)
+        gap = to_last if gap is None else joined(gap, to_last)
+        # a duplicate of a chosen one may have gap 0 and still follow
+        chosen.append(gap.masked_fill(taken, -1.0).argmax(dim=1, keepdim=True))
     return torch.cat(chosen, dim=1)

@@ -352,7 +352,8 @@ class KnownMap(Attention):
 def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
     """The attention map (B, H, M, M) among the fused tokens from the one (B, H, N, N) among the old.
 
-    Query rows are pooled like tokens, key columns of a group are summed, so that rows still sum to 1.
+    First the key columns of a group are summed, then the query rows are pooled like tokens: the order in which the
+    published code does it. Rows still sum to 1, except under the elementwise maximum, for which the order matters.
 
     Args:
         assignment: a merge that leaves the same number of tokens in every image.
@@ -366,16 +367,15 @@ def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
     )
     assert anchor is not None
     each = replace(assignment, anchor=anchor, moved=moved, into=into, weight=weight)
-    rows = each.pool(probabilities.flatten(0, 1), size.repeat_interleave(heads, dim=0))
-    m = anchor.shape[1]
+    known, n, m = probabilities.flatten(0, 1), probabilities.shape[2], anchor.shape[1]
 
     def columns(index: Tensor) -> Tensor:
-        return index.unsqueeze(1).expand(-1, m, -1)
+        return index.unsqueeze(1).expand(-1, n, -1)
 
-    fused = rows.gather(2, columns(anchor))
+    summed = known.gather(2, columns(anchor))
     if moved is not None and into is not None:
-        fused = fused.scatter_add(2, columns(into), rows.gather(2, columns(moved)))
-    return fused.view(batch, heads, m, m)
+        summed = summed.scatter_add(2, columns(into), known.gather(2, columns(moved)))
+    return each.pool(summed, size.repeat_interleave(heads, dim=0)).view(batch, heads, m, m)
 
 
 def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,6 +35,8 @@ class PiToMe(StagedConfig):
 
     Merged tokens are size-weighted means. Attention does not use the sizes by default (``proportional``), as
     published. Prefix tokens have no energy, never move and never receive. A block merges at most half of its patches.
+    The published rate is of the patches alone; ``rule="ceil_current_class_token"`` counts the class token, too, as the
+    ToMe and ToFu of the same repository do.
 
     The order of the result is the published one: protected patches (or unmerged sources, most similar first), then
     destinations, each by rank; it does not matter to later blocks, which rank anew. Published margins: 0.75 for DeiT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -17,6 +17,8 @@ from vitrim.matching import alternate_split, best_partners, most_similar, unit
 from vitrim.registry import register_method
 from vitrim.schedule import KeepRule, half
 from vitrim.tokens import TokenState, decision_dtype, take
+
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 @register_method
@@ -34,8 +36,9 @@ class ToFu(StagedConfig):
 
     The reference is not the authors' code but the re-implementation in PiToMe's repository, which differs in three
     ways: it divides by the norm of the old destination, not of the mean (``norm_of="destination"``); it counts the
-    class token among the tokens the rate applies to, so that some blocks remove one token more; and a rate below 0.5
-    may take more than half of the tokens, where here half is the most. Its variant for MAE merges by the plain mean.
+    class token among the tokens the rate applies to, so that some blocks remove one token more
+    (``rule="ceil_current_class_token"``); and a rate below 0.5 may take more than half of the tokens, where here half
+    is the most. Its variant for MAE merges by the plain mean.
 
     Refused on heads that pool patches: dropped tokens are missing in the mean, merged ones would count once.
 
@@ -48,7 +51,9 @@ class ToFu(StagedConfig):
     paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
     kind = "mixed"
 
-    keep_rate: float = Field(0.9, gt=0.0, le=1.0, description="share of the current patches kept by each block")
+    keep_rate: Share | tuple[Share, ...] = Field(  # type: ignore[assignment]  # of a StagedConfig: one rate for all
+        0.9, description="share of the current patches kept by each block, or a list with one share per block"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="where to reduce, 0-based; default all")
     rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")
     prune_until: int | None = Field(

@@ -14,7 +14,7 @@ from vitrim.block import Reducer
 from vitrim.config import Layer, MethodConfig
 from vitrim.matching import alternate_split, best_partners, merge_sources, most_similar, unit
 from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, half, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.tokens import TokenState
 
 
@@ -28,7 +28,8 @@ class ToMe(MethodConfig):
 
     Amounts: ``r`` per block, an int or a list; with ``inflect`` in [-1, 1] the int changes linearly over the blocks
     ("(r, inflect)" of the paper's appendix); or ``keep_rate`` at ``blocks`` as in "Which Tokens to Use?". A block can
-    merge at most half of its patches.
+    merge at most half of its patches; later stages of ``keep_rate`` then catch up, except with
+    ``rule="floor_initial_power_steps"``, which is what the study's code does.
 
     Deviations from the published code: LayerScale, q/k norm and register tokens are honoured, which it ignores; on
     models without a class token the kept sources stay in order of position (``kept_order="similarity"`` gives the
@@ -52,7 +53,7 @@ class ToMe(MethodConfig):
     )
     keep_rate: float | None = Field(None, gt=0.0, le=1.0, description="instead of r: share of patches kept per stage")
     blocks: tuple[int, ...] | None = Field(None, description="stages of keep_rate, 0-based; default a quarter apart")
-    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
+    rule: MergeRule = Field("floor_initial_power", description="how keep_rate becomes a count")
     proportional: bool = Field(True, description="add log(size) to the attention logits (off for MAE)")
     kept_order: Literal["position", "similarity"] = Field(
         "position", description="order of unmerged sources; 'similarity' is the published one without a class token"

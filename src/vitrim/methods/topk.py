@@ -67,8 +67,12 @@ class TopKReducer(Reducer):
         return prune(state, score.topk(keep, dim=1).indices)
 
 
-def patch_score(attention: Attention, state: TokenState, score: Score) -> Tensor:
-    """(B, P) attention each patch token receives, averaged over heads, in at least float32. No gradient flows."""
-    attention = attention.detach()
+def patch_score(attention: Attention, state: TokenState, score: Score, *, gradient: bool = False) -> Tensor:
+    """(B, P) attention each patch token receives, averaged over heads, in at least float32.
+
+    No gradient flows unless ``gradient``: a choice has none, only weights do.
+    """
+    if not gradient:
+        attention = attention.detach()
     received = attention.class_row().mean(dim=1) if score == "class_token" else attention.column_mean()
     return received[:, state.num_prefix :]

@@ -69,9 +69,12 @@ class TokenPerformer(nn.Module):
     computed in at least float32.
     """
 
-    def __init__(self, in_dim: int, dim: int, *, num_features: int = 32, dropout: float = 0.1, **place: Any) -> None:
+    def __init__(
+        self, in_dim: int, dim: int, *, num_features: int | None = None, dropout: float = 0.1, **place: Any
+    ) -> None:
         super().__init__()
         self.dim = dim
+        num_features = max(dim // 2, 1) if num_features is None else num_features
         self.w = nn.Parameter(torch.empty(num_features, dim, **place), requires_grad=False)
         self.kqv = nn.Linear(in_dim, 3 * dim, **place)
         self.proj = nn.Linear(dim, dim, **place)
@@ -107,6 +110,20 @@ class TokenPerformer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_features={len(self.w)}"
+
+
+class Scaled(nn.Module):
+    """``x * factor``, in place of the norm of queries: timm's fused attention knows no other scale than its own."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+    def extra_repr(self) -> str:
+        return f"factor={self.factor}"
 
 
 class TokensToToken(Stem):
@@ -192,7 +209,8 @@ class T2TViT(VisionTransformer):
 
     The table is a parameter that is not trained, as in the published checkpoints. Attention of the token modules
     divides by the root of the width of its *input*, that of the blocks by the root of the width of a head, which is
-    what the published checkpoints are evaluated with.
+    what the published checkpoints are evaluated with. ``qk_scale`` is another factor for the blocks, C^-0.5 in what
+    the authors' factories build for ``pretrained=True``.
 
     Deviation from the published code: at other image sizes the table is resampled with anti-aliasing, where that code
     fails.
@@ -201,7 +219,11 @@ class T2TViT(VisionTransformer):
         token_module: "transformer" (T2T-ViT_t) or "performer" (T2T-ViT).
         token_dim: channels of the token modules.
         splits: kernel, stride and padding of the three soft splits.
+        qk_scale: factor of the blocks' attention logits; None: one over the root of the width of a head.
         kwargs: as timm's `VisionTransformer` takes.
+
+    Raises:
+        ValueError: ``qk_scale`` together with ``qk_norm``.
 
     Example:
         >>> import timm, vitrim.models
@@ -218,8 +240,11 @@ class T2TViT(VisionTransformer):
         token_module: TokenModule = "transformer",
         token_dim: int = 64,
         splits: Sequence[Split] = SPLITS,
+        qk_scale: float | None = None,
         **kwargs: Any,
     ) -> None:
+        if qk_scale is not None and kwargs.get("qk_norm"):
+            raise ValueError("qk_scale and qk_norm do not go together: give one of them")
         defaults = {
             "mlp_ratio": 3.0,
             "qkv_bias": False,
@@ -228,6 +253,10 @@ class T2TViT(VisionTransformer):
         }
         super().__init__(**{**defaults, **kwargs})
         self.pos_embed.requires_grad_(False)
+        if qk_scale is not None:
+            block: Any
+            for block in self.blocks:
+                block.attn.q_norm = Scaled(qk_scale / block.attn.scale)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
         """As timm's, with the fixed table of positions."""

@@ -229,6 +229,22 @@ class TimmHost(Host):
         )
 
     @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return model.patch_embed  # type: ignore[no-any-return]
+
+    @classmethod
+    def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        if not isinstance(output, Tensor):
+            return None
+        if output.dim() == 4:  # of models with dynamic_img_size
+            size = output.shape[2:] if getattr(maker, "output_fmt", None) == "NCHW" else output.shape[1:3]
+        elif hasattr(maker, "dynamic_feat_size"):
+            size = maker.dynamic_feat_size(args[0].shape[-2:])
+        else:
+            return None
+        return size[0], size[1]
+
+    @classmethod
     def head_rows(cls, model: Any) -> int | None:
         """See `HostFacts.head_rows`."""
         if getattr(model, "attn_pool", None) is None and model.global_pool == "token":

@@ -49,3 +49,12 @@ class TimmNaFlexViT(TimmHost):
             head_rows=cls.head_rows(model),
             input_size=(model.in_chans, rows * height, columns * width),
         )
+
+    @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return model.embeds  # type: ignore[no-any-return]
+
+    @classmethod
+    def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        grid = output[1]  # None for patches that come one by one
+        return None if grid is None else (grid[0], grid[1])

@@ -111,6 +111,10 @@ class TorchvisionViT(Host):
         )
 
     @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return model.conv_proj  # type: ignore[no-any-return]
+
+    @classmethod
     def classifiers(cls, model: Any) -> list[nn.Module]:
         if any(isinstance(layer, nn.Linear) for layer in model.heads.modules()):
             return [model.heads]

@@ -251,6 +251,13 @@ class TransformersHost(Host):
         )
 
     @classmethod
+    def patch_maker(cls, model: nn.Module) -> nn.Module | None:
+        """The convolution that makes the patches, whatever the family calls it."""
+        embeddings = cls.trunk(model).embeddings
+        maker = getattr(embeddings, "patch_embeddings", None) or getattr(embeddings, "patch_embedding", None)
+        return getattr(maker, "projection", maker)
+
+    @classmethod
     def image_size(cls, config: Any) -> tuple[int, int]:
         """Height and width of the images the model takes."""
         return _pair(config.image_size)

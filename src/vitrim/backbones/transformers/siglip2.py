@@ -70,6 +70,15 @@ class HFSiglip2(TransformersHost):
         return side, side
 
     @classmethod
+    def patch_maker(cls, model: nn.Module) -> nn.Module | None:
+        return cls.trunk(model).embeddings  # type: ignore[no-any-return]
+
+    @classmethod
+    def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        shapes = args[1].tolist()  # rows and columns of every image, which the embedding reads, too
+        return tuple(shapes[0]) if shapes and all(shape == shapes[0] for shape in shapes) else None
+
+    @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
         super().install(model, trace)
         # the classifier's own mean reads the mask, too; the model of two towers hands it on
