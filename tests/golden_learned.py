@@ -151,8 +151,9 @@ def caught(model: nn.Module, blocks: Iterable[int], of: Any) -> dict[int, Any]:
     return found
 
 
-def check_soft(ref: golden.Reference, model: nn.Module) -> None:
-    """``soft/<block>``, the weights of image 0, every few rows, and ``assign/<block>``, the row that weighs most."""
+def check_soft(ref: golden.Reference, model: nn.Module, reduction: vitrim.Reduction) -> None:
+    """``soft/<block>``, the weights of image 0, every few rows; ``assign/<block>``, the row that weighs most, also as it
+    adds up over the stages."""
     matrices: dict[int, Tensor] = {}
     hooks = [
         block.reducer.register_forward_hook(lambda m, i, out: matrices.__setitem__(m.layer.depth, out.matrix))
@@ -162,11 +163,15 @@ def check_soft(ref: golden.Reference, model: nn.Module) -> None:
         model(golden.images(ref))
     for hook in hooks:
         hook.remove()
+    group = None
     for depth, matrix in matrices.items():
         stride = ref["config"]["soft_row_stride"][str(depth)]
         ref.check(f"soft/{depth}", matrix[0, ::stride])
         if f"assign/{depth}" in ref:
             ref.check(f"assign/{depth}", matrix.argmax(1))
+            step = golden.tensor(ref, f"assign/{depth}").long()
+            group = step if group is None else step.gather(1, group)
+            assert torch.equal(reduction.states[depth + 1].source[:, 1:] - 1, group), depth
 
 
 def check_gradients(
