@@ -25,6 +25,7 @@ __all__ = [
     "weights",
 ]
 
+
 def geometry(ref: dict[str, Any], *more: str) -> dict[str, Any]:
     """The constructor arguments that the models of all reference files take, and those called ``more``."""
     model = ref["config"]["model"]
@@ -53,4 +54,3 @@ def vit(ref: dict[str, Any], **kwargs: Any) -> VisionTransformer:
 def images(ref: dict[str, Any]) -> Tensor:
     """The input images (B, 3, H, W) of a reference file, float64."""
     return torch.from_numpy(weights.inputs(ref)).double()
-

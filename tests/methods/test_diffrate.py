@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import golden_learned
 import golden_models as golden
 import tiny
 import vitrim
@@ -16,27 +17,13 @@ from vitrim.registry import make_method
 from vitrim.training.step import Step
 
 
-@pytest.mark.parametrize("name", ["diffrate_r8_merge", "diffrate_prune4_merge4"])
-def test_matches_reference(name: str) -> None:
-    ref = golden.load(f"merging/{name}")
-    args = ref["config"]["args"]
-    model = golden.vit(ref)
+@golden.cases(["merging/diffrate_r8_merge", "merging/diffrate_prune4_merge4"])
+def test_matches_reference(ref: golden.Reference) -> None:
+    golden_learned.check_dense(ref)
+    args, model = ref["config"]["args"], golden.vit(ref)
     config = vitrim.DiffRate(prune_kept=args["prune_kept"], merge_kept=args["merge_kept"], discount_sizes=True)
-    reduction = vitrim.reduce_(model, config, record=True)
-    found: list[torch.Tensor] = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, args, out: found.append(out[:, 0]))
-    with torch.no_grad():
-        logits = model(golden.images(ref))
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
-    assert torch.equal(reduction.state.source, golden.tensor(ref, "source").long())
-    torch.testing.assert_close(reduction.state.size, golden.tensor(ref, "size"), atol=1e-9, rtol=0)
-    for token, expected in zip(found, golden.tensor(ref, "cls_per_block").double(), strict=True):
-        torch.testing.assert_close(token, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-    with torch.no_grad():
-        single = model.float()(golden.images(ref).float())
-    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+    golden_learned.check_outputs(ref, model, vitrim.reduce_(model, config, record=True))
+    golden_learned.check_float32(ref, model)
 
 
 def one_block(x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, vitrim.TokenState]:

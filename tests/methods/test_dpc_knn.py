@@ -23,7 +23,9 @@ CASES = [
 @golden.cases(CASES, "config")
 def test_reference(ref: golden.Reference, config: vitrim.DPCKNN) -> None:
     model, reduction = learned.reduced(ref, config, {})
-    distance = learned.caught(model, ref["config"]["args"]["blocks"], lambda m, x, *rest: distances(x[:, 1:]) / width(x))
+    distance = learned.caught(
+        model, ref["config"]["args"]["blocks"], lambda m, x, *rest: distances(x[:, 1:]) / width(x)
+    )
     weight = learned.caught(model, ref["config"]["args"]["blocks"], weights)
     learned.check_outputs(ref, model, reduction)
     learned.check_kept(ref, reduction)

@@ -113,7 +113,9 @@ def check_rankings(ref: golden.Reference, reduction: vitrim.Reduction) -> None:
         working = state.position[:, 1:33] - 1
         ref.check(f"order/{rank}", working, lambda stored: stored[:, :32])
         waiting = (state.position[:, 33:] if block == 11 else state.bank[0].position) - 1
-        ref.check(f"order/{rank}", [set(row) for row in waiting.tolist()], lambda stored: learned.as_sets(stored[:, 32:]))
+        ref.check(
+            f"order/{rank}", [set(row) for row in waiting.tolist()], lambda stored: learned.as_sets(stored[:, 32:])
+        )
     assert torch.equal(reduction.state.source.sort(1).values, torch.arange(65).expand(3, -1))
 
 
