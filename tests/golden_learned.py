@@ -113,6 +113,22 @@ def check_kept(ref: golden.Reference, reduction: vitrim.Reduction) -> None:
         ref.check(key, kept_places(reduction, block), without_padding)
 
 
+def check_kept_sets(ref: golden.Reference, reduction: vitrim.Reduction) -> dict[int, Tensor]:
+    """``kept/<block>`` and ``dropped/<block>`` as sets, where the order is decided by near ties: their places are those
+    in the published order. Returns that order after each block, (B, P) original patches."""
+    orders, published = {}, torch.arange(reduction.states[0].num_patches).expand(len(reduction.state.size), -1)
+    for block, key in keys(ref, "kept").items():
+        before = published.tolist()
+        pairs = zip(before, rows(reduction.states[block + 1]), strict=True)
+        kept = [{old.index(patch) for patch in left} for old, left in pairs]
+        ref.check(key, kept, as_sets)
+        if f"dropped/{block}" in ref:
+            gone = [set(range(len(old))) - places for old, places in zip(before, kept, strict=True)]
+            ref.check(f"dropped/{block}", gone, as_sets)
+        orders[block] = published = published.gather(1, golden.tensor(ref, key).long())
+    return orders
+
+
 def without_padding(table: Tensor) -> list[list[int]]:
     """The rows of a table of indices without -1."""
     return [[entry for entry in row if entry >= 0] for row in table.tolist()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -232,7 +233,7 @@ def test_atm(ref: golden.Reference, options: dict[str, Any]) -> None:
     ref.check("tokens_per_block", reduction.tokens_per_block, Tensor.tolist)
     ref.check("source", reduction.state.source)
     lengths = [state.num_tokens for state in reduction.states]
-    merged = [before - after for before, after in zip(lengths, lengths[1:], strict=False)]
+    merged = [before - after for before, after in pairwise(lengths)]
     if config.last_block != "full":  # only the class token is computed there
         assert merged.pop() == 0
         merged.append(-1)

@@ -105,9 +105,8 @@ def test_training_matches_reference(ref: golden.Reference, attention_map: str) -
 
     single = [slice(image, image + 1) for image in range(3)]
     ref.check("consistency_per_sample", torch.stack([losses_of(image, 0.0)["consistency"] for image in single]))
-    ref.check(
-        "confidence", torch.tensor([confidence_of(partial(losses_of, image)) for image in single], dtype=torch.float64)
-    )
+    confidence = [confidence_of(partial(losses_of, image)) for image in single]
+    ref.check("confidence", torch.tensor(confidence, dtype=torch.float64))
     losses = losses_of(slice(None), args["confidence_threshold"])
     ref.check("loss/total", losses["total"])
     ref.check("loss/consistency", losses["consistency"])
