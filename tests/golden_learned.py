@@ -105,8 +105,8 @@ def step_of(reduction: vitrim.Reduction, block: int) -> Tensor:
 
 
 def check_kept(ref: golden.Reference, reduction: vitrim.Reduction) -> None:
-    """``kept_abs/<block>``, the original patches that are left, in their order, and ``kept/<block>``, their places among
-    the patches that entered the block; -1 is padding."""
+    """``kept_abs/<block>``, the original patches that are left, in their order, and ``kept/<block>``, their places
+    among the patches that entered the block; -1 is padding."""
     for block, key in keys(ref, "kept_abs").items():
         ref.check(key, rows(reduction.states[block + 1]), without_padding)
     for block, key in keys(ref, "kept").items():
@@ -168,8 +168,8 @@ def caught(model: nn.Module, blocks: Iterable[int], of: Any) -> dict[int, Any]:
 
 
 def check_soft(ref: golden.Reference, model: nn.Module, reduction: vitrim.Reduction) -> None:
-    """``soft/<block>``, the weights of image 0, every few rows; ``assign/<block>``, the row that weighs most, also as it
-    adds up over the stages."""
+    """``soft/<block>``, the weights of image 0, every few rows; ``assign/<block>``, the row that weighs most, also as
+    it adds up over the stages."""
     matrices: dict[int, Tensor] = {}
     hooks = [
         block.reducer.register_forward_hook(lambda m, i, out: matrices.__setitem__(m.layer.depth, out.matrix))

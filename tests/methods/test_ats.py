@@ -31,7 +31,7 @@ PUBLISHED_CASES = [
 
 
 class Sampled:
-    """What the reducers of a model looked at, by block: scores (B, P), cumulative distribution (B, P), heights (B, M)."""
+    """What the reducers of a model looked at: scores (B, P) by block; distributions (B, P) and heights (B, M)."""
 
     def __init__(self, model: torch.nn.Module, blocks: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
         self.scores: dict[int, torch.Tensor] = {}

@@ -107,7 +107,7 @@ def test_without_the_second_head_a_step_learns_the_task_alone() -> None:
 
 
 def check_rankings(ref: golden.Reference, reduction: vitrim.Reduction) -> None:
-    """``order/<rank>``: the patches in their order after each ranking; of those that wait only the set has a meaning."""
+    """``order/<rank>``: the patches in order after each ranking; of those that wait only the set has a meaning."""
     for rank, block in enumerate(reduction.config.stages(12)):
         state = reduction.states[block + 1]  # after the last block everything is back, in the order of the ranking
         working = state.position[:, 1:33] - 1

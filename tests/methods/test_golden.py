@@ -131,7 +131,7 @@ def test_evit(ref: golden.Reference, config: vitrim.EViT) -> None:
 
 
 def places(reduction: vitrim.Reduction, block: int, image: int) -> list[int]:
-    """The place, among the patch tokens that entered ``block``, of each that left it as it was; not the new fused one."""
+    """The place, among the patch tokens that entered ``block``, of each that left it; not of the new fused one."""
     before, after = (state.source[image] for state in reduction.states[block : block + 2])
     into: dict[int, set[int]] = {}
     for old, new in zip(before.tolist(), after.tolist(), strict=True):
