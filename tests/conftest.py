@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 import torch
 
 from golden_files import Reference, using_up
+
+# no test asserts a time, and a machine that is shared is slow now and then
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
