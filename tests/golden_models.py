@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-GOLDEN = Path(__file__).parent / "golden"
+from golden_files import GOLDEN, Part, Reference, cases, load, tensor, weights
 
-_spec = importlib.util.spec_from_file_location("golden_weights", GOLDEN / "weights.py")
-assert _spec is not None
-assert _spec.loader is not None
-weights = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(weights)
-
-
-def load(name: str) -> dict[str, Any]:
-    """The reference file ``name``, e.g. ``merging/tome_r8_prop``."""
-    return weights.load(GOLDEN / f"{name}.npz")
+__all__ = [
+    "GOLDEN",
+    "Part",
+    "Reference",
+    "cases",
+    "geometry",
+    "images",
+    "load",
+    "published",
+    "tensor",
+    "vit",
+    "weights",
+]
 
 
 def geometry(ref: dict[str, Any], *more: str) -> dict[str, Any]:
@@ -53,8 +54,3 @@ def vit(ref: dict[str, Any], **kwargs: Any) -> VisionTransformer:
 def images(ref: dict[str, Any]) -> Tensor:
     """The input images (B, 3, H, W) of a reference file, float64."""
     return torch.from_numpy(weights.inputs(ref)).double()
-
-
-def tensor(ref: dict[str, Any], key: str) -> Tensor:
-    """One stored array."""
-    return torch.from_numpy(ref[key])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
@@ -450,3 +453,16 @@ def test_stochastic_depth_and_dropout_run_in_training(config: vitrim.MethodConfi
     assert not torch.equal(a, b)
     model.eval()
     assert torch.equal(run(model, tiny.images()), run(model, tiny.images()))
+
+
+def test_compile_to_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend that people use; the other tests stop at the graph, because this one asks the C++ compiler."""
+    if not any(which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name):
+        pytest.skip("inductor needs a C++ compiler, and none is installed")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = tiny.vit(depth=2)()
+    vitrim.reduce_(model, "tome:r=4")
+    images = tiny.images()
+    with torch.no_grad():
+        expected = model(images)
+        torch.testing.assert_close(whole_graph(model, "inductor")(images), expected, atol=1e-4, rtol=1e-4)

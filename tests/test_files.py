@@ -2,14 +2,17 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, check_folder, write_text
 
-unprivileged = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+NOBODY = 65534
 
 
 def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
@@ -85,14 +88,45 @@ def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file"]
 
 
-@unprivileged
-def test_no_permission(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    (tmp_path / "read_only").write_text("")
-    (tmp_path / "read_only").chmod(0o400)
-    for check, place in ((check_file, closed / "x.json"), (check_folder, closed / "run")):
-        with pytest.raises(VitrimError, match="no permission"):
-            check(place)
-    with pytest.raises(VitrimError, match="no permission to change it"):
-        check_file(tmp_path / "read_only")
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """As a user who owns nothing where root runs the tests: root may write everywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    try:
+        os.setresuid(NOBODY, NOBODY, 0)  # the real one, too: that is whom os.access asks about
+    except (AttributeError, OSError) as error:
+        pytest.skip(f"root cannot become another user here: {error}")
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def test_no_permission() -> None:
+    with TemporaryDirectory() as name:  # tmp_path is closed to other users
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "closed").mkdir()
+        (folder / "closed").chmod(0o555)
+        (folder / "read_only").write_text("old")
+        (folder / "read_only").chmod(0o444)
+        (folder / "secret").mkdir()
+        (folder / "secret").chmod(0o000)
+        closed = folder / "closed"
+        with unprivileged():
+            for check, place in ((check_file, closed / "x.json"), (check_folder, closed / "run")):
+                with pytest.raises(VitrimError, match=f"cannot write to {place}: no permission in {closed}$"):
+                    check(place)
+            with pytest.raises(VitrimError, match="no permission to change it$"):
+                check_file(folder / "read_only")
+            with pytest.raises(VitrimError, match="cannot write .*: Permission denied$"):
+                check_file(folder / "secret" / "x.json")
+            for file in (closed / "x.json", folder / "read_only", folder / "secret" / "x.json"):
+                with pytest.raises(VitrimError, match="cannot write"):
+                    write_text(file, "new")
+        (folder / "secret").chmod(0o700)
+        assert (folder / "read_only").read_text() == "old"
+        assert not list(closed.iterdir())
+        assert not list((folder / "secret").iterdir())

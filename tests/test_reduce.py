@@ -483,6 +483,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no method": (lambda f: edit(f, method=...), "needs format, method and options"),
     "options of another kind": (lambda f: edit(f, options=[1]), "needs format, method and options"),
     "other format": (lambda f: edit(f, format=2), "has format 2, this version of vitrim reads format 1"),
+    "other version": (
+        lambda f: edit(f, version=2),
+        "saved holds version 2 of test_learned, this vitrim has version 1$",
+    ),
+    "no version": (
+        lambda f: edit(f, version=...),
+        "saved holds version None of test_learned, this vitrim has version 1$",
+    ),
     "unknown method": (lambda f: edit(f, method="test_lerned"), "unknown method 'test_lerned'; did you mean 'test_"),
     "unknown option": (
         lambda f: edit(f, options={"ratte": 1}),

@@ -20,6 +20,18 @@ def test_eval_transform_is_that_of_the_model():
     assert eval_transform(model)(image.convert("RGBA")).shape == expected.shape
 
 
+@pytest.mark.parametrize(("channels", "mean", "std"), [(3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.9)), (1, (0.2,), (0.6,))])
+def test_eval_transform_subtracts_the_mean_and_divides_by_the_deviation(channels, mean, std):
+    """Other numbers than those of timm's test models, whose means and deviations are all 0.5."""
+    overlay = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.9)}
+    model = timm.create_model("test_vit", in_chans=channels, pretrained_cfg_overlay=overlay)
+    colour = (200, 100, 50) if channels == 3 else (120, 120, 120)
+    found = eval_transform(model)(Image.new("RGB", (160, 160), colour))
+    expected = [(value / 255 - m) / s for value, m, s in zip(colour, mean, std, strict=False)]
+    expected = torch.tensor(expected)[:, None, None].expand(channels, 160, 160)
+    torch.testing.assert_close(found, expected)
+
+
 def test_eval_transform_of_a_class_called_directly():
     model = timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=8, depth=1, num_heads=1)
     assert eval_transform(model)(picture()).shape == (3, 32, 32)

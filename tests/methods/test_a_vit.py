@@ -14,63 +14,50 @@ from vitrim.training.step import Step
 
 NAMES = ["pruning/avit_gs1_gc1", "pruning/avit_gs1_gc1_clslong"]
 CONFIG = AViT(gate_scale=1.0, gate_center=1.0)
-every_file = pytest.mark.parametrize("name", NAMES)
 
 
-def run(name: str, training: bool, dtype: torch.dtype = torch.float64):
-    ref = golden.load(name)
+def run(ref: golden.Reference, training: bool, dtype: torch.dtype = torch.float64):
+    """Logits and handle; training masks halted tokens, evaluation removes them."""
     model = golden.vit(ref).to(dtype).train(training)  # no dropout in this model
     reduction = vitrim.reduce_(model, CONFIG, record=True)
     with torch.no_grad():
         logits = model(golden.images(ref).to(dtype))
-    return ref, logits, reduction
+    return logits, reduction
 
 
-@every_file
-@pytest.mark.parametrize("training", [True, False], ids=["masked", "removed"])
-def test_logits(name: str, training: bool) -> None:
-    ref, logits, _ = run(name, training)
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    ref, logits, _ = run(name, training, torch.float32)
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+@golden.cases(NAMES)
+def test_reference(ref: golden.Reference) -> None:
+    for training in (True, False):
+        ref.check("logits_f32", run(ref, training, torch.float32)[0])
+        logits, reduction = run(ref, training)
+        ref.check("logits", logits)
+        alive = torch.stack(living(reduction))
+        if training:
+            ref.check("alive", alive)
+            ref.check("tokens_alive_per_block", alive.sum(2))
+        else:  # once the class token has halted nothing can change: its patches go too
+            ref.check("alive", alive[..., 1:], lambda stored: stored[..., 1:] * stored[..., :1])
+            longest = alive[1:, :, 1:].sum(2).amax(1)
+            assert [state.num_patches for state in reduction.states[1:6]] == longest.tolist()
+    _, reduction = run(ref, training=True)
+    ref.check("rho_token", reduction.aux("ponder")[0])
+    ref.check("counter_token", reduction.aux("steps")[0])
+    halting, alive = torch.stack(reduction.aux("halting")), torch.stack(living(reduction))
+    ref.check("halting_prob", halting[alive], lambda stored: stored[alive])  # published of halted tokens, too
+    assert (halting[~alive] == 0).all()
+    ref.check("distribution_target_12", halting_prior(12, 8))
 
 
-@every_file
-def test_accumulators_and_halting_probabilities(name: str) -> None:
-    ref, _, reduction = run(name, training=True)
-    torch.testing.assert_close(reduction.aux("ponder")[0], golden.tensor(ref, "rho_token"), atol=1e-9, rtol=0)
-    assert torch.equal(reduction.aux("steps")[0].long(), golden.tensor(ref, "counter_token").long())
-    alive = golden.tensor(ref, "alive").bool()
-    masks = [torch.ones_like(alive[0]), *(state.mask for state in reduction.states[1:6])]
-    assert torch.equal(torch.stack(masks), alive)
-    for found, expected, living in zip(
-        reduction.aux("halting"), golden.tensor(ref, "halting_prob"), alive, strict=True
-    ):
-        torch.testing.assert_close(found[living], expected[living].double(), atol=2e-6, rtol=0)
-        assert (found[~living] == 0).all()
-
-
-@every_file
-def test_halted_tokens_are_really_removed(name: str) -> None:
-    ref, _, reduction = run(name, training=False)
-    alive = golden.tensor(ref, "alive").bool()
-    for block, expected in enumerate(alive[1:]):
-        state = reduction.states[block + 1]
-        longest = 0
-        for image, row in enumerate(expected):
-            patches = set(row[1:].nonzero().flatten().tolist()) if row[0] else set()
-            position = state.position[image] if state.mask is None else state.position[image][state.mask[image]]
-            assert {p - 1 for p in position.tolist()} - {-1} == patches
-            longest = max(longest, len(patches))
-        assert state.num_tokens == 1 + longest
-
-
-def test_halting_prior_and_the_published_mean() -> None:
-    ref = golden.load(NAMES[0])
-    prior = golden.tensor(ref, "distribution_target_12")
-    torch.testing.assert_close(halting_prior(12, 8).float(), prior, atol=2e-6, rtol=0)
-    published = golden.tensor(ref, "halting_prob").double()[:, 1:].mean((1, 2))  # its slip: without image 0
-    torch.testing.assert_close(published, golden.tensor(ref, "halting_score_layer"), atol=1e-6, rtol=0)
+def living(reduction: vitrim.Reduction) -> list[torch.Tensor]:
+    """(B, 65) which of the original tokens enter each block, be the others masked or removed."""
+    found = []
+    for state in reduction.states[:6]:
+        alive = torch.zeros(3, 65, dtype=torch.bool)
+        real = torch.ones_like(state.position, dtype=torch.bool) if state.mask is None else state.mask
+        for image, row in enumerate(state.position):
+            alive[image, row[real[image]]] = True
+        found.append(alive)
+    return found
 
 
 @every_file
@@ -168,7 +155,7 @@ def test_removal_equals_masking_with_several_prefix_tokens(host: str) -> None:
 
 
 def test_auxiliary_outputs_only_in_training() -> None:
-    _, _, reduction = run(NAMES[0], training=False)
+    _, reduction = run(golden.load(NAMES[0]), training=False)
     assert reduction.state.aux == ()
     with pytest.raises(vitrim.VitrimError, match="last_block=full"):
         vitrim.reduce_(tiny.HOSTS["vit"](), AViT(last_block="class_token"))

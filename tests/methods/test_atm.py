@@ -10,7 +10,10 @@ from torch import Tensor
 
 import tiny
 import vitrim
-from vitrim.matching import alternate_split
+from vitrim.assignment import Hard
+from vitrim.attention import Attention
+from vitrim.config import Layer
+from vitrim.matching import alternate_split, unit
 
 LOW = {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1}
 
@@ -108,9 +111,43 @@ def test_alpha_1_merges_nothing_in_the_first_layer(granularity: str) -> None:
         model(tiny.images(4))
         assert reduction.states[1].num_tokens == 37
         assert reduction.states[2].num_tokens < 37
-        # duplicated patches have cosine 1, which rounding may push above 1
-        model(torch.ones(1, 3, 24, 24))
-        assert reduction.states[1].num_tokens == 37
+
+
+@pytest.mark.parametrize("granularity", ["batch", "image"])
+@pytest.mark.parametrize("alpha", [1.0, 0.999])
+def test_equal_keys_have_cosine_1_and_are_not_above_a_threshold_of_1(granularity: str, alpha: float) -> None:
+    """In float32 the product of a unit vector with itself may come out above 1."""
+    distinct = torch.randn(2, 1 + 18, 7, generator=torch.Generator().manual_seed(0))
+    keys = torch.cat([distinct[:, :1], distinct[:, 1:].repeat_interleave(2, dim=1)], dim=1)  # an odd and an even place
+    product = unit(keys).square().sum(-1)
+    assert (product > 1).any()
+    assert (product < 1).any()
+    config = vitrim.ATM(alpha=alpha, beta=0.0, theta_min=0.1, granularity=granularity)
+    reducer = config.build(Layer(0, 4, 7, 1, 0, 1, True, (6, 6)))
+    state = vitrim.TokenState.start(keys, 1)
+    hard = reducer(keys, Attention(keys[:, None], keys[:, None], keys[:, None], 1.0), state)
+    if alpha == 1.0:
+        assert hard is None
+    else:  # every pair is above any lower threshold
+        assert hard.advance(keys, state).num_patches == 18
+
+
+def test_a_cosine_equal_to_the_threshold_does_not_merge() -> None:
+    """Eq. 1 asks for more than the threshold: at 0, a pair of cosine 0 stays and one of cosine 1 merges."""
+    config = vitrim.ATM(alpha=1.0, beta=10.0, theta_min=0.0)
+    assert config.thresholds(4)[1] == 0.0
+    reducer = config.build(Layer(1, 4, 4, 1, 0, 1, True, (1, 4)))
+    cls, b, c, d = torch.eye(4, dtype=torch.float64)
+
+    def decide(*patches: Tensor) -> Hard | None:
+        keys = torch.stack([cls, *patches])[None]
+        state = vitrim.TokenState.start(keys, 1)
+        return reducer(keys, Attention(keys[:, None], keys[:, None], keys[:, None], 1.0), state)
+
+    assert decide(b, c, d, c) is None  # the first and third receive, and are at right angles to both others
+    hard = decide(b, c, d, d)
+    assert hard is not None
+    assert hard.moved.tolist() == [[4]]  # of the whole sequence
 
 
 def acts_after_the_last_block(config: vitrim.MethodConfig) -> bool:

@@ -2,129 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
+import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+<<<<<<< HEAD
 from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance, study_arange
+=======
+from vitrim.methods import ats
+from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance
+>>>>>>> h-golden
 
 STUDY = {"variant": "study", "rule": "floor_initial_power"}
 P64 = {**STUDY, "keep_rate": 0.5, "blocks": (1, 3, 5)}
 P196 = {**STUDY, "keep_rate": 0.7, "blocks": (3, 6, 9)}
 BLOCKS = (2, 3, 4, 5)
-CASES = [
+STUDY_CASES = [
     ("haurum/ats_p64_r50", ATS(**P64)),
     ("haurum/ats_p196_r70", ATS(**P196)),
     ("haurum/ats_p64_r50", ATS(**P64, padding="bound")),
+]
+PUBLISHED_CASES = [
     ("pruning/ats_blocks2345_drop", ATS(variant="published", blocks=BLOCKS)),
     ("pruning/ats_blocks2345_mask", ATS(variant="published", blocks=BLOCKS, padding="bound")),
 ]
-every_case = pytest.mark.parametrize(("name", "config"), CASES, ids=[f"{n}-{c.padding}" for n, c in CASES])
 
 
-@every_case
-def test_reference_float64(name: str, config: ATS) -> None:
-    ref = golden.load(name)
+class Sampled:
+    """What the reducers of a model looked at: scores (B, P) by block; distributions (B, P) and heights (B, M)."""
+
+    def __init__(self, model: torch.nn.Module, blocks: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scores: dict[int, torch.Tensor] = {}
+        self.searched: list[tuple[torch.Tensor, torch.Tensor]] = []
+        own = ats.nearest
+
+        def spy(cdf: torch.Tensor, height: torch.Tensor) -> torch.Tensor:
+            self.searched.append((cdf, height))
+            return own(cdf, height)
+
+        monkeypatch.setattr(ats, "nearest", spy)
+        for block in blocks:
+            reducer = model.blocks[block].reducer
+
+            def sample(score, real, points, block=block, own=reducer.sample):
+                self.scores[block] = score
+                return own(score, real, points)
+
+            reducer.sample = sample
+
+
+@golden.cases(STUDY_CASES, "config")
+def test_reference_of_the_study(ref: golden.Reference, config: ATS, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, blocks = golden.vit(ref), ref["config"]["args"]["blocks"]
+    reduction = vitrim.reduce_(model, config, record=True)
+    sampled = Sampled(model, blocks, monkeypatch)
+    learned.check_outputs(ref, model, reduction, lengths=config.padding == "auto")
+    if config.padding == "bound":
+        ref.check("tokens_per_block", to_longest(reduction), torch.Tensor.tolist)
+    learned.check_kept(ref, reduction)
+    for block, (cdf, height) in zip(blocks, sampled.searched, strict=True):
+        real = ats.real_patches(reduction.states[block])
+        width = ref[f"cdf/{block}"].shape[1]
+        real = real[:, :width]
+        ref.check(f"cdf/{block}", cdf[:, :width][real], lambda stored, real=real: stored[real])
+        ref.check(f"sample_points/{block}", height[0])
+    learned.check_float32(ref, model)
+
+
+def to_longest(reduction: vitrim.Reduction) -> list[int]:
+    """The lengths that are left where padding to the bound is not counted."""
+    return [1 + max(map(len, learned.rows(state))) for state in reduction.states[1:]]
+
+
+@golden.cases(PUBLISHED_CASES, "config")
+def test_reference_of_the_release(ref: golden.Reference, config: ATS, monkeypatch: pytest.MonkeyPatch) -> None:
     model = golden.vit(ref)
     reduction = vitrim.reduce_(model, config, record=True)
-    with torch.no_grad():
-        logits = model(golden.images(ref))
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    if config.padding == "auto" or config.variant == "published":
-        assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
-    key = "kept_abs" if config.variant == "study" else "kept"
-    stages = [int(k.split("/")[1]) for k in ref if k.startswith(f"{key}/")]
-    assert stages == list(config.stages(12))
-    for block in stages:
-        assert kept(reduction.states[block + 1]) == as_sets(golden.tensor(ref, f"{key}/{block}"))
-
-
-@every_case
-def test_reference_float32(name: str, config: ATS) -> None:
-    ref = golden.load(name)
-    model = golden.vit(ref).float()
-    vitrim.reduce_(model, config)
-    with torch.no_grad():
-        logits = model(golden.images(ref).float())
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["pruning/ats_blocks2345_drop", "pruning/ats_blocks2345_mask"])
-def test_published_class_tokens_and_single_images(name: str) -> None:
-    ref = golden.load(name)
-    padding = "auto" if ref["config"]["args"]["drop_tokens"] else "bound"
-    model = golden.vit(ref)
-    vitrim.reduce_(model, ATS(variant="published", blocks=BLOCKS, padding=padding))
-    found = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, args, out: found.append(out[:, 0]))
-    with torch.no_grad():
-        model(golden.images(ref))
-        expected = golden.tensor(ref, "cls_per_block").double()
-        for token, row in zip(found, expected, strict=True):
-            torch.testing.assert_close(token, row, atol=2e-6 * row.abs().max().item(), rtol=0)
-        alone = torch.cat([model(image[None]) for image in golden.images(ref)])
-    torch.testing.assert_close(alone, golden.tensor(ref, "logits_batch1"), atol=1e-9, rtol=0)
-
-
-def test_published_scores_and_valid_counts() -> None:
-    ref = golden.load("pruning/ats_blocks2345_drop")
-    model = golden.vit(ref)
-    reduction = vitrim.reduce_(model, ATS(variant="published", blocks=BLOCKS), record=True)
-    calls = {}
+    sampled = Sampled(model, BLOCKS, monkeypatch)
+    learned.check_outputs(ref, model, reduction)
+    valid = [[1 + len(row) for row in learned.rows(reduction.states[block + 1])] for block in BLOCKS]
+    ref.check("tokens_valid", valid, Tensor.tolist)
     for block in BLOCKS:
-        model.blocks[block].reducer.register_forward_hook(
-            lambda module, args, out, block=block: calls.update({block: module.scores(args[1], args[2])})
-        )
-    with torch.no_grad():
-        model(golden.images(ref))
-    for stage, block in enumerate(BLOCKS):
-        state = reduction.states[block + 1]
-        count = (state.mask if state.mask is not None else torch.ones_like(state.position)).sum(1)
-        assert count.tolist() == (golden.tensor(ref, "tokens_valid")[stage]).tolist()
+        ref.check(f"kept/{block}", [set(row) for row in learned.rows(reduction.states[block + 1])], learned.as_sets)
         # the same tokens in another order: published ascending, and padding has score 0
-        mask = reduction.states[block].mask
-        score = calls[block] if mask is None else calls[block] * mask[:, 1:]
+        score = sampled.scores[block] * ats.real_patches(reduction.states[block])
         score = (score / score.sum(1, keepdim=True)).sort(1).values
-        expected = golden.tensor(ref, f"scores/{block}").double().sort(1).values
-        torch.testing.assert_close(score, expected, atol=2e-6 * expected.max().item(), rtol=0)
-
-
-def test_study_distribution_and_points() -> None:
-    ref = golden.load("haurum/ats_p64_r50")
-    model = golden.vit(ref)
-    vitrim.reduce_(model, ATS(**P64))
-    calls = {}
-    for block in (1, 3, 5):
-        model.blocks[block].reducer.register_forward_hook(
-            lambda module, args, out, block=block: calls.update({block: module.scores(args[1], args[2])})
-        )
+        ref.check(f"scores/{block}", score, lambda stored: stored.sort(1).values)
     with torch.no_grad():
-        model(golden.images(ref))
-    score = calls[1]
-    cdf = (score / (score.sum(1, keepdim=True) + 1e-6)).cumsum(1)
-    torch.testing.assert_close(cdf, golden.tensor(ref, "cdf/1").double(), atol=2e-6, rtol=0)
-    for block, points in ((1, 32), (3, 16), (5, 8)):
-        height = (2 * torch.arange(1, points + 1) - 1) / (2 * points + 2)
-        torch.testing.assert_close(golden.tensor(ref, f"sample_points/{block}"), height, atol=1e-6, rtol=0)
+        ref.check("logits_batch1", torch.cat([model(image[None]) for image in golden.images(ref)]))
+    learned.check_float32(ref, model)
 
 
-def test_gradients() -> None:
-    ref = golden.load("haurum/grads_ats_p64_r50")
+@golden.cases(["haurum/grads_ats_p64_r50"])
+def test_gradients(ref: golden.Reference) -> None:
     model = golden.vit(ref)
     vitrim.reduce_(model, ATS(**P64))
-    model.train()
-    logits = model(golden.images(ref))
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ref["config"]["targets"]))
-    loss.backward()
-    torch.testing.assert_close(loss, golden.tensor(ref, "loss"), atol=1e-9, rtol=0)
-    parameters = dict(model.named_parameters())
-    norms = torch.stack([parameters[name].grad.norm() for name in ref["gradnorm_names"]])
-    torch.testing.assert_close(norms, golden.tensor(ref, "gradnorm"), atol=1e-9, rtol=0)
-    for name in ("cls_token", "blocks.3.attn.qkv.bias"):
-        torch.testing.assert_close(parameters[name].grad, golden.tensor(ref, f"grad/{name}"), atol=1e-9, rtol=0)
+    learned.cross_entropy_backward(ref, model)
+    learned.check_gradients(ref, model, {})
+    learned.check_float32(ref, model)
 
 
 def test_default_takes_the_published_decisions_of_single_images_whatever_the_batch() -> None:

@@ -14,31 +14,6 @@ from vitrim.matching import distances, nearest_centre
 from vitrim.methods.bat import density_peaks, log_densities, match_attentive, separations
 from vitrim.registry import make_method
 
-REF = golden.load("interpretation/bat_units")
-TOKENS = golden.tensor(REF, "tokens").double()
-DISTANCE = distances(TOKENS)
-CLUSTERS = REF["config"]["args"]["clusters"]
-
-
-def stored(key: str) -> torch.Tensor:
-    return golden.tensor(REF, key).double()
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-
-
-def test_density_and_separation() -> None:
-    log_density = log_densities(DISTANCE, TOKENS.shape[-1])
-    close(log_density.exp(), stored("rho"))
-    close(separations(DISTANCE, log_density), stored("delta"))
-
-
-def test_centres_and_clusters() -> None:
-    centres = density_peaks(DISTANCE, TOKENS.shape[-1], CLUSTERS)
-    assert torch.equal(centres, golden.tensor(REF, "centers").long())
-    assert torch.equal(nearest_centre(DISTANCE, centres), golden.tensor(REF, "assign").long())
-
 
 def attention_of(score: torch.Tensor) -> Attention:
     """One head whose class token attends to the tokens (B, N) with probabilities proportional to ``score``."""
@@ -54,16 +29,25 @@ def one_block(x: torch.Tensor, score: torch.Tensor, **options: object) -> tuple[
     return reducer.reduce("between", x, attention_of(score), vitrim.TokenState.start(x, 1))
 
 
-def test_clusters_become_the_stored_means() -> None:
-    """The twelve stored tokens are inattentive, behind one attentive patch."""
-    first = torch.full((2, 2, TOKENS.shape[2]), 5.0, dtype=torch.float64)
-    weights = stored("weights")
+@golden.cases(["interpretation/bat_units"])
+def test_units(ref: golden.Reference) -> None:
+    tokens, clusters = golden.tensor(ref, "tokens").double(), ref["config"]["args"]["clusters"]
+    distance = distances(tokens)
+    log_density = log_densities(distance, tokens.shape[-1])
+    ref.check("rho", log_density.exp())
+    ref.check("delta", separations(distance, log_density))
+    centres = density_peaks(distance, tokens.shape[-1], clusters)
+    ref.check("centers", centres)
+    ref.check("assign", nearest_centre(distance, centres))
+    # in a block: the twelve stored tokens are inattentive, behind one attentive patch
+    first = torch.full((2, 2, tokens.shape[2]), 5.0, dtype=torch.float64)
+    weights = golden.tensor(ref, "weights").double()
     score = torch.cat([weights.new_full((2, 2), 10 * weights.max().item()), weights], dim=1)
-    out, state = one_block(torch.cat([first, TOKENS], 1), score, keep_rate=0.05, pairs=0, clusters=CLUSTERS)
+    out, state = one_block(torch.cat([first, tokens], 1), score, keep_rate=0.05, pairs=0, clusters=clusters)
     assert torch.equal(out[:, :2], first)
     # patches come in order of attention, and so do equal peaks: the order of the clusters is that of the peaks
-    close(out[:, 2:], stored("merged"))
-    assert torch.equal(state.source[:, 2:] - 2, golden.tensor(REF, "assign").long())
+    ref.check("merged", out[:, 2:])
+    ref.check("assign", state.source[:, 2:] - 2)
     assert not state.lost
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import golden_learned
 import golden_models as golden
 import tiny
 import vitrim
@@ -16,27 +17,13 @@ from vitrim.registry import make_method
 from vitrim.training.step import Step
 
 
-@pytest.mark.parametrize("name", ["diffrate_r8_merge", "diffrate_prune4_merge4"])
-def test_matches_reference(name: str) -> None:
-    ref = golden.load(f"merging/{name}")
-    args = ref["config"]["args"]
-    model = golden.vit(ref)
+@golden.cases(["merging/diffrate_r8_merge", "merging/diffrate_prune4_merge4"])
+def test_matches_reference(ref: golden.Reference) -> None:
+    golden_learned.check_dense(ref)
+    args, model = ref["config"]["args"], golden.vit(ref)
     config = vitrim.DiffRate(prune_kept=args["prune_kept"], merge_kept=args["merge_kept"], discount_sizes=True)
-    reduction = vitrim.reduce_(model, config, record=True)
-    found: list[torch.Tensor] = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, args, out: found.append(out[:, 0]))
-    with torch.no_grad():
-        logits = model(golden.images(ref))
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
-    assert torch.equal(reduction.state.source, golden.tensor(ref, "source").long())
-    torch.testing.assert_close(reduction.state.size, golden.tensor(ref, "size"), atol=1e-9, rtol=0)
-    for token, expected in zip(found, golden.tensor(ref, "cls_per_block").double(), strict=True):
-        torch.testing.assert_close(token, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-    with torch.no_grad():
-        single = model.float()(golden.images(ref).float())
-    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+    golden_learned.check_outputs(ref, model, vitrim.reduce_(model, config, record=True))
+    golden_learned.check_float32(ref, model)
 
 
 def one_block(x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, vitrim.TokenState]:
@@ -205,6 +192,38 @@ def test_objective() -> None:
     plain = vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.DiffRate(r=2))
     with pytest.raises(vitrim.VitrimError, match="use diffrate:learn=true"):
         learned(plain)
+
+
+def test_the_cost_reaches_every_amount_by_the_chain_rule() -> None:
+    """By hand: the cost depends on the numbers P_l and M_l that pruning and merging leave in block l, and those on the
+    shares s = sum_k p_k k / K as P_l = M_(l-1) s_P and M_l = P_l s_M; p is a softmax, so ds/dlogit_k = p_k (k/K - s)."""
+    model, reduction = learning()
+    generator = torch.Generator().manual_seed(0)
+    pairs = [(block.reducer.prune, block.reducer.merge) for block in model.blocks]
+    with torch.no_grad():
+        for share in (share for pair in pairs for share in pair):
+            share.logits.copy_(torch.randn(36, generator=generator))
+    logits = model.double().train()(tiny.images().double())
+    losses = objective(reduction, logits, torch.tensor([1, 2]), target_gmacs=1e-4)
+    (losses["gmacs"] * 1e9).backward()
+    numbers = [tuple(value.detach().requires_grad_() for value in pair) for pair in reduction.aux("kept_numbers")]
+    partial = torch.autograd.grad(block_macs(numbers, 36, 1, 32), [n for pair in numbers for n in pair])
+    k = torch.arange(1, 37) / 36
+
+    def share_of(module: KeptShare) -> tuple[torch.Tensor, torch.Tensor]:
+        p = module.logits.detach().softmax(0)
+        return (p * k).sum(), p * (k - (p * k).sum())
+
+    later = torch.zeros(())  # what the numbers of all later blocks add to the derivative by M_l
+    for depth in (3, 2, 1, 0):
+        (prune, merge), (pruned, _) = pairs[depth], numbers[depth]
+        (share_p, slope_p), (share_m, slope_m) = share_of(prune), share_of(merge)
+        entering = numbers[depth - 1][1].detach() if depth else 36.0
+        by_merged = partial[2 * depth + 1] + later
+        by_pruned = partial[2 * depth] + by_merged * share_m
+        torch.testing.assert_close(merge.logits.grad, by_merged * pruned.detach() * slope_m)
+        torch.testing.assert_close(prune.logits.grad, by_pruned * entering * slope_p)
+        later = by_pruned * share_p
 
 
 def test_losses_of_a_step() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.dpc_knn import density_peaks
+from vitrim.matching import distances
+from vitrim.methods.dpc_knn import DPCKNNReducer, density_peaks, log_densities
 
 HALF = vitrim.DPCKNN(keep_rate=0.5, blocks=(1, 3, 5), epsilon=1e-6)
 CASES = [
@@ -20,37 +20,39 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "config"), CASES)
-def test_reference(name: str, config: vitrim.MethodConfig) -> None:
-    ref, model, reduction = learned.reduced(name, config, {})
+@golden.cases(CASES, "config")
+def test_reference(ref: golden.Reference, config: vitrim.DPCKNN) -> None:
+    model, reduction = learned.reduced(ref, config, {})
+    distance = learned.caught(
+        model, ref["config"]["args"]["blocks"], lambda m, x, *rest: distances(x[:, 1:]) / width(x)
+    )
+    weight = learned.caught(model, ref["config"]["args"]["blocks"], weights)
     learned.check_outputs(ref, model, reduction)
     learned.check_kept(ref, reduction)
     learned.check_assignments(ref, reduction)
+    for block, key in learned.keys(ref, "density").items():
+        ref.check(key, log_densities(distance[block], config.k_neighbors).exp())
+    for block, key in learned.keys(ref, "token_weights").items():
+        ref.check(key, weight[block])
     learned.check_float32(ref, model)
 
 
-def test_densities_and_weights() -> None:
-    """The stored statistics of the first stage, from the tokens that enter it."""
-    ref, model, _ = learned.reduced(*CASES[0], {})
-    seen = []
-    model.blocks[1].reducer.register_forward_hook(lambda m, args, out: seen.append(args[0][:, 1:]))
-    with torch.no_grad():
-        model(golden.images(ref))
-        patches = seen[0]
-        distance = torch.cdist(patches, patches) / patches.shape[-1] ** 0.5
-        density = (-distance.topk(5, largest=False).values.square().mean(-1)).exp()
-        weight = model.blocks[1].reducer.score(patches).exp().squeeze(-1)
-    for found, key in ((density, "density/1"), (weight, "token_weights/1")):
-        expected = golden.tensor(ref, key).double()
-        torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+def width(x: torch.Tensor) -> float:
+    return x.shape[-1] ** 0.5
 
 
-def test_gradients() -> None:
-    ref, model, _ = learned.reduced("haurum/grads_dpcknn_p64_r50", HALF, {})
-    loss = learned.cross_entropy_backward(ref, model)
-    torch.testing.assert_close(loss, golden.tensor(ref, "loss"), atol=1e-9, rtol=0)
+def weights(reducer: DPCKNNReducer, x: torch.Tensor, *rest: object) -> torch.Tensor | None:
+    """(B, P) what the learned score makes the patches weigh in the mean of their cluster."""
+    return None if reducer.score is None else reducer.score(x[:, 1:]).exp().squeeze(-1)
+
+
+@golden.cases(["haurum/grads_dpcknn_p64_r50"])
+def test_gradients(ref: golden.Reference) -> None:
+    model, _ = learned.reduced(ref, HALF, {})
+    learned.cross_entropy_backward(ref, model)
     names = {f"cluster_layers.{stage}.": f"blocks.{block}.reducer." for stage, block in enumerate((1, 3, 5))}
     learned.check_gradients(ref, model, names)
+    learned.check_float32(ref, model)
 
 
 def test_untrained_it_takes_plain_means_and_nothing_overflows() -> None:

@@ -27,9 +27,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "config"), CASES)
-def test_reference(name: str, config: vitrim.MethodConfig) -> None:
-    ref, model, reduction = learned.reduced(name, config, RENAME, PREFIX)
+@golden.cases(CASES, "config")
+def test_reference(ref: golden.Reference, config: vitrim.MethodConfig) -> None:
+    model, reduction = learned.reduced(ref, config, RENAME, PREFIX)
     scores: dict[int, Tensor] = {}
     for block in ref["config"]["args"]["blocks"]:
         model.blocks[block].reducer.predictor.register_forward_hook(
@@ -38,62 +38,57 @@ def test_reference(name: str, config: vitrim.MethodConfig) -> None:
     learned.check_outputs(ref, model, reduction)
     learned.check_kept(ref, reduction)
     for block, score in scores.items():
-        expected = golden.tensor(ref, f"log_keep/{block}").double()
-        torch.testing.assert_close(score, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-        if f"kept_abs/{block}" not in ref:
-            order = score.argsort(dim=1, descending=True)[:, : ref[f"kept/{block}"].shape[1]]
-            assert torch.equal(order, golden.tensor(ref, f"kept/{block}").long())
+        ref.check(f"log_keep/{block}", score)
     learned.check_float32(ref, model)
 
 
-def prepared(name: str, **options: Any) -> tuple[dict[str, Any], nn.Module, vitrim.Reduction, nn.Module]:
-    """Reference file, model in training mode with the reference's noise, handle, teacher."""
-    ref, model, reduction = learned.reduced(name, vitrim.DynamicViT(**options, epsilon_from_start=True), RENAME, PREFIX)
+def prepared(ref: golden.Reference, **options: Any) -> tuple[nn.Module, vitrim.Reduction, nn.Module]:
+    """Model in training mode with the reference's noise, handle, teacher."""
+    model, reduction = learned.reduced(ref, vitrim.DynamicViT(**options, epsilon_from_start=True), RENAME, PREFIX)
     for stage, block in enumerate(ref["config"]["args"]["blocks"]):
-        noise = golden.tensor(ref, "gumbel_noise")[stage].double() if "gumbel_noise" in ref else torch.zeros(())
-        model.blocks[block].reducer.noise = lambda like, noise=noise: noise
+        noise = golden.tensor(ref, "gumbel_noise")[stage] if "gumbel_noise" in ref else torch.zeros(())
+        model.blocks[block].reducer.noise = lambda like, noise=noise: noise.to(like)
     teacher = golden.vit({**ref, "params": [[n.removeprefix("teacher."), s] for n, s in ref["teacher_params"]]})
     state = golden.weights.state(ref, "teacher_params", "teacher.")
     teacher.load_state_dict({key: torch.from_numpy(value) for key, value in state.items()})
-    return ref, model.train(), reduction, teacher
+    return model.train(), reduction, teacher
 
 
-def trained(name: str, **options: Any) -> tuple[dict[str, Any], nn.Module, vitrim.Reduction, dict[str, Tensor]]:
-    """A forward in training mode with the reference's noise, and what `objective` needs of student and teacher."""
-    ref, model, reduction, teacher = prepared(name, **options)
+def trained(ref: golden.Reference, **options: Any) -> tuple[nn.Module, vitrim.Reduction, dict[str, Tensor]]:
+    """A forward in training mode with the reference's noise, and what `objective` needs of student and teacher.
+
+    Compares both forwards, and that of the student in float32.
+    """
+    model, reduction, teacher = prepared(ref, **options)
+    with torch.no_grad():
+        learned.check_float32(ref, model)
+    model, reduction, teacher = prepared(ref, **options)
+    blocks = [model.blocks[block] for block in ref["config"]["args"]["blocks"]]
+    predicted: list[Tensor] = []
+    for block in blocks:
+        block.reducer.predictor.register_forward_hook(lambda m, args, out: predicted.append(out))
     images = golden.images(ref)
     with torch.no_grad():
         taught = teacher.forward_features(images)
         teacher_logits = teacher.forward_head(taught)
     features = model.forward_features(images)
     logits = model.forward_head(features)
+    stride = ref["config"]["feature_stride"]
+    ref.check("logits", logits)
+    ref.check("teacher_logits", teacher_logits)
+    ref.check("features", features[:, 1::stride])
+    ref.check("teacher_tokens", taught[:, 1::stride])
+    ref.check("decisions", torch.stack(reduction.aux("decision")))
+    ref.check("log_keep", torch.stack(predicted)[..., 0])
+    ref.check("log_drop", torch.stack(predicted)[..., 1])
+    assert reduction.tokens_per_block == [65] * len(reduction.tokens_per_block)  # nothing is removed
     parts = {
         "logits": logits,
         "features": features[:, 1:],
         "teacher_logits": teacher_logits,
         "teacher_features": taught[:, 1:],
     }
-    return ref, model, reduction, parts
-
-
-NAMES = {
-    "haurum/dyvit_train_p64_r50": ((1, 3, 5), STUDY),
-    "pruning/dynamicvit_train_nogumbel": ((1, 3, 4), {"keep_rate": 0.7, "blocks": (1, 3, 4)}),
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_training_forward(name: str) -> None:
-    ref, _, reduction, parts = trained(name, **NAMES[name][1])
-    torch.testing.assert_close(parts["logits"], golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    torch.testing.assert_close(parts["teacher_logits"], golden.tensor(ref, "teacher_logits"), atol=1e-9, rtol=0)
-    stride = ref["config"]["feature_stride"]
-    for own, key in (("features", "features"), ("teacher_features", "teacher_tokens")):
-        expected = golden.tensor(ref, key).double()
-        atol = 2e-6 * expected.abs().max().item()
-        torch.testing.assert_close(parts[own][:, ::stride], expected, atol=atol, rtol=0)
-    assert torch.equal(torch.stack(reduction.aux("decision")).long(), golden.tensor(ref, "decisions").long())
-    assert reduction.tokens_per_block == [65] * len(reduction.tokens_per_block)  # nothing is removed
+    return model, reduction, parts
 
 
 def asymmetric(logits: Tensor, targets: Tensor) -> Tensor:
@@ -109,8 +104,9 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets * logits.log_softmax(-1)).sum(-1).mean()
 
 
-def test_losses_and_gradients_of_the_study() -> None:
-    ref, model, reduction, parts = trained("haurum/dyvit_train_p64_r50", **STUDY)
+@golden.cases(["haurum/dyvit_train_p64_r50"])
+def test_losses_and_gradients_of_the_study(ref: golden.Reference) -> None:
+    model, reduction, parts = trained(ref, **STUDY)
     soft, hard, multi = (golden.tensor(ref, f"target_{kind}") for kind in ("soft", "hard", "multi"))
     criteria = {
         "soft": (soft_cross_entropy, soft.double()),
@@ -122,43 +118,43 @@ def test_losses_and_gradients_of_the_study() -> None:
             losses = objective(reduction, targets=targets, criterion=criterion, token_loss=token_loss, **parts)
             expected = {"base": "base", "ratio": "ratio", "class": "class_kl", "token": f"token_{token_loss}"}
             for own, key in expected.items():
-                stored = golden.tensor(ref, f"loss/{kind}/{key}")
-                torch.testing.assert_close(losses[own], stored, atol=1e-9, rtol=1e-9, msg=f"{kind} {own}")
+                ref.check(f"loss/{kind}/{key}", losses[own])
             if token_loss == "mse":
-                torch.testing.assert_close(losses["total"], golden.tensor(ref, f"loss/{kind}/total"), atol=1e-8, rtol=0)
+                ref.check(f"loss/{kind}/total", losses["total"])
     objective(reduction, targets=soft.double(), criterion=soft_cross_entropy, **parts)["total"].backward()
     learned.check_gradients(ref, model, renamed((1, 3, 5)))
 
 
-def test_losses_and_gradients_of_the_release() -> None:
+@golden.cases(["pruning/dynamicvit_train_nogumbel"])
+def test_losses_and_gradients_of_the_release(ref: golden.Reference) -> None:
     """Its hard argmax has no gradient of its own; the straight-through gradient is that of the soft decision."""
-    options = NAMES["pruning/dynamicvit_train_nogumbel"][1]
-    ref, model, reduction, parts = trained("pruning/dynamicvit_train_nogumbel", **options)
+    model, reduction, parts = trained(ref, keep_rate=0.7, blocks=(1, 3, 4))
     targets = torch.tensor(ref["config"]["targets"])
     for token_loss in ("kl", "mse"):
         losses = objective(reduction, targets=targets, token_loss=token_loss, **parts)
-        stored = golden.tensor(ref, f"loss/parts_{token_loss}")
+        # the release reports the sum of the stages
         found = torch.stack([losses["base"], losses["ratio"] * 3, losses["class"], losses["token"]])
-        torch.testing.assert_close(found, stored, atol=1e-8, rtol=0)  # the release reports the sum of the stages
-        torch.testing.assert_close(losses["total"], golden.tensor(ref, f"loss/total_{token_loss}"), atol=1e-8, rtol=0)
+        ref.check(f"loss/parts_{token_loss}", found)
+        ref.check(f"loss/total_{token_loss}", losses["total"])
     losses["total"].backward()
     learned.check_gradients(ref, model, renamed((1, 3, 4)))
 
 
 def test_a_step_has_the_losses_and_gradients_of_the_study() -> None:
-    ref, model, reduction, teacher = prepared("haurum/dyvit_train_p64_r50", **STUDY)
+    ref = golden.load("haurum/dyvit_train_p64_r50")
+    model, reduction, teacher = prepared(ref, **STUDY)
     targets = golden.tensor(ref, "target_soft").double()
     step = Step(model, reduction, golden.images(ref), targets, soft_cross_entropy, teacher)
     losses = reduction.config.losses(step)
     expected = {"base": "base", "ratio": "ratio", "class": "class_kl", "token": "token_mse", "total": "total"}
     assert set(losses) == set(expected)
     for own, key in expected.items():
-        torch.testing.assert_close(losses[own], golden.tensor(ref, f"loss/soft/{key}"), atol=1e-8, rtol=1e-9)
+        ref.check(f"loss/soft/{key}", losses[own])
     losses["total"].backward()
     learned.check_gradients(ref, model, renamed((1, 3, 5)))
     assert all(parameter.grad is None for parameter in teacher.parameters())
     other = reduction.config.losses(step, token_loss="kl", weights=[1, 0, 0, 3])
-    torch.testing.assert_close(other["token"], golden.tensor(ref, "loss/soft/token_kl"), atol=1e-9, rtol=1e-9)
+    ref.check("loss/soft/token_kl", other["token"])
     torch.testing.assert_close(other["total"], other["base"] + 3 * other["token"])
 
 

@@ -10,6 +10,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
@@ -19,7 +20,6 @@ from vitrim.registry import make_method
 from vitrim.training.step import Step
 
 NAMES = ["pruning/evovit_stage_r0.5", "pruning/evovit_layerwise_r0.5"]
-every_file = pytest.mark.parametrize("name", NAMES)
 
 
 def published(ref: dict[str, Any]) -> tuple[nn.Module, vitrim.Reduction]:
@@ -50,38 +50,39 @@ def published(ref: dict[str, Any]) -> tuple[nn.Module, vitrim.Reduction]:
 HEAD = ("norm.weight", "norm.bias", "head.weight", "head.bias")
 
 
-@every_file
-def test_outputs(name: str) -> None:
-    ref = golden.load(name)
+@golden.cases(NAMES, arrays=("logits", "logits_f32", "pooled_features", "tokens_*", "order/*", "cls_attention_sum/*"))
+def test_reference(ref: golden.Reference) -> None:
     model, reduction = published(ref)
+    seen = attention_seen(model)
     pooled = []
-    model.fc_norm.register_forward_hook(lambda module, args, out: pooled.append(out))
+    hook = model.fc_norm.register_forward_hook(lambda module, args, out: pooled.append(out))
     with torch.no_grad():
-        logits = model(golden.images(ref))
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    features = golden.tensor(ref, "pooled_features").double()
-    torch.testing.assert_close(pooled[0], features, atol=2e-6 * features.abs().max().item(), rtol=0)
+        ref.check("logits", model(golden.images(ref)))
+    hook.remove()
+    ref.check("pooled_features", pooled[0])
     # ours counts what leaves a block, before anything comes back
-    entering = ref["tokens_processed_per_block"].tolist()
-    assert reduction.tokens_per_block == [*entering[:-1], 65]
+    assert reduction.tokens_per_block[-1] == 65
+    ref.check("tokens_processed_per_block", reduction.tokens_per_block[:-1], lambda stored: stored[:-1].tolist())
+    before_the_last = reduction.states[11].num_tokens
+    ref.check("tokens_processed_per_block", before_the_last, lambda stored: stored[-1].item())
     assert reduction.config.counts(64, 12) == [count - 1 for count in reduction.tokens_per_block]
-    with torch.no_grad():
-        single = model.float()(golden.images(ref).float())
-    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+    for depth, key in learned.keys(ref, "cls_attention_sum").items():
+        ref.check(key, seen[depth])
+    check_importance(reduction, seen)
+    check_rankings(ref, reduction)
+    learned.check_float32(ref, model)
 
 
-@every_file
-def test_training_has_two_heads(name: str) -> None:
-    ref = golden.load(name)
+@golden.cases(NAMES, arrays=("train_*", "cls_feature"))
+def test_training_has_two_heads(ref: golden.Reference) -> None:
     model, reduction = published(ref)
     class_tokens = []
     model.blocks[-1].reducer.norm.register_forward_hook(lambda module, args, out: class_tokens.append(args[0]))
     logits = model.train()(golden.images(ref))
     class_logits = reduction.aux("class_logits")[0]
-    torch.testing.assert_close(logits, golden.tensor(ref, "train_logits_mean"), atol=1e-9, rtol=0)
-    torch.testing.assert_close(class_logits, golden.tensor(ref, "train_logits_cls"), atol=1e-9, rtol=0)
-    feature = golden.tensor(ref, "cls_feature").double()
-    torch.testing.assert_close(class_tokens[0], feature, atol=2e-6 * feature.abs().max().item(), rtol=0)
+    ref.check("train_logits_mean", logits)
+    ref.check("train_logits_cls", class_logits)
+    ref.check("cls_feature", class_tokens[0])
     targets = torch.tensor([1, 2, 3])
     losses = objective(reduction, logits, targets)
     expected = (nn.functional.cross_entropy(logits, targets) + nn.functional.cross_entropy(class_logits, targets)) / 2
@@ -105,30 +106,22 @@ def test_without_the_second_head_a_step_learns_the_task_alone() -> None:
     torch.testing.assert_close(losses["total"], nn.functional.cross_entropy(model(tiny.images()), targets))
 
 
-@every_file
-def test_rankings(name: str) -> None:
-    ref = golden.load(name)
-    model, reduction = published(ref)
-    with torch.no_grad():
-        model(golden.images(ref))
-    starts = reduction.config.stages(12)
-    for rank, block in enumerate(starts):
-        state = reduction.states[block + 1 if block < 11 else block]
-        order = golden.tensor(ref, f"order/{rank}").long()
-        if block == 11:  # after the last block everything is back, in the order of the ranking
-            state = reduction.states[12]
-        assert torch.equal(state.position[:, 1:33] - 1, order[:, :32])
-        waiting = state.position[:, 33:] if block == 11 else state.bank[0].position
-        if rank == 0 or ref["config"]["args"]["stage_wise"]:
-            assert torch.equal(waiting.sort(1).values - 1, order[:, 32:].sort(1).values)
+def check_rankings(ref: golden.Reference, reduction: vitrim.Reduction) -> None:
+    """``order/<rank>``: the patches in order after each ranking; of those that wait only the set has a meaning."""
+    for rank, block in enumerate(reduction.config.stages(12)):
+        state = reduction.states[block + 1]  # after the last block everything is back, in the order of the ranking
+        working = state.position[:, 1:33] - 1
+        ref.check(f"order/{rank}", working, lambda stored: stored[:, :32])
+        waiting = (state.position[:, 33:] if block == 11 else state.bank[0].position) - 1
+        ref.check(
+            f"order/{rank}", [set(row) for row in waiting.tolist()], lambda stored: learned.as_sets(stored[:, 32:])
+        )
     assert torch.equal(reduction.state.source.sort(1).values, torch.arange(65).expand(3, -1))
 
 
-@every_file
-def test_attention_behind_the_importance(name: str) -> None:
-    ref = golden.load(name)
-    model, reduction = published(ref)
-    seen = {}
+def attention_seen(model: nn.Module) -> dict[int, torch.Tensor]:
+    """(B, P) attention of the class token in each block, summed over the heads, filled by a forward."""
+    seen: dict[int, torch.Tensor] = {}
     for depth, block in enumerate(model.blocks):
         own = block.reducer.reduce
 
@@ -138,19 +131,40 @@ def test_attention_behind_the_importance(name: str) -> None:
             return own(site, x, attention, state)
 
         block.reducer.reduce = spy
-    with torch.no_grad():
-        model(golden.images(ref))
-    for depth in (0, 3, 7):
-        expected = golden.tensor(ref, f"cls_attention_sum/{depth}").double()
-        torch.testing.assert_close(seen[depth], expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-    # before the first stage only the latest attention counts; the importance of the first to wait stays as it was
-    importance = torch.cat([reduction.states[5].carry[IMPORTANCE], reduction.states[5].bank[0].carry[IMPORTANCE]], 1)
-    waited = importance[:, 33:]
-    position = reduction.states[5].bank[0].position - 1
-    torch.testing.assert_close(3 * waited, seen[3].gather(1, position))
-    working = reduction.states[5].position[:, 1:] - 1
-    expected = 0.5 * seen[3].gather(1, working) + 0.5 * seen[4]
+    return seen
+
+
+def check_importance(reduction: vitrim.Reduction, seen: dict[int, torch.Tensor]) -> None:
+    """Before the first stage only the latest attention counts; the importance of the first to wait stays as it was."""
+    state = reduction.states[5]
+    importance = torch.cat([state.carry[IMPORTANCE], state.bank[0].carry[IMPORTANCE]], 1)
+    torch.testing.assert_close(3 * importance[:, 33:], seen[3].gather(1, state.bank[0].position - 1))
+    expected = 0.5 * seen[3].gather(1, state.position[:, 1:] - 1) + 0.5 * seen[4]
     torch.testing.assert_close(3 * importance[:, 1:33], expected)
+
+
+@pytest.mark.parametrize("tradeoff", [0.25, 0.8, 1.0])
+def test_the_tradeoff_weighs_the_attention_of_the_block_itself(tradeoff: float) -> None:
+    """g <- (1 - t) g + t a in every block from the first stage on: the vectors' t = 0.5 cannot tell the two apart."""
+    model = tiny.vit(depth=6, global_pool="avg", fc_norm=True)().double()
+    reduction = vitrim.reduce_(model, vitrim.EvoViT(blocks=(2, 5), tradeoff=tradeoff), record=True)
+    rows: dict[int, torch.Tensor] = {}
+    for depth, block in enumerate(model.blocks):
+        own = block.reducer.reduce
+
+        def spy(site, x, attention, state, depth=depth, own=own):
+            if site == "between":
+                rows[depth] = attention.probabilities()[:, :, 0, 1:].mean(1)
+            return own(site, x, attention, state)
+
+        block.reducer.reduce = spy
+    with torch.no_grad():
+        model(tiny.images().double())
+    working = reduction.states[5].position[:, 1:] - 1
+    importance = rows[1].gather(1, working)
+    for depth in (2, 3, 4):
+        importance = (1 - tradeoff) * importance + tradeoff * rows[depth]
+    torch.testing.assert_close(reduction.states[5].carry[IMPORTANCE][:, 1:], importance)
 
 
 def test_patches_that_wait_do_not_change() -> None:

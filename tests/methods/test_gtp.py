@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
 from vitrim.methods.gtp import GTP, patch_graph, semantic_neighbours, spatial_neighbours
 
 NAMES = ["gtp_list_numprop", "gtp_mixed_p5_noscale", "gtp_mixed_p5_scale", "gtp_prune_only_p5", "gtp_semantic_p5_n4"]
-every_file = pytest.mark.parametrize("name", NAMES)
 
 
 def config(ref) -> GTP:
@@ -27,65 +27,33 @@ def config(ref) -> GTP:
     )
 
 
-@every_file
-def test_reference_float64(name: str) -> None:
-    ref = golden.load(f"pruning/{name}")
+@golden.cases([f"pruning/{name}" for name in NAMES])
+def test_reference(ref: golden.Reference) -> None:
     model = golden.vit(ref)
     reduction = vitrim.reduce_(model, config(ref), record=True)
-    tokens = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, args, out: tokens.append(out[:, 0]))
-    with torch.no_grad():
-        logits = model(golden.images(ref))
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
-    for found, expected in zip(tokens, golden.tensor(ref, "cls_per_block").double(), strict=True):
-        torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-    for block in range(6):
-        before, after = (state.position[:, 1:] for state in reduction.states[block : block + 2])
-        kept = before.gather(1, golden.tensor(ref, f"kept/{block}").long())
-        assert torch.equal(after.sort(1).values, kept.sort(1).values)
-        removed = before.gather(1, golden.tensor(ref, f"dropped/{block}").long())
-        assert not (removed[:, :, None] == after[:, None]).any()
-
-
-@every_file
-def test_graph_and_scales_after_propagation(name: str) -> None:
-    """Compared over original patches, because only sets of kept tokens are reliable."""
-    ref = golden.load(f"pruning/{name}")
-    model = golden.vit(ref)
-    reduction = vitrim.reduce_(model, config(ref), record=True)
-    with torch.no_grad():
-        model(golden.images(ref))
-    position = torch.arange(64).expand(3, -1)
-    for block in range(6):
-        position = position.gather(1, golden.tensor(ref, f"kept/{block}").long())
+    learned.check_outputs(ref, model, reduction)
+    for block, published in learned.check_kept_sets(ref, reduction).items():
         state = reduction.states[block + 1]
-        own, reference = state.position[:, 1:].argsort(1), position.argsort(1)
+        places = in_order(state, published)
         if f"token_scale_after/{block}" in ref:
-            expected = golden.tensor(ref, f"token_scale_after/{block}").double()[:, 1:].gather(1, reference)
-            found = state.carry["scale"]
-            assert (found[:, 0] == 1).all()
-            torch.testing.assert_close(found[:, 1:].gather(1, own), expected, atol=1e-5, rtol=0)
+            scale = state.carry["scale"]
+            places_and_class = torch.cat([torch.zeros_like(places[:, :1]), places + 1], 1)
+            ref.check(f"token_scale_after/{block}", scale.gather(1, places_and_class))
         if f"graph_after/{block}" in ref:
-            expected = square(golden.tensor(ref, f"graph_after/{block}").double(), reference)
-            torch.testing.assert_close(square(state.carry["graph"][:, 1:, 1:], own), expected, atol=2e-6, rtol=0)
+            ref.check(f"graph_after/{block}", square(state.carry["graph"][:, 1:, 1:], places))
+    learned.check_float32(ref, model)
+
+
+def in_order(state: vitrim.TokenState, patches: torch.Tensor) -> torch.Tensor:
+    """(B, P) the place of each of the ``patches`` (B, P) among the patch tokens of ``state``."""
+    own = state.position[:, 1:] - 1
+    return (own[:, None] == patches[:, :, None]).int().argmax(2)
 
 
 def square(graph: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Rows and columns of ``graph`` (B, P, P) in ``order`` (B, P)."""
     index = torch.arange(graph.shape[0])[:, None, None]
     return graph[index, order[:, :, None], order[:, None, :]]
-
-
-@every_file
-def test_reference_float32(name: str) -> None:
-    ref = golden.load(f"pruning/{name}")
-    model = golden.vit(ref).float()
-    vitrim.reduce_(model, config(ref))
-    with torch.no_grad():
-        logits = model(golden.images(ref).float())
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
 
 
 def test_spatial_neighbours_of_corner_edge_and_middle() -> None:

@@ -19,22 +19,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "config"), CASES)
-def test_reference(name: str, config: vitrim.MethodConfig) -> None:
-    ref, model, reduction = learned.reduced(name, config, {})
+@golden.cases(CASES, "config")
+def test_reference(ref: golden.Reference, config: vitrim.KMedoids) -> None:
+    model, reduction = learned.reduced(ref, config, {})
     heads = ref["config"]["model"]["num_heads"]
-    weights = {}
-    for block in ref["config"]["args"]["blocks"]:
-        model.blocks[block].reducer.register_forward_hook(
-            lambda m, args, out: weights.__setitem__(m.layer.depth, args[2].carry[WEIGHT])
-        )
+    weights = learned.caught(model, ref["config"]["args"]["blocks"], lambda m, x, attention, state: state.carry[WEIGHT])
     learned.check_outputs(ref, model, reduction)
     learned.check_kept(ref, reduction)
     learned.check_assignments(ref, reduction)
     for block, weight in weights.items():
-        expected = golden.tensor(ref, f"token_weights/{block}").double()  # published as a sum over heads and queries
-        found = weight[:, 1:] * heads * weight.shape[1]
-        torch.testing.assert_close(found, expected, atol=2e-6 * expected.max().item(), rtol=0)
+        ref.check(f"token_weights/{block}", weight[:, 1:] * heads * weight.shape[1])  # a sum over heads and queries
     learned.check_float32(ref, model)
 
 

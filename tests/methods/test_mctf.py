@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import warnings
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
@@ -34,43 +37,27 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 MAPS = ("recomputed", "kept", "shared")
 
 
-def forward(model: torch.nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits, and the class token after every block."""
-    found: list[Tensor] = []
-    hooks = [block.register_forward_hook(lambda module, args, out: found.append(out[:, 0])) for block in model.blocks]
-    with torch.no_grad():
-        logits = model(images)
-    for hook in hooks:
-        hook.remove()
-    return logits, found
-
-
-@pytest.mark.parametrize("attention_map", MAPS)
-@pytest.mark.parametrize(("name", "options"), CASES, ids=[name for name, _ in CASES])
-def test_matches_reference(name: str, options: dict[str, Any], attention_map: str) -> None:
-    ref = golden.load(f"merging/{name}")
+@golden.cases(
+    [(f"merging/{name}", options, attention_map) for name, options in CASES for attention_map in MAPS],
+    "options, attention_map",
+)
+def test_matches_reference(ref: golden.Reference, options: dict[str, Any], attention_map: str) -> None:
+    learned.check_dense(ref)
     model = golden.vit(ref)
     reduction = vitrim.reduce_(model, vitrim.MCTF(**options, attention_map=attention_map), record=True)
-    logits, class_tokens = forward(model, golden.images(ref))
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    for found, expected in zip(class_tokens, golden.tensor(ref, "cls_per_block").double(), strict=True):
-        torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
-    assert torch.equal(reduction.state.source, golden.tensor(ref, "source").long())
-    assert torch.equal(reduction.state.size, golden.tensor(ref, "size").double())
-    with torch.no_grad():
-        single = model.float()(golden.images(ref).float())
-    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+    learned.check_outputs(ref, model, reduction)
+    learned.check_float32(ref, model)
 
 
-@pytest.mark.parametrize("case", ["default", "uni", "mean"])
-def test_operator_matches_reference(case: str) -> None:
-    ref = golden.load("merging/ops_mctf")
+OPERATORS = {"default": {"r": 6}, "uni": {"r": 6, "bidirectional": False}, "mean": {"r": 5, "pooling": "mean"}}
+
+
+@golden.cases([(golden.Part("merging/ops_mctf", ("size", f"{case}/*")), case) for case in OPERATORS], "case")
+def test_operator_matches_reference(ref: golden.Reference, case: str) -> None:
     data = {key: torch.from_numpy(value).double() for key, value in golden.weights.tensors(ref).items()}
     x, logits = data["x"], data["attention_logits"]
     size = golden.tensor(ref, "size").double()
-    options = {"default": {"r": 6}, "uni": {"r": 6, "bidirectional": False}, "mean": {"r": 5, "pooling": "mean"}}
-    config = vitrim.MCTF(**options[case], blocks=(0,), min_patches=1)
+    config = vitrim.MCTF(**OPERATORS[case], blocks=(0,), min_patches=1)
     reducer = config.build(Layer(0, 1, 12, 2, 0, 1, True, (4, 5)))
     state = vitrim.TokenState.start(x, num_prefix=1)
     state = type(state)(size=size, source=state.source, position=state.position, num_prefix=1, uniform=False)
@@ -78,54 +65,62 @@ def test_operator_matches_reference(case: str) -> None:
     attention = KnownMap.of(Attention(logits, keys, None, 1.0))
     hard = reducer(x, attention, state)
     merged, after = hard.apply(x, state)
-    torch.testing.assert_close(merged, golden.tensor(ref, f"{case}/merged_x"), atol=1e-9, rtol=0)
-    assert torch.equal(after.size, golden.tensor(ref, f"{case}/merged_size").double())
-    assert torch.equal(after.source, golden.tensor(ref, f"{case}/source").long())
-    fused = fuse_map(hard, attention.known, size)
-    torch.testing.assert_close(fused, golden.tensor(ref, f"{case}/merged_attention"), atol=1e-9, rtol=0)
+    ref.check(f"{case}/merged_x", merged)
+    ref.check(f"{case}/merged_size", after.size)
+    ref.check(f"{case}/source", after.source)
+    ref.check(f"{case}/merged_attention", fuse_map(hard, attention.known, size))
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention_map", MAPS)
-def test_training_matches_reference(attention_map: str) -> None:
-    ref = golden.load("merging/mctf_train_teacher_r0")
+@golden.cases([("merging/mctf_train_teacher_r0", attention_map) for attention_map in MAPS], "attention_map")
+def test_training_matches_reference(ref: golden.Reference, attention_map: str) -> None:
+    model = golden.vit(ref).train()
+    reduction = vitrim.reduce_(model, vitrim.MCTF(r=8, attention_map=attention_map))
+    learned.check_float32(ref, model)
     model = golden.vit(ref).train()
     reduction = vitrim.reduce_(model, vitrim.MCTF(r=8, attention_map=attention_map))
     runs = []
     for r, tokens in ((8, "student_tokens"), (0, "teacher_tokens")):
         reduction.set(r=r)
         features = model.forward_features(golden.images(ref))
-        assert features.shape[1] == ref[tokens]
+        ref.check(tokens, features.shape[1], Tensor.item)
         runs.append((model.forward_head(features), features[:, 0]))
     (student, z_student), (teacher, z_teacher) = runs
-    torch.testing.assert_close(student, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    torch.testing.assert_close(teacher, golden.tensor(ref, "logits_teacher"), atol=1e-9, rtol=0)
-    targets = torch.tensor(ref["config"]["targets"])
-    args = ref["config"]["args"]
-    losses = objective(
-        student,
-        targets,
-        features=z_student,
-        teacher_logits=teacher,
-        teacher_features=z_teacher,
-        weight=args["consistency_weight"],
-        confidence=args["confidence_threshold"],
-    )
-    torch.testing.assert_close(losses["total"], golden.tensor(ref, "loss/total"), atol=1e-9, rtol=0)
-    torch.testing.assert_close(losses["consistency"], golden.tensor(ref, "loss/consistency"), atol=1e-9, rtol=0)
+    ref.check("logits", student)
+    ref.check("logits_teacher", teacher)
+    targets, args = torch.tensor(ref["config"]["targets"]), ref["config"]["args"]
+
+    def losses_of(images: slice, confidence: float) -> dict[str, Tensor]:
+        return objective(
+            student[images],
+            targets[images],
+            features=z_student[images],
+            teacher_logits=teacher[images],
+            teacher_features=z_teacher[images],
+            weight=args["consistency_weight"],
+            confidence=confidence,
+        )
+
+    single = [slice(image, image + 1) for image in range(3)]
+    ref.check("consistency_per_sample", torch.stack([losses_of(image, 0.0)["consistency"] for image in single]))
+    confidence = [confidence_of(partial(losses_of, image)) for image in single]
+    ref.check("confidence", torch.tensor(confidence, dtype=torch.float64))
+    losses = losses_of(slice(None), args["confidence_threshold"])
+    ref.check("loss/total", losses["total"])
+    ref.check("loss/consistency", losses["consistency"])
     losses["total"].backward()
-    check_gradients(ref, model)
+    learned.check_gradients(ref, model, {})
 
 
-def check_gradients(ref: dict[str, Any], model: torch.nn.Module) -> None:
-    parameters = dict(model.named_parameters())
-    names = ref["gradnorm_names"]
-    norms = torch.stack([parameters[name].grad.norm() for name in names])
-    torch.testing.assert_close(norms, golden.tensor(ref, "gradnorm"), atol=1e-9, rtol=0)
-    for key in (key for key in ref if key.startswith("grad/")):
-        torch.testing.assert_close(parameters[key[5:]].grad, golden.tensor(ref, key), atol=1e-9, rtol=0)
+def confidence_of(losses: Callable[[float], dict[str, Tensor]]) -> float:
+    """The threshold above which an image no longer counts as confident, by bisection."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-10:
+        middle = (low + high) / 2
+        low, high = (middle, high) if losses(middle)["consistency"] > 0 else (low, middle)
+    return low
 
 
 def test_consistency_counts_confident_images_only_and_spares_the_teacher() -> None:
@@ -162,12 +157,12 @@ def test_a_step_has_the_losses_and_gradients_of_the_reference() -> None:
     args = ref["config"]["args"]
     options = {"weight": args["consistency_weight"], "confidence": args["confidence_threshold"]}
     losses = reduction.config.losses(step, **options, teacher_r=0)
-    torch.testing.assert_close(losses["total"], golden.tensor(ref, "loss/total"), atol=1e-9, rtol=0)
-    torch.testing.assert_close(losses["consistency"], golden.tensor(ref, "loss/consistency"), atol=1e-9, rtol=0)
+    ref.check("loss/total", losses["total"])
+    ref.check("loss/consistency", losses["consistency"])
     assert reduction.config.r == 8
     assert reduction.state.num_tokens == ref["student_tokens"]  # the handle shows the student
     losses["total"].backward()
-    check_gradients(ref, model)
+    learned.check_gradients(ref, model, {})
 
 
 @pytest.mark.parametrize(

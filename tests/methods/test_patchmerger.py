@@ -18,25 +18,25 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "config"), CASES)
-def test_reference(name: str, config: vitrim.MethodConfig) -> None:
-    ref, model, reduction = learned.reduced(name, config, RENAME)
+@golden.cases(CASES, "config")
+def test_reference(ref: golden.Reference, config: vitrim.MethodConfig) -> None:
+    model, reduction = learned.reduced(ref, config, RENAME)
     learned.check_outputs(ref, model, reduction)
-    learned.check_assignments(ref, reduction)
-    learned.check_soft(ref, model)
+    learned.check_soft(ref, model, reduction)
     learned.check_float32(ref, model)
 
 
 def test_sizes_are_shared_out_and_keys_lie_under_the_reducer() -> None:
-    _, model, reduction = learned.reduced(*CASES[0], RENAME)
+    ref = golden.load(CASES[0][0])
+    model, reduction = learned.reduced(ref, CASES[0][1], RENAME)
     with torch.no_grad():
-        model(golden.images(golden.load(CASES[0][0])))
+        model(golden.images(ref))
     assert torch.allclose(reduction.state.size.sum(1), torch.tensor(65.0, dtype=torch.float64))
     assert next(key for key in model.state_dict() if "reducer" in key) == "blocks.1.reducer.queries"
 
 
 def test_learned_parameters_are_saved_without_the_host(tmp_path) -> None:
-    _, model, reduction = learned.reduced(*CASES[0], RENAME)
+    model, reduction = learned.reduced(golden.load(CASES[0][0]), CASES[0][1], RENAME)
     reduction.save(tmp_path)
     saved = load_file(tmp_path / "reducers.safetensors")
     assert sorted(saved) == sorted(f"{d}.{n}" for d in (1, 3, 5) for n in ("queries", "norm.weight", "norm.bias"))

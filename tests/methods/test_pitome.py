@@ -5,40 +5,28 @@ from typing import Any
 import pytest
 import torch
 
+import golden_learned as learned
 import golden_models as golden
 import vitrim
 from vitrim.attention import Attention
 from vitrim.config import Layer
 
 CASES: list[tuple[str, vitrim.MethodConfig]] = [
-    ("pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),
+    ("merging/pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),
     # the ToMe baseline of PiToMe's repository is ToMe with a rate in every block
     (
-        "pitome_tome_ratio09",
+        "merging/pitome_tome_ratio09",
         vitrim.ToMe(keep_rate=0.9, blocks=tuple(range(6)), rule="ceil_current", proportional=False),
     ),
 ]
 
 
-@pytest.mark.parametrize(("name", "config"), CASES, ids=[name for name, _ in CASES])
-def test_matches_reference(name: str, config: vitrim.MethodConfig) -> None:
-    ref = golden.load(f"merging/{name}")
+@golden.cases(CASES, "config")
+def test_matches_reference(ref: golden.Reference, config: vitrim.MethodConfig) -> None:
+    learned.check_dense(ref)
     model = golden.vit(ref)
-    reduction = vitrim.reduce_(model, config, record=True)
-    found: list[torch.Tensor] = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, args, out: found.append(out[:, 0]))
-    with torch.no_grad():
-        logits = model(golden.images(ref))
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
-    assert torch.equal(reduction.state.source, golden.tensor(ref, "source").long())
-    assert torch.equal(reduction.state.size, golden.tensor(ref, "size").double())
-    for token, expected in zip(found, golden.tensor(ref, "cls_per_block").double(), strict=True):
-        torch.testing.assert_close(token, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-    with torch.no_grad():
-        single = model.float()(golden.images(ref).float())
-    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+    learned.check_outputs(ref, model, vitrim.reduce_(model, config, record=True))
+    learned.check_float32(ref, model)
 
 
 def reducer(depth: int, num_layers: int = 5, **options: Any) -> vitrim.Reducer:

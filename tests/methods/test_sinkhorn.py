@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import golden_learned as learned
@@ -17,29 +16,30 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "config"), CASES)
-def test_reference(name: str, config: vitrim.MethodConfig) -> None:
-    ref, model, reduction = learned.reduced(name, config, {})
+@golden.cases(CASES, "config")
+def test_reference(ref: golden.Reference, config: vitrim.MethodConfig) -> None:
+    model, reduction = learned.reduced(ref, config, {})
     learned.check_outputs(ref, model, reduction)
-    learned.check_assignments(ref, reduction)
-    learned.check_soft(ref, model)
+    learned.check_soft(ref, model, reduction)
     learned.check_float32(ref, model)
 
 
-def test_published_gradients_are_those_of_the_unit_centres() -> None:
+@golden.cases(["haurum/grads_sinkhorn_p64_r50"])
+def test_published_gradients_are_those_of_the_unit_centres(ref: golden.Reference) -> None:
     config = CASES[0][1].model_copy(update={"in_place": True})
-    ref, model, _ = learned.reduced("haurum/grads_sinkhorn_p64_r50", config, {})
-    loss = learned.cross_entropy_backward(ref, model)
-    torch.testing.assert_close(loss, golden.tensor(ref, "loss"), atol=1e-9, rtol=0)
+    model, _ = learned.reduced(ref, config, {})
+    learned.cross_entropy_backward(ref, model)
     names = {f"cluster_layers.{stage}.": f"blocks.{block}.reducer." for stage, block in enumerate((1, 3, 5))}
     learned.check_gradients(ref, model, names)
     for block in (1, 3, 5):
         norm = model.blocks[block].reducer.v.norm(dim=1)
         torch.testing.assert_close(norm, torch.ones_like(norm))
+    learned.check_float32(ref, model)
 
 
 def test_by_default_the_centres_stay_and_the_output_is_the_same() -> None:
-    ref, model, _ = learned.reduced(*CASES[1], {})
+    ref = golden.load(CASES[1][0])
+    model, _ = learned.reduced(ref, CASES[1][1], {})
     before = model.blocks[1].reducer.v.clone()
     with torch.no_grad():
         model(golden.images(ref))

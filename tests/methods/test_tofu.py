@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
@@ -12,22 +13,13 @@ from vitrim.attention import Attention
 from vitrim.config import Layer
 
 
-def test_matches_reference() -> None:
-    ref = golden.load("merging/tofu_ratio09")
+@golden.cases(["merging/tofu_ratio09"])
+def test_matches_reference(ref: golden.Reference) -> None:
+    learned.check_dense(ref)
     model = golden.vit(ref)
     reduction = vitrim.reduce_(model, vitrim.ToFu(keep_rate=0.9, norm_of="destination"), record=True)
-    found: list[torch.Tensor] = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, args, out: found.append(out[:, 0]))
-    with torch.no_grad():
-        logits = model(golden.images(ref))
-    torch.testing.assert_close(logits, golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
-    assert reduction.tokens_per_block == ref["tokens_per_block"].tolist()
-    for token, expected in zip(found, golden.tensor(ref, "cls_per_block").double(), strict=True):
-        torch.testing.assert_close(token, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
-    with torch.no_grad():
-        single = model.float()(golden.images(ref).float())
-    torch.testing.assert_close(single, golden.tensor(ref, "logits_f32"), atol=5e-5, rtol=0)
+    learned.check_outputs(ref, model, reduction)
+    learned.check_float32(ref, model)
 
 
 def one_block(config: vitrim.ToFu, x: torch.Tensor, num_layers: int = 1) -> tuple[torch.Tensor, vitrim.TokenState]:

@@ -8,19 +8,13 @@ import torch
 import golden_models as golden
 import tiny
 import vitrim
+from vitrim.matching import best_partners, unit
 from vitrim.methods.zero_tprune import TwoStages, ZeroTPrune, combine_heads, page_rank, similar_patches
 from vitrim.registry import make_method
+from vitrim.tokens import take
 
-REF = golden.load("interpretation/zero_tprune_units")
+FILE = "interpretation/zero_tprune_units"
 ALL = torch.ones(2, 17, dtype=torch.bool)
-
-
-def stored(key: str) -> torch.Tensor:
-    return golden.tensor(REF, key).double()
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
 
 
 def start(boost: int) -> torch.Tensor:
@@ -29,28 +23,32 @@ def start(boost: int) -> torch.Tensor:
     return weights
 
 
-@pytest.mark.parametrize("boost", [0, 1])
-@pytest.mark.parametrize("iterations", [1, 5, 30])
-def test_page_rank(iterations: int, boost: int) -> None:
-    close(page_rank(stored("attn"), start(boost), iterations), stored(f"wpr_it{iterations}_cls{boost}"))
+@golden.cases([FILE])
+def test_units(ref: golden.Reference) -> None:
+    def stored(key: str) -> torch.Tensor:
+        return golden.tensor(ref, key).double()
 
-
-def test_heads_are_filtered_by_variance_and_combined() -> None:
+    for iterations in (1, 5, 30):
+        for boost in (0, 1):
+            ranks = page_rank(stored("attn"), start(boost), iterations)
+            ref.check(f"wpr_it{iterations}_cls{boost}", ranks)
+    # heads are filtered by variance and combined
     scores = stored("wpr_it30_cls1")
-    close(scores.var(2, unbiased=False), stored("head_var"))
-    assert torch.equal((stored("head_var") >= 0.01) & (stored("head_var") <= 0.7), stored("head_kept").bool())
-    close(combine_heads(scores, ALL, (0.01, 0.7)), stored("importance"))
+    variance = scores.var(2, unbiased=False)
+    ref.check("head_var", variance)
+    ref.check("head_kept", ((variance >= 0.01) & (variance <= 0.7)).double())
+    ref.check("importance", combine_heads(scores, ALL, (0.01, 0.7)))
     # no head passes: all count
-    close(combine_heads(scores, ALL, (100.0, 101.0)), scores.square().mean(1).sqrt())
-
-
-def test_similar_patches() -> None:
+    torch.testing.assert_close(combine_heads(scores, ALL, (100.0, 101.0)), scores.square().mean(1).sqrt())
+    # the less important half looks for its like in the other
     importance, keys = stored("importance")[:, 1:], stored("keys")[:, 1:]
-    order = importance.argsort(1) + 1
-    assert torch.equal(order[:, :8], golden.tensor(REF, "groupA").long())
-    assert torch.equal(order[:, 8:], golden.tensor(REF, "groupB").long())
-    dropped = similar_patches(importance, keys, int(REF["r"])) + 1
-    assert torch.equal(dropped.sort(1).values, golden.tensor(REF, "s_stage_drop").long().sort(1).values)
+    order = importance.argsort(1)
+    low, high = order[:, :8], order[:, 8:]
+    ref.check("groupA", low + 1)
+    ref.check("groupB", high + 1)
+    ref.check("best_sim", best_partners(take(unit(keys), low), take(unit(keys), high))[0])
+    dropped = similar_patches(importance, keys, int(ref["r"])) + 1
+    ref.check("s_stage_drop", dropped.sort(1).values, lambda stored: stored.sort(1).values)
 
 
 def test_restriction_equals_a_smaller_graph() -> None:

@@ -13,23 +13,14 @@ from torch import nn
 
 import golden_models
 from golden_models import published
-from golden_streams import (
-    EXACT,
-    STORED_AS_FLOAT32,
-    check_gradients,
-    largest_difference,
-    load,
-    loaded,
-    table_8,
-    with_random_heads,
-)
+from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.errors import VitrimError
 from vitrim.models import lookupvit
 from vitrim.models.lookupvit import LookupBase, LookupLayer, LookupViT, SharedLookupViT, checkpoint_filter_fn
 from vitrim.models.streams import objective
 from vitrim.profiling.macs import profile
 
-VECTORS = ("lookup_c3", "lookup_c4_nocls")
+VECTORS = ("vittm/vittm_lookup_c3", "vittm/vittm_lookup_c4_nocls")
 BOTH = (LookupViT, SharedLookupViT)
 
 
@@ -45,30 +36,32 @@ def tiny(kind: type[LookupBase], **options: Any) -> Any:
 # ---- reference vectors -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@golden_models.cases(VECTORS, arrays=("logits_*", "*_features", "tokens_*"))
 @torch.no_grad()
-def test_logits_and_tokens(name: str) -> None:
-    ref = load(name)
+def test_logits_and_tokens(ref: golden_models.Reference) -> None:
     model, images = loaded(ref, build(ref), checkpoint_filter_fn), golden_models.images(ref)
     compressed, lookup = model.forward_streams(images)
-    assert largest_difference(compressed, ref["logits_compressed"]) < EXACT
-    assert largest_difference(lookup, ref["logits_lookup"]) < EXACT
+    ref.check("logits_compressed", compressed)
+    ref.check("logits_lookup", lookup)
     assert torch.equal(model(images), compressed)
     tokens, many = model.forward_features(images)
-    assert many.shape[1] == ref["tokens_lookup"]
-    stride = ref["config"]["feature_stride"]
-    for found, expected in ((tokens, ref["compressed_features"]), (many[:, ::stride], ref["lookup_features"])):
-        assert largest_difference(found, expected) < STORED_AS_FLOAT32 * abs(expected).max()
+    ref.check("tokens_lookup", many.shape[1], torch.Tensor.item)
+    ref.check("compressed_features", tokens)
+    ref.check("lookup_features", many[:, :: ref["config"]["feature_stride"]])
+    compressed, lookup = model.float().forward_streams(images.float())
+    ref.check("logits_compressed_f32", compressed)
+    ref.check("logits_lookup_f32", lookup)
 
 
-@pytest.mark.parametrize(("name", "checkpointing"), [(VECTORS[0], False), (VECTORS[0], True), (VECTORS[1], False)])
-def test_loss_and_gradients(name: str, checkpointing: bool) -> None:
-    ref = load(name)
+@golden_models.cases(
+    [(VECTORS[0], False), (VECTORS[0], True), (VECTORS[1], False)], "checkpointing", arrays=("train/*",)
+)
+def test_loss_and_gradients(ref: golden_models.Reference, checkpointing: bool) -> None:
     model = loaded(ref, build(ref), checkpoint_filter_fn).train()
     model.set_grad_checkpointing(checkpointing)
     losses = objective(model.forward_streams(golden_models.images(ref)), torch.tensor(ref["config"]["targets"]))
     losses["total"].backward()
-    assert abs(losses["total"].item() - ref["train/loss"]) < EXACT
+    ref.check("train/loss", losses["total"])
     check_gradients(ref, model, checkpoint_filter_fn)
 
 
@@ -176,7 +169,7 @@ def test_the_layer_of_the_paper_in_plain_steps() -> None:
 
 @torch.no_grad()
 def test_timm_loads_an_authors_checkpoint_at_another_size(tmp_path: Path) -> None:
-    ref = load("lookup_c3")
+    ref = golden_models.load(VECTORS[0])
     torch.save({"state_dict": published(ref)}, tmp_path / "lookup.pth")
     geometry = {"patch_size": 8, "embed_dim": 96, "depth": 6, "num_heads": 3, "num_classes": 10}
     model = timm.create_model(

@@ -36,39 +36,39 @@ def lv_vit(ref: dict[str, Any]) -> LVViT:
     return model.double().eval()
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_reference(name: str) -> None:
-    ref = golden.load(f"backbones/{name}")
+@golden.cases([f"backbones/{name}" for name in DENSE])
+def test_reference(ref: golden.Reference) -> None:
     model = lv_vit(ref)
     images = golden.images(ref)
     with torch.no_grad():
-        stem = model.patch_embed(images)
-        expected = golden.tensor(ref, "patch_embed").double().flatten(2).transpose(1, 2)
-        torch.testing.assert_close(stem, expected, atol=2e-6 * expected.abs().max().item(), rtol=0)
+        ref.check("patch_embed", model.patch_embed(images), lambda stored: stored.flatten(2).transpose(1, 2))
         if model.aux_head is not None:
             logits = model.forward_dense(images)
-            torch.testing.assert_close(logits.class_token, golden.tensor(ref, "cls_logits"), atol=1e-9, rtol=0)
-            torch.testing.assert_close(logits.patches, golden.tensor(ref, "aux_logits"), atol=1e-9, rtol=0)
+            ref.check("cls_logits", logits.class_token)
+            ref.check("aux_logits", logits.patches)
+        else:
+            ref.check("cls_logits", model(images))
     reduction = vitrim.reduce_(model, "none", record=True)
     learned.check_outputs(ref, model, reduction)
     vitrim.restore_(model)
     with torch.no_grad():
-        torch.testing.assert_close(model(images), golden.tensor(ref, "logits"), atol=1e-9, rtol=0)
+        ref.check("logits", model(images))
     learned.check_float32(ref, model)
 
 
-def test_reference_of_mixed_tokens() -> None:
-    ref = golden.load("backbones/lvvit_mixtoken_train")
-    model = lv_vit(ref).train()
+@golden.cases(["backbones/lvvit_mixtoken_train"])
+def test_reference_of_mixed_tokens(ref: golden.Reference) -> None:
+    model, box = lv_vit(ref).train(), Box(*ref["config"]["args"]["box"])
     model.patch_embed.eval()  # the reference keeps its batch norms in evaluation
     with torch.no_grad():
-        logits = model.forward_dense(golden.images(ref), Box(*ref["config"]["args"]["box"]))
-    torch.testing.assert_close(logits.class_token, golden.tensor(ref, "cls_logits"), atol=1e-9, rtol=0)
-    torch.testing.assert_close(logits.patches, golden.tensor(ref, "aux_logits"), atol=1e-9, rtol=0)
+        logits = model.forward_dense(golden.images(ref), box)
+        ref.check("cls_logits_f32", model.float().forward_dense(golden.images(ref).float(), box).class_token)
+    ref.check("cls_logits", logits.class_token)
+    ref.check("aux_logits", logits.patches)
 
 
-def test_reference_under_dynamicvit() -> None:
-    ref = golden.load("pruning/dynamicvit_lvvit_eval_rho0.7")
+@golden.cases(["pruning/dynamicvit_lvvit_eval_rho0.7"])
+def test_reference_under_dynamicvit(ref: golden.Reference) -> None:
     model = lv_vit(ref)
     blocks = ref["config"]["args"]["blocks"]
     reduction = vitrim.reduce_(model, vitrim.DynamicViT(keep_rate=0.7, blocks=blocks), record=True)
@@ -76,12 +76,12 @@ def test_reference_under_dynamicvit() -> None:
     learned.load_reducers(model, ref, prefixes, {"in_conv": "predictor.in_conv", "out_conv": "predictor.out_conv"})
     model.double()
     learned.check_outputs(ref, model, reduction)
-    check_kept(ref, reduction, blocks)
+    learned.check_kept(ref, reduction)
     learned.check_float32(ref, model)
 
 
-def test_reference_under_gtp() -> None:
-    ref = golden.load("pruning/gtp_lvvit_mixed_p5")
+@golden.cases(["pruning/gtp_lvvit_mixed_p5"])
+def test_reference_under_gtp(ref: golden.Reference) -> None:
     model = lv_vit(ref)
     args = ref["config"]["args"]
     method = vitrim.GTP(
@@ -93,15 +93,8 @@ def test_reference_under_gtp() -> None:
     )
     reduction = vitrim.reduce_(model, method, record=True)
     learned.check_outputs(ref, model, reduction)
-    check_kept(ref, reduction, range(5))
+    learned.check_kept_sets(ref, reduction)
     learned.check_float32(ref, model)
-
-
-def check_kept(ref: dict[str, Any], reduction: vitrim.Reduction, blocks: Any) -> None:
-    for block in blocks:
-        before, after = (state.position[:, 1:] for state in reduction.states[block : block + 2])
-        kept = before.gather(1, golden.tensor(ref, f"kept/{block}").long())
-        assert torch.equal(after.sort(1).values, kept.sort(1).values)
 
 
 @pytest.mark.parametrize(

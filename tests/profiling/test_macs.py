@@ -29,6 +29,10 @@ from vitrim.registry import make_method
 IMAGE = torch.empty(1, 3, 224, 224, device="meta")
 
 
+TRAINS_OTHERWISE = ("dynamicvit", "a_vit:gate_scale=1.0,gate_center=1.0", "cropr:r=4", "evo_vit:class_head=true")
+"""Methods that compute something else, or remove nothing, in training."""
+
+
 @cache
 def on_meta(name: str) -> nn.Module:
     """The timm model without data: counts follow from shapes. Shared, since profiling leaves no trace."""
@@ -276,6 +280,17 @@ def test_dtype_autocast_mode_and_gradients_do_not_matter() -> None:
         assert count_macs(model, images) == expected
     assert count_macs(model.train(), images.requires_grad_()) == expected
     assert count_macs(model.bfloat16(), images.detach().bfloat16()) == expected
+
+
+@pytest.mark.parametrize("method", TRAINS_OTHERWISE)
+def test_a_model_in_training_is_counted_as_it_is_used(method: str) -> None:
+    """These remove nothing in training, or compute something more."""
+    images = tiny.images()
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, method)
+    expected = count_macs(model, images)
+    assert count_macs(model.train(), images) == expected
+    assert model.blocks[1].reducer.training
 
 
 # ---- methods that adapt to the images -----------------------------------------------------------------------------

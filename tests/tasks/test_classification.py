@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +10,11 @@ import torch
 from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 
+import golden_files
 from vitrim.data import ImageDataset, MultiLabelDataset
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task, tasks
 from vitrim.training.recipe import Loss, Mix
-
-VECTORS = np.load(Path(__file__).parents[1] / "golden" / "training" / "losses_metrics_a.npz")
 
 
 def logits_and_labels(images: int = 6, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,10 +41,12 @@ def test_losses_of_a_task(task: str) -> None:
                 made.criterion(Loss(name=name))
 
 
-def test_smoothed_cross_entropy_is_the_published_one() -> None:
-    criterion = make_task("classification", VECTORS["ce/logits"].shape[1]).criterion(Loss(smoothing=0.1))
-    loss = criterion(torch.from_numpy(VECTORS["ce/logits"]), torch.from_numpy(VECTORS["ce/labels"]).long())
-    assert loss.item() == pytest.approx(VECTORS["ce/smooth01"].item(), rel=1e-5)
+@golden_files.cases(["training/losses_metrics_a"], arrays=("ce/*", "distill/none_*"))
+def test_cross_entropy_is_the_published_one(ref: golden_files.Reference) -> None:
+    logits, labels = golden_files.tensor(ref, "ce/logits").double(), golden_files.tensor(ref, "ce/labels").long()
+    task = make_task("classification", logits.shape[1])
+    ref.check("ce/smooth01", task.criterion(Loss(smoothing=0.1))(logits, labels))
+    ref.check("distill/none_alpha0.5_tau3", task.criterion(Loss())(logits, labels))  # without a teacher
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "bce"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,34 +10,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import golden_files
 from vitrim.data import ImageDataset, MultiLabelDataset
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task
 from vitrim.tasks.multilabel import MeanAveragePrecision
 from vitrim.training.recipe import Loss, Mix
 
-VECTORS = np.load(Path(__file__).parents[1] / "golden" / "training" / "losses_metrics_a.npz")
 
-
-def vector(name: str) -> Tensor:
-    return torch.from_numpy(VECTORS[name])
-
-
-def test_the_asymmetric_loss_and_its_gradient_are_the_published_ones() -> None:
-    logits = vector("asl/logits").requires_grad_()
-    loss = make_task("multilabel", logits.shape[1]).criterion(Loss(name="asl"))(logits, vector("asl/targets"))
+@golden_files.cases(["training/losses_metrics_a"], arrays=("asl/*",))
+def test_the_asymmetric_loss_and_its_gradient_are_the_published_ones(ref: golden_files.Reference) -> None:
+    logits = golden_files.tensor(ref, "asl/logits").double().requires_grad_()
+    criterion = make_task("multilabel", logits.shape[1]).criterion(Loss(name="asl"))
+    loss = criterion(logits, golden_files.tensor(ref, "asl/targets").double())
     loss.backward()
-    assert loss.item() == pytest.approx(VECTORS["asl/loss"].item(), rel=1e-5)
-    torch.testing.assert_close(logits.grad, vector("asl/grad"), rtol=1e-5, atol=1e-5)
+    ref.check("asl/loss", loss)
+    ref.check("asl/grad", logits.grad)
 
 
-def test_average_precisions_are_the_published_ones() -> None:
-    scores, targets = vector("map/scores"), vector("map/targets")
+@golden_files.cases(["training/losses_metrics_a"], arrays=("map/*",))
+def test_average_precisions_are_the_published_ones(ref: golden_files.Reference) -> None:
+    scores, targets = golden_files.tensor(ref, "map/scores"), golden_files.tensor(ref, "map/targets")
     metrics = make_task("multilabel", scores.shape[1]).metrics()
     for part in range(0, len(scores), 4):
         metrics.update(scores[part : part + 4], targets[part : part + 4])
-    assert metrics.compute()["mAP"].item() == pytest.approx(VECTORS["map/value"].item(), rel=1e-5)
-    np.testing.assert_allclose(metrics["mAP"].average_precisions().numpy(), VECTORS["map/ap"], rtol=1e-5, atol=1e-5)
+    ref.check("map/value", metrics.compute()["mAP"].double())
+    ref.check("map/ap", metrics["mAP"].average_precisions().double())
 
 
 def average_precision(scores: Tensor, targets: Tensor) -> float:

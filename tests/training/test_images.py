@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-import golden_models as golden
+import golden_files
 from vitrim.errors import VitrimError
 from vitrim.training.images import (
     Cutout,
@@ -29,14 +28,14 @@ from vitrim.training.images import (
 )
 from vitrim.training.recipe import Augment
 
-VECTORS = np.load(Path(golden.__file__).with_name("golden") / "training" / "losses_metrics_a.npz")
 RGB = Geometry((16, 24), (0.5,) * 3, (0.25,) * 3)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_repeated_augmentation_matches_the_reference(rank: int) -> None:
+@golden_files.cases(["training/losses_metrics_a"], arrays=("rasampler*",))
+def test_repeated_augmentation_matches_the_reference(ref: golden_files.Reference) -> None:
     order = epoch_order(1000, 2, repeats=3)
-    assert order[rank::2] == VECTORS[f"rasampler/n1000_w2_r{rank}"].tolist()
+    for rank in range(2):
+        ref.check(f"rasampler/n1000_w2_r{rank}", order[rank::2], torch.Tensor.tolist)
 
 
 @given(count=st.integers(1, 600), epoch=st.integers(0, 5), seed=st.integers(0, 3))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -23,14 +20,13 @@ from vitrim.registry import backbone_of, make_method
 from vitrim.training.optim import Rates, make_optimizer, parameter_groups, ramp_value, select_trainable
 from vitrim.training.recipe import Ramp
 
-VECTORS = Path(golden.__file__).with_name("golden") / "training"
-SCHEDULES = json.loads(str(np.load(VECTORS / "lr_schedule_a.npz")["config"]))["args"]
+SCHEDULES = ("imagenet_w20_e30_spe10", "nabirds_w5_e50_spe4")
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_learning_rates_match_the_reference(name: str) -> None:
-    """Row t: the rates of both groups after t updates."""
-    args, expected = SCHEDULES[name], np.load(VECTORS / "lr_schedule_a.npz")[name]
+@golden.cases([(golden.Part("training/lr_schedule_a", (name,)), name) for name in SCHEDULES], "name")
+def test_learning_rates_match_the_reference(ref: golden.Reference, name: str) -> None:
+    """Row t: the rates of both groups after t updates. The file goes on for some updates after the last."""
+    args = ref["config"]["args"][name]
     schedule = {"warmup_epochs": args["warmup_epochs"], "warmup_lr": args["warmup_lr"], "min_lr": args["min_lr"]}
     options = recipe(epochs=args["epochs"], schedule=schedule).recipe
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr, "frozen_at_first": False} for lr in args["base_lr"]]
@@ -39,10 +35,9 @@ def test_learning_rates_match_the_reference(name: str) -> None:
     for update in range(args["epochs"] * args["steps_per_epoch"] + 1):
         rates.set(update)
         found.append([group["lr"] for group in rates.optimizer.param_groups])
-    np.testing.assert_allclose(found, expected[: len(found)], rtol=1e-12)
+    ref.check(name, torch.tensor(found, dtype=torch.float64), lambda stored: stored[: len(found)])
 
 
-REFERENCE_GROUPS = json.loads(str(np.load(VECTORS / "parameter_groups_a.npz")["groups"]))
 METHODS = {
     "deit": make_method("none"),
     "topk": vitrim.TopK(keep_rate=0.5),
@@ -51,10 +46,11 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", REFERENCE_GROUPS)
-def test_parameter_groups_match_the_reference(name: str) -> None:
+@golden.cases([("training/parameter_groups_a", name) for name in METHODS], "name")
+def test_parameter_groups_match_the_reference(ref: golden.Reference, name: str) -> None:
     """Which parameters are new, which are decayed, and at what rates; ours of the reducers have other names."""
-    args = json.loads(str(np.load(VECTORS / "parameter_groups_a.npz")["config"]))["args"]
+    args, published = ref["config"]["args"], ref["groups"][name]
+    assert set(ref["groups"]) == set(METHODS)
     model = golden.vit(golden.load(f"haurum/{name}_p64_r{'100' if name == 'deit' else '50'}"))
     if name != "deit":
         vitrim.reduce_(model, METHODS[name])
@@ -65,12 +61,17 @@ def test_parameter_groups_match_the_reference(name: str) -> None:
         (group["lr"], group["weight_decay"], group["frozen_at_first"]): [names[id(p)] for p in group["params"]]
         for group in parameter_groups(model, options, args["lr"])
     }
-    for group in REFERENCE_GROUPS[name].values():
-        ours = found[group["lr"], group["weight_decay"], group["freeze_epochs"] > 0]
-        assert {key for key in ours if ".reducer." not in key} == {
-            key for key in group["params"] if not key.startswith("cluster_layers")
-        }
-        assert sum(".reducer." in key for key in ours) == sum(key.startswith("cluster_") for key in group["params"])
+
+    def described(group: dict[str, Any]) -> tuple[tuple[Any, ...], set[str], int]:
+        own = {key for key in group["params"] if not key.startswith("cluster_layers")}
+        return (group["lr"], group["weight_decay"], group["freeze_epochs"] > 0), own, len(group["params"]) - len(own)
+
+    ours = []
+    for (rate, decay, frozen), parameters in found.items():
+        own = {key for key in parameters if ".reducer." not in key}
+        ours.append(((rate, decay, frozen), own, len(parameters) - len(own)))
+    expected = [described(group) for group in published.values()]
+    ref.check("groups", sorted(ours, key=str), lambda _: sorted(expected, key=str))
 
 
 def test_a_frozen_backbone_has_rate_zero_at_first_and_the_rest_has_not() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import golden_files
 import tiny
 import vitrim
 import vitrim.models
@@ -183,6 +184,18 @@ def test_tokens_and_logits_are_the_two_halves_of_a_forward() -> None:
     assert logits_of(hugging_face(tiny.images())).shape == (2, 5)
     with pytest.raises(VitrimError, match="needs forward_features and forward_head"):
         tokens_and_logits(hugging_face, tiny.images())
+
+
+@golden_files.cases(["training/losses_metrics_a"], arrays=("distill/*",))
+def test_distillation_is_the_published_one(ref: golden_files.Reference) -> None:
+    """Its student has a head for the labels and one for the teacher; ours learns both with one."""
+    logits, student, teacher = (
+        golden_files.tensor(ref, key).double() for key in ("ce/logits", "distill/kd_logits", "distill/teacher_logits")
+    )
+    labels = golden_files.tensor(ref, "ce/labels").long()
+    for alpha, key in ((0.5, "distill/soft_alpha0.5_tau3"), (0.0, "distill/none_alpha0.5_tau3")):
+        criterion = Distillation(alpha=alpha, tau=3.0)(lambda _, targets: F.cross_entropy(logits, targets), teacher)
+        ref.check(key, criterion(student, labels))
 
 
 def test_distillation_by_its_formulas() -> None:

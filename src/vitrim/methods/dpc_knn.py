@@ -91,6 +91,12 @@ class DPCKNNReducer(Reducer):
         return weight / (total + self.epsilon * (-largest).exp()).gather(1, cluster)
 
 
+def log_densities(distance: Tensor, k_neighbors: int) -> Tensor:
+    """(B, P) logarithm of the density around each patch, from the distances (B, P, P) of all pairs."""
+    neighbours = distance.topk(min(k_neighbors, distance.shape[1]), dim=2, largest=False).values
+    return -neighbours.square().mean(dim=2)
+
+
 def density_peaks(distance: Tensor, count: int, k_neighbors: int, noise: float = 0.0) -> Tensor:
     """(B, count) indices of the patches with the largest product of density and distance to a denser patch.
 
@@ -105,8 +111,7 @@ def density_peaks(distance: Tensor, count: int, k_neighbors: int, noise: float =
         >>> density_peaks(torch.cdist(points, points), count=2, k_neighbors=3)
         tensor([[1, 4]])
     """
-    neighbours = distance.topk(min(k_neighbors, distance.shape[1]), dim=2, largest=False).values
-    log_density = -neighbours.square().mean(dim=2)
+    log_density = log_densities(distance, k_neighbors)
     if noise > 0.0:
         log_density = (log_density.exp() + noise * torch.rand_like(log_density)).log()
     denser = log_density[:, None, :] > log_density[:, :, None]
