@@ -25,14 +25,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, LayerNorm, Mlp, PatchEmbed, calculate_drop_path_rates, to_2tuple
+from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from vitrim.block import merge_heads, split_heads
 from vitrim.errors import VitrimError
-from vitrim.exchange import Exchange
 from vitrim.models.common import create, pretrained_cfg, renamed, unwrapped
+from vitrim.models.lookupvit_parts import Gather, Infuse, LookupLayer, SharedGather, SharedLayer, SharedParts
 from vitrim.models.streams import (
     Grid,
     TwoStreamClassifier,
@@ -40,6 +39,7 @@ from vitrim.models.streams import (
     grid_of,
     initialise,
     join_keys_and_values,
+    position_table,
     resample_positions,
     transformer_blocks,
 )
@@ -47,67 +47,11 @@ from vitrim.models.streams import (
 __all__ = ["Gather", "Infuse", "LookupLayer", "LookupViT", "SharedGather", "SharedLookupViT", "checkpoint_filter_fn"]
 
 
-# ---- exchange --------------------------------------------------------------------------------------------------------
-
-
-class Gather(Exchange):
-    """Compressed tokens attend to lookup tokens, and hand the attention out for the way back.
-
-    Keys and values are one projection.
-    """
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.scale = (dim // num_heads) ** -0.5
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
-
-    def project(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, M, C) of the compressed, keys and values (B, N, C) of the lookup tokens."""
-        k, v = self.kv(lookup).chunk(2, dim=-1)
-        return self.q(compressed), k, v
-
-    def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) and (B, N, C) tokens to what is gathered (B, M, C) and the attention (B, H, M, N)."""
-        q, k, v = (split_heads(x, self.num_heads) for x in self.project(compressed, lookup))
-        attention = (q * self.scale @ k.transpose(-2, -1)).softmax(-1)
-        return merge_heads(attention @ v), attention
-
-
-class SharedGather(Gather):
-    """`Gather` with LayerNorms on queries and keys, and on the values that compressed tokens send back."""
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__(dim, num_heads)
-        self.q_norm, self.k_norm, self.v_norm = (nn.LayerNorm(dim) for _ in range(3))
-
-    def project(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, M, C) of the compressed, keys and values (B, N, C) of the lookup tokens."""
-        q, k, v = super().project(compressed, lookup)
-        return self.q_norm(q), self.k_norm(k), v
-
-    def values(self, compressed: Tensor) -> Tensor:
-        """(B, M, C) values of the compressed tokens, by the projection that the lookup tokens' values come from."""
-        dim = self.q.out_features
-        values: Tensor = self.v_norm(F.linear(compressed, self.kv.weight[dim:], self.kv.bias[dim:]))
-        return values
-
-
-class Infuse(Exchange):
-    """Values of the compressed tokens sent to the lookup tokens by the transposed attention. It is not normalised
-    again: lookup tokens that nobody attended to get little."""
-
-    def forward(self, attention: Tensor, values: Tensor) -> Tensor:
-        """(B, H, M, N) attention and (B, M, C) values to (B, N, C)."""
-        return merge_heads(attention.transpose(-2, -1) @ split_heads(values, attention.shape[1]))
-
-
 # ---- both classes ----------------------------------------------------------------------------------------------------
 
 
 class LookupBase(TwoStreamClassifier):
-    """Patch embedding, sizes and stack of layers. Arguments as of `LookupViT`."""
+    """Patch embedding and sizes. Arguments as of `LookupViT`."""
 
     def __init__(
         self,
@@ -147,30 +91,6 @@ class LookupBase(TwoStreamClassifier):
 
 
 # ---- the paper's model -----------------------------------------------------------------------------------------------
-
-
-class LookupLayer(nn.Module):
-    """One layer (section 3.2): gather, process, infuse, lookup MLP; each with its own parameters and a residual."""
-
-    def __init__(self, dim: int, num_heads: int, block: nn.Module, lookup_mlp_ratio: float, drop_path: float) -> None:
-        super().__init__()
-        self.compressed_norm, self.lookup_norm, self.infuse_norm, self.mlp_norm = (LayerNorm(dim) for _ in range(4))
-        self.gather = Gather(dim, num_heads)
-        self.gather_proj = nn.Linear(dim, dim)
-        self.block = block
-        self.infuse_values = nn.Linear(dim, dim)
-        self.infuse = Infuse()
-        self.infuse_proj = nn.Linear(dim, dim)
-        self.mlp = Mlp(dim, int(dim * lookup_mlp_ratio))
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens to the same."""
-        gathered, attention = self.gather(self.compressed_norm(compressed), self.lookup_norm(lookup))
-        compressed = self.block(compressed + self.drop_path(self.gather_proj(gathered)))
-        infused = self.infuse(attention, self.infuse_values(self.infuse_norm(compressed)))
-        lookup = lookup + self.drop_path(self.infuse_proj(infused))
-        return compressed, lookup + self.drop_path(self.mlp(self.mlp_norm(lookup)))
 
 
 class LookupViT(LookupBase):
@@ -223,9 +143,16 @@ class LookupViT(LookupBase):
         super().__init__(
             img_size, patch_size, compressed_grid, in_chans, num_classes, global_pool, embed_dim, drop_rate
         )
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], embed_dim))
-        options = {"mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias, "proj_drop": proj_drop_rate}
-        blocks = transformer_blocks(embed_dim, num_heads, depth, drop_path_rate, **options)
+        self.pos_embed = position_table(self.grid, embed_dim)
+        blocks = transformer_blocks(
+            embed_dim,
+            num_heads,
+            depth,
+            drop_path_rate,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop_rate,
+        )
         rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         self.layers = nn.ModuleList(
             LookupLayer(embed_dim, num_heads, block, lookup_mlp_ratio, rate)
@@ -246,40 +173,6 @@ class LookupViT(LookupBase):
 
 
 # ---- the model of Table 8 --------------------------------------------------------------------------------------------
-
-
-class SharedLayer(nn.Module):
-    """One layer of `SharedLookupViT`, of which only the transformer block is its own.
-
-        t, c = LN_t(t), LN_c(c)                      replaced by their norms
-        c = Block(c + A V(t));  c = LN_c(c)
-        t = t + A^T LN(V(c));   t = t + MLP(t)
-
-    The shared parts are handed in.
-    """
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, compressed: Tensor, lookup: Tensor, shared: SharedParts) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens to the same."""
-        lookup, compressed = shared.lookup_norm(lookup), shared.compressed_norm(compressed)
-        gathered, attention = shared.gather(compressed, lookup)
-        compressed = shared.compressed_norm(self.block(compressed + gathered))
-        lookup = lookup + shared.infuse(attention, shared.gather.values(compressed))
-        return compressed, lookup + shared.mlp(lookup)
-
-
-class SharedParts(nn.Module):
-    """Parts that exist once for all layers of `SharedLookupViT`: exchange, lookup MLP, a LayerNorm for each stream."""
-
-    def __init__(self, dim: int, num_heads: int, lookup_mlp_ratio: float) -> None:
-        super().__init__()
-        self.lookup_norm, self.compressed_norm = LayerNorm(dim), LayerNorm(dim)
-        self.gather = SharedGather(dim, num_heads)
-        self.infuse = Infuse()
-        self.mlp = Mlp(dim, int(dim * lookup_mlp_ratio))
 
 
 class SharedLookupViT(LookupBase):
@@ -325,14 +218,19 @@ class SharedLookupViT(LookupBase):
         )
         self.num_prefix_tokens = int(class_token)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
-        rows = self.num_prefix_tokens + self.grid[0] * self.grid[1]
-        self.pos_embed = nn.Parameter(torch.zeros(1, rows, embed_dim))
+        self.pos_embed = position_table(self.grid, embed_dim, self.num_prefix_tokens)
         self.compressed_table_grid = self.compressed_grid
-        rows = self.compressed_grid[0] * self.compressed_grid[1]
-        self.compressed_pos_embed = nn.Parameter(torch.zeros(1, rows, embed_dim))
+        self.compressed_pos_embed = position_table(self.compressed_grid, embed_dim)
         self.shared = SharedParts(embed_dim, num_heads, lookup_mlp_ratio)
-        options = {"mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias, "proj_drop": proj_drop_rate}
-        blocks = transformer_blocks(embed_dim, num_heads, depth, drop_path_rate, **options)
+        blocks = transformer_blocks(
+            embed_dim,
+            num_heads,
+            depth,
+            drop_path_rate,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop_rate,
+        )
         self.layers = nn.ModuleList(SharedLayer(block) for block in blocks)
         for table in (self.pos_embed, self.compressed_pos_embed, self.cls_token):
             if table is not None:
@@ -406,28 +304,23 @@ FAMILIES: dict[str, tuple[type[LookupBase], str]] = {
     "lookupvit_base": (LookupViT, "the paper"),
     "lookupvit_shared_base": (SharedLookupViT, "ViTTM's Table 8"),
 }
-SIDES = (3, 5, 7, 10)
+VARIANTS = {f"{family}_{side}": (family, side) for family in FAMILIES for side in (3, 5, 7, 10)}
+"""Registered names, with family and side of the compressed grid."""
 
-default_cfgs = generate_default_cfgs(
-    {
-        f"{family}_{side}": pretrained_cfg(fixed_input_size=False, classifier=("head", "auxiliary_head"))
-        for family in FAMILIES
-        for side in SIDES
-    }
-)
+_CFG = pretrained_cfg(fixed_input_size=False, classifier=("head", "auxiliary_head"))
+default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, _CFG))
 
 
-def _entrypoint(family: str, side: int) -> Callable[..., LookupBase]:
+def _entrypoint(variant: str, family: str, side: int) -> Callable[..., LookupBase]:
     kind, source = FAMILIES[family]
 
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-        return create(kind, checkpoint_filter_fn, entrypoint.__name__, pretrained, kwargs, compressed_grid=side)
+        return create(kind, checkpoint_filter_fn, variant, pretrained, kwargs, compressed_grid=side)
 
-    entrypoint.__name__ = entrypoint.__qualname__ = f"{family}_{side}"
+    entrypoint.__name__ = entrypoint.__qualname__ = variant
     entrypoint.__doc__ = f"LookupViT-B/16 of {source} with {side}x{side} compressed tokens."
-    return register_model(entrypoint)
+    return entrypoint
 
 
-for _family in FAMILIES:
-    for _side in SIDES:
-        globals()[f"{_family}_{_side}"] = _entrypoint(_family, _side)
+for _variant in VARIANTS:
+    globals()[_variant] = register_model(_entrypoint(_variant, *VARIANTS[_variant]))

@@ -216,6 +216,11 @@ class TwoStreamClassifier(nn.Module):
         return {name for name, parameter in self.named_parameters() if parameter.ndim == 3}
 
 
+def position_table(grid: Grid, dim: int, num_prefix: int = 0) -> nn.Parameter:
+    """Zero positions (1, prefix + H * W, C) of the prefix tokens and of a ``grid`` (H, W) of patches."""
+    return nn.Parameter(torch.zeros(1, num_prefix + grid[0] * grid[1], dim))
+
+
 def transformer_blocks(dim: int, num_heads: int, depth: int, drop_path: float, **options: Any) -> list[Block]:
     """Build timm's blocks, with stochastic depth that grows linearly from 0 to ``drop_path``.
 

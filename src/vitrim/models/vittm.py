@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import DropPath, LayerNorm, PatchEmbed
+from timm.layers import DropPath, LayerNorm
 from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -31,65 +31,27 @@ from torch import Tensor, nn
 from vitrim.errors import VitrimError, unknown
 from vitrim.models.common import create, pretrained_cfg, renamed, unwrapped
 from vitrim.models.streams import (
-    Grid,
     TwoStreamClassifier,
     fit_positions,
     grid_of,
     initialise,
     join_keys_and_values,
-    resample_positions,
     transformer_blocks,
 )
-from vitrim.models.vittm_parts import FUSIONS, HEADS, Fusion, LatentHead, LinearHead, MemoryMlp, ReadWriteHead
+from vitrim.models.vittm_parts import (
+    FUSIONS,
+    HEADS,
+    Fusion,
+    LatentHead,
+    LinearHead,
+    MemoryMlp,
+    ReadWriteHead,
+    StreamEmbed,
+)
 
 __all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed", "ViTTM", "checkpoint_filter_fn"]
 
 PUBLISHED_PATCH = 16  # patch size of the ViT that the published code is built on, and whose unused parts it keeps
-
-
-class StreamEmbed(nn.Module):
-    """Patches of one image as the tokens of both streams, with learned positions.
-
-    Where both patch sizes are equal, one convolution makes both streams (memory in its first C outputs).
-
-    Raises:
-        VitrimError: an image size that does not divide into patches.
-    """
-
-    def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
-        super().__init__()
-        self.patch_sizes = memory_patch, process_patch
-        self.grids = tuple(grid_of(img_size, patch) for patch in self.patch_sizes)
-        self.shared = process_patch == memory_patch
-        widths = {memory_patch: 2 * dim} if self.shared else dict.fromkeys(self.patch_sizes, dim)
-        self.patches = nn.ModuleList(
-            PatchEmbed(img_size, patch, in_chans, width, strict_img_size=False) for patch, width in widths.items()
-        )
-        self.memory_pos, self.process_pos = (
-            nn.Parameter(torch.zeros(1, rows * columns, dim)) for rows, columns in self.grids
-        )
-
-    @property
-    def num_tokens(self) -> tuple[int, int]:
-        """Memory and process tokens at the model's own image size."""
-        return self.memory_pos.shape[1], self.process_pos.shape[1]
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) images to (B, N, C) memory and (B, M, C) process tokens.
-
-        Raises:
-            VitrimError: a side that does not divide into patches.
-        """
-        grids = [grid_of(images.shape[-2:], patch) for patch in self.patch_sizes]
-        if self.shared:
-            memory, process = self.patches[0](images).chunk(2, dim=-1)
-        else:
-            memory, process = (embed(images) for embed in self.patches)
-        memory_pos, process_pos = (
-            resample_positions(table, own, grid)
-            for table, own, grid in zip((self.memory_pos, self.process_pos), self.grids, grids, strict=True)
-        )
-        return memory + memory_pos, process + process_pos
 
 
 class ViTTMLayer(nn.Module):
@@ -185,21 +147,15 @@ class ViTTM(TwoStreamClassifier):
             raise unknown("fusion", fusion, FUSIONS)
         super().__init__(img_size, in_chans, embed_dim, num_classes, global_pool, drop_rate)
         self.embed = StreamEmbed(self.img_size, process_patch_size, memory_patch_size, in_chans, embed_dim)
-        memory, process = (rows * columns for rows, columns in self.embed.grids)
+        memory, process = self.embed.num_tokens
         head, latent_dim = HEADS[read_write], int(embed_dim // latent_scale)
         self.fixed_length = head.fixed_length or FUSIONS[fusion].fixed_length
         self.read_fusion = FUSIONS[fusion](embed_dim, process)
         self.write_fusion = FUSIONS[fusion](embed_dim, memory)
         self.read_write_drop = DropPath(read_write_drop_path)
+        drops = {"proj_drop": proj_drop_rate, "attn_drop": attn_drop_rate}
         blocks = transformer_blocks(
-            embed_dim,
-            num_heads,
-            depth,
-            drop_path_rate,
-            mlp_ratio=mlp_ratio,
-            qkv_bias=qkv_bias,
-            proj_drop=proj_drop_rate,
-            attn_drop=attn_drop_rate,
+            embed_dim, num_heads, depth, drop_path_rate, mlp_ratio=mlp_ratio, qkv_bias=qkv_bias, **drops
         )
         self.layers = nn.ModuleList(
             ViTTMLayer(

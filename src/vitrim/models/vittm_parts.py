@@ -1,4 +1,4 @@
-"""Parts of ViTTM to choose from: read and write heads, fusions, and the memory block.
+"""Parts of ViTTM: the tokens of both streams, read and write heads, fusions, and the memory block.
 
 The published models use the head ``linear``, the fusion ``add`` and no memory block; the others are alternatives that
 the paper compares.
@@ -8,15 +8,62 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp
+from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
 from vitrim.block import merge_heads, split_heads
 from vitrim.exchange import Exchange
+from vitrim.models.streams import Grid, grid_of, position_table, resample_positions
 
-__all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead"]
+__all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed"]
 
 LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+class StreamEmbed(nn.Module):
+    """Patches of one image as the tokens of both streams, with learned positions.
+
+    Where both patch sizes are equal, one convolution makes both streams (memory in its first C outputs).
+
+    Raises:
+        VitrimError: an image size that does not divide into patches.
+    """
+
+    def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
+        super().__init__()
+        self.patch_sizes = memory_patch, process_patch
+        self.grids = tuple(grid_of(img_size, patch) for patch in self.patch_sizes)
+        self.shared = process_patch == memory_patch
+        widths = {memory_patch: 2 * dim} if self.shared else dict.fromkeys(self.patch_sizes, dim)
+        self.patches = nn.ModuleList(
+            PatchEmbed(img_size, patch, in_chans, width, strict_img_size=False) for patch, width in widths.items()
+        )
+        self.memory_pos, self.process_pos = (position_table(grid, dim) for grid in self.grids)
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        """Memory and process tokens at the model's own image size."""
+        return self.memory_pos.shape[1], self.process_pos.shape[1]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) images to (B, N, C) memory and (B, M, C) process tokens.
+
+        Raises:
+            VitrimError: a side that does not divide into patches.
+        """
+        grids = [grid_of(images.shape[-2:], patch) for patch in self.patch_sizes]
+        if self.shared:
+            memory, process = self.patches[0](images).chunk(2, dim=-1)
+        else:
+            memory, process = (embed(images) for embed in self.patches)
+        memory_pos, process_pos = (
+            resample_positions(table, own, grid)
+            for table, own, grid in zip((self.memory_pos, self.process_pos), self.grids, grids, strict=True)
+        )
+        return memory + memory_pos, process + process_pos
 
 
 # ---- read and write heads --------------------------------------------------------------------------------------------
@@ -82,9 +129,6 @@ class LinearHead(AttentionHead):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weight = q @ k.sum(-2).unsqueeze(-1) + self.epsilon  # (B, H, M, 1)
         return (q / weight) @ (k.transpose(-2, -1) @ v)
-
-
-# ---- those of the paper's comparisons --------------------------------------------------------------------------------
 
 
 class LatentCrossHead(AttentionHead):
