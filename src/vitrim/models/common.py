@@ -1,4 +1,4 @@
-"""What the models of this folder that are built on timm's `VisionTransformer` share."""
+"""Convolutional stems, registration and checkpoints of the models in this folder."""
 
 from __future__ import annotations
 
@@ -103,16 +103,19 @@ def create(
     variant: str,
     pretrained: bool,
     kwargs: Mapping[str, Any],
+    *,
+    out_indices: Any = 3,
     **geometry: Any,
 ) -> Model:
     """A registered model, built by timm.
 
     Args:
-        kind: its class, a subclass of timm's `VisionTransformer`.
+        kind: its class.
         filter_fn: brings a checkpoint under the names and to the grid of a model.
         variant: its registered name.
         pretrained: load weights.
-        kwargs: what the caller of timm's ``create_model`` gives; comes before ``geometry``.
+        kwargs: what the caller of timm's ``create_model`` gives; takes precedence over ``geometry``.
+        out_indices: layers that give maps under ``features_only``, unless the caller says; an int: the last so many.
         geometry: the arguments of ``kind`` that make this variant.
     """
     model: Model = build_model_with_cfg(
@@ -120,7 +123,7 @@ def create(
         variant,
         pretrained,
         pretrained_filter_fn=filter_fn,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
         **{**geometry, **kwargs},
     )
     return model

@@ -20,20 +20,18 @@ The prediction is the classifier of the compressed tokens; training adds the los
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, LayerNorm, Mlp, PatchEmbed, calculate_drop_path_rates, to_2tuple
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models.vision_transformer import Block
+from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from vitrim.block import merge_heads, split_heads
 from vitrim.errors import VitrimError
-from vitrim.exchange import Exchange
-from vitrim.models.common import pretrained_cfg, renamed, unwrapped
+from vitrim.models.common import create, pretrained_cfg, renamed, unwrapped
+from vitrim.models.lookupvit_parts import Gather, Infuse, LookupLayer, SharedGather, SharedLayer, SharedParts
 from vitrim.models.streams import (
     Grid,
     TwoStreamClassifier,
@@ -41,73 +39,19 @@ from vitrim.models.streams import (
     grid_of,
     initialise,
     join_keys_and_values,
+    position_table,
     resample_positions,
+    transformer_blocks,
 )
 
 __all__ = ["Gather", "Infuse", "LookupLayer", "LookupViT", "SharedGather", "SharedLookupViT", "checkpoint_filter_fn"]
 
 
-# ---- exchange --------------------------------------------------------------------------------------------------------
-
-
-class Gather(Exchange):
-    """Compressed tokens attend to lookup tokens, and hand the attention out for the way back.
-
-    Keys and values are one projection.
-    """
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.scale = (dim // num_heads) ** -0.5
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
-
-    def project(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, M, C) of the compressed, keys and values (B, N, C) of the lookup tokens."""
-        k, v = self.kv(lookup).chunk(2, dim=-1)
-        return self.q(compressed), k, v
-
-    def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) and (B, N, C) tokens to what is gathered (B, M, C) and the attention (B, H, M, N)."""
-        q, k, v = (split_heads(x, self.num_heads) for x in self.project(compressed, lookup))
-        attention = (q * self.scale @ k.transpose(-2, -1)).softmax(-1)
-        return merge_heads(attention @ v), attention
-
-
-class SharedGather(Gather):
-    """`Gather` with LayerNorms on queries and keys, and on the values that compressed tokens send back."""
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__(dim, num_heads)
-        self.q_norm, self.k_norm, self.v_norm = (nn.LayerNorm(dim) for _ in range(3))
-
-    def project(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, M, C) of the compressed, keys and values (B, N, C) of the lookup tokens."""
-        q, k, v = super().project(compressed, lookup)
-        return self.q_norm(q), self.k_norm(k), v
-
-    def values(self, compressed: Tensor) -> Tensor:
-        """(B, M, C) values of the compressed tokens, by the projection that the lookup tokens' values come from."""
-        dim = self.q.out_features
-        values: Tensor = self.v_norm(F.linear(compressed, self.kv.weight[dim:], self.kv.bias[dim:]))
-        return values
-
-
-class Infuse(Exchange):
-    """Values of the compressed tokens sent to the lookup tokens by the transposed attention. It is not normalised
-    again: lookup tokens that nobody attended to get little."""
-
-    def forward(self, attention: Tensor, values: Tensor) -> Tensor:
-        """(B, H, M, N) attention and (B, M, C) values to (B, N, C)."""
-        return merge_heads(attention.transpose(-2, -1) @ split_heads(values, attention.shape[1]))
-
-
-# ---- what both classes share -----------------------------------------------------------------------------------------
+# ---- both classes ----------------------------------------------------------------------------------------------------
 
 
 class LookupBase(TwoStreamClassifier):
-    """Patch embedding, sizes and stack of layers. Arguments as of `LookupViT`."""
+    """Patch embedding and sizes. Arguments as of `LookupViT`."""
 
     def __init__(
         self,
@@ -122,7 +66,7 @@ class LookupBase(TwoStreamClassifier):
     ) -> None:
         super().__init__(img_size, in_chans, embed_dim, num_classes, global_pool, drop_rate)
         self.patch_size = patch_size
-        self.grid = grid_of(torch.empty(0, 0, *self.img_size, device="meta"), patch_size)
+        self.grid = grid_of(self.img_size, patch_size)
         self.patch_embed = PatchEmbed(
             self.img_size, patch_size, in_chans, embed_dim, strict_img_size=False, output_fmt="NCHW"
         )
@@ -146,36 +90,7 @@ class LookupBase(TwoStreamClassifier):
         self.compressed_grid: Grid = (rows, columns)
 
 
-def transformer_block(dim: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, drop: float, path: float) -> Block:
-    """timm's block with dropout ``drop`` behind its projections and stochastic depth ``path``."""
-    return Block(dim, num_heads, mlp_ratio, qkv_bias, proj_drop=drop, drop_path=path, norm_layer=LayerNorm)
-
-
 # ---- the paper's model -----------------------------------------------------------------------------------------------
-
-
-class LookupLayer(nn.Module):
-    """One layer (section 3.2): gather, process, infuse, lookup MLP; each with its own parameters and a residual."""
-
-    def __init__(self, dim: int, num_heads: int, block: nn.Module, lookup_mlp_ratio: float, drop_path: float) -> None:
-        super().__init__()
-        self.compressed_norm, self.lookup_norm, self.infuse_norm, self.mlp_norm = (LayerNorm(dim) for _ in range(4))
-        self.gather = Gather(dim, num_heads)
-        self.gather_proj = nn.Linear(dim, dim)
-        self.block = block
-        self.infuse_values = nn.Linear(dim, dim)
-        self.infuse = Infuse()
-        self.infuse_proj = nn.Linear(dim, dim)
-        self.mlp = Mlp(dim, int(dim * lookup_mlp_ratio))
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens to the same."""
-        gathered, attention = self.gather(self.compressed_norm(compressed), self.lookup_norm(lookup))
-        compressed = self.block(compressed + self.drop_path(self.gather_proj(gathered)))
-        infused = self.infuse(attention, self.infuse_values(self.infuse_norm(compressed)))
-        lookup = lookup + self.drop_path(self.infuse_proj(infused))
-        return compressed, lookup + self.drop_path(self.mlp(self.mlp_norm(lookup)))
 
 
 class LookupViT(LookupBase):
@@ -228,69 +143,36 @@ class LookupViT(LookupBase):
         super().__init__(
             img_size, patch_size, compressed_grid, in_chans, num_classes, global_pool, embed_dim, drop_rate
         )
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], embed_dim))
+        self.pos_embed = position_table(self.grid, embed_dim)
+        blocks = transformer_blocks(
+            embed_dim,
+            num_heads,
+            depth,
+            drop_path_rate,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop_rate,
+        )
         rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         self.layers = nn.ModuleList(
-            LookupLayer(
-                embed_dim,
-                num_heads,
-                transformer_block(embed_dim, num_heads, mlp_ratio, qkv_bias, proj_drop_rate, rate),
-                lookup_mlp_ratio,
-                rate,
-            )
-            for rate in rates
+            LookupLayer(embed_dim, num_heads, block, lookup_mlp_ratio, rate)
+            for block, rate in zip(blocks, rates, strict=True)
         )
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         initialise(self.layers)
 
-    def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens of images (B, 3, H, W)."""
-        grid = grid_of(x, self.patch_size)
-        lookup = self.patch_embed(x).flatten(2).transpose(1, 2) + resample_positions(self.pos_embed, self.grid, grid)
+    def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, M, C) compressed and (B, N, C) lookup tokens of images (B, 3, H, W), before the layers."""
+        grid = grid_of(images.shape[-2:], self.patch_size)
+        lookup = self.patch_embed(images).flatten(2).transpose(1, 2)
+        lookup = lookup + resample_positions(self.pos_embed, self.grid, grid)
         # patches and positions resized alike: one resizing of their sum, antialiased, since it is linear
         patches = lookup.transpose(1, 2).unflatten(2, grid)
         resized = F.interpolate(patches, size=self.compressed_grid, mode="bilinear", antialias=True)
-        compressed = resized.flatten(2).transpose(1, 2)
-        for layer in self.layers:
-            compressed, lookup = self.run_layer(layer, compressed, lookup)
-        return compressed, lookup
+        return resized.flatten(2).transpose(1, 2), lookup
 
 
 # ---- the model of Table 8 --------------------------------------------------------------------------------------------
-
-
-class SharedLayer(nn.Module):
-    """One layer of `SharedLookupViT`, of which only the transformer block is its own.
-
-        t, c = LN_t(t), LN_c(c)                      replaced by their norms
-        c = Block(c + A V(t));  c = LN_c(c)
-        t = t + A^T LN(V(c));   t = t + MLP(t)
-
-    The shared parts are handed in.
-    """
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, compressed: Tensor, lookup: Tensor, shared: SharedParts) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens to the same."""
-        lookup, compressed = shared.lookup_norm(lookup), shared.compressed_norm(compressed)
-        gathered, attention = shared.gather(compressed, lookup)
-        compressed = shared.compressed_norm(self.block(compressed + gathered))
-        lookup = lookup + shared.infuse(attention, shared.gather.values(compressed))
-        return compressed, lookup + shared.mlp(lookup)
-
-
-class SharedParts(nn.Module):
-    """What all layers of `SharedLookupViT` share: exchange, lookup MLP and a LayerNorm for each stream."""
-
-    def __init__(self, dim: int, num_heads: int, lookup_mlp_ratio: float) -> None:
-        super().__init__()
-        self.lookup_norm, self.compressed_norm = LayerNorm(dim), LayerNorm(dim)
-        self.gather = SharedGather(dim, num_heads)
-        self.infuse = Infuse()
-        self.mlp = Mlp(dim, int(dim * lookup_mlp_ratio))
 
 
 class SharedLookupViT(LookupBase):
@@ -336,27 +218,34 @@ class SharedLookupViT(LookupBase):
         )
         self.num_prefix_tokens = int(class_token)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
-        rows = self.num_prefix_tokens + self.grid[0] * self.grid[1]
-        self.pos_embed = nn.Parameter(torch.zeros(1, rows, embed_dim))
+        self.pos_embed = position_table(self.grid, embed_dim, self.num_prefix_tokens)
         self.compressed_table_grid = self.compressed_grid
-        rows = self.compressed_grid[0] * self.compressed_grid[1]
-        self.compressed_pos_embed = nn.Parameter(torch.zeros(1, rows, embed_dim))
+        self.compressed_pos_embed = position_table(self.compressed_grid, embed_dim)
         self.shared = SharedParts(embed_dim, num_heads, lookup_mlp_ratio)
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
-        self.layers = nn.ModuleList(
-            SharedLayer(transformer_block(embed_dim, num_heads, mlp_ratio, qkv_bias, proj_drop_rate, rate))
-            for rate in rates
+        blocks = transformer_blocks(
+            embed_dim,
+            num_heads,
+            depth,
+            drop_path_rate,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop_rate,
         )
+        self.layers = nn.ModuleList(SharedLayer(block) for block in blocks)
         for table in (self.pos_embed, self.compressed_pos_embed, self.cls_token):
             if table is not None:
                 nn.init.trunc_normal_(table, std=0.02)
-        initialise(self.layers)
-        initialise(self.shared)
+        initialise(self.layers, self.shared)
 
-    def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def shared_parts(self) -> tuple[nn.Module, ...]:
+        """`SharedParts`."""
+        return (self.shared,)
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, M, C) compressed and (B, N, C) lookup tokens, class token first, of images (B, 3, H, W)."""
-        grid = grid_of(x, self.patch_size)
-        patches = self.patch_embed(x)
+        grid = grid_of(images.shape[-2:], self.patch_size)
+        patches = self.patch_embed(images)
         compressed = F.adaptive_avg_pool2d(patches, self.compressed_grid).flatten(2).transpose(1, 2)
         compressed = compressed + resample_positions(
             self.compressed_pos_embed, self.compressed_table_grid, self.compressed_grid
@@ -365,10 +254,8 @@ class SharedLookupViT(LookupBase):
         table = resample_positions(self.pos_embed[:, prefix:], self.grid, grid)
         lookup = patches.flatten(2).transpose(1, 2) + table
         if self.cls_token is not None:
-            class_token = (self.cls_token + self.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
+            class_token = (self.cls_token + self.pos_embed[:, :1]).expand(images.shape[0], -1, -1)
             lookup = torch.cat((class_token, lookup), dim=1)
-        for layer in self.layers:
-            compressed, lookup = self.run_layer(layer, compressed, lookup, self.shared)
         return compressed, lookup
 
 
@@ -388,7 +275,7 @@ _RENAMED = (
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: LookupBase) -> dict[str, Tensor]:
-    """The weights of a checkpoint under the names and grids of ``model``.
+    """Bring a checkpoint under the names and to the grids of ``model``.
 
     Checkpoints of the ViTTM authors' LookupViT fit `SharedLookupViT`: their ``head`` and ``fc_norm`` are those of the
     lookup tokens, here the auxiliary ones. Position tables are resampled to the model's image size and, there, to its
@@ -413,61 +300,27 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: LookupBase) -> di
 
 # ---- the models of the papers ----------------------------------------------------------------------------------------
 
+FAMILIES: dict[str, tuple[type[LookupBase], str]] = {
+    "lookupvit_base": (LookupViT, "the paper"),
+    "lookupvit_shared_base": (SharedLookupViT, "ViTTM's Table 8"),
+}
+VARIANTS = {f"{family}_{side}": (family, side) for family in FAMILIES for side in (3, 5, 7, 10)}
+"""Registered names, with family and side of the compressed grid."""
+
 _CFG = pretrained_cfg(fixed_input_size=False, classifier=("head", "auxiliary_head"))
-default_cfgs = generate_default_cfgs(
-    {f"{family}_{side}": _CFG for family in ("lookupvit_base", "lookupvit_shared_base") for side in (3, 5, 7, 10)}
-)
+default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, _CFG))
 
 
-def _create(variant: str, pretrained: bool, side: int, **kwargs: Any) -> LookupBase:
-    model: type[LookupBase] = SharedLookupViT if "shared" in variant else LookupViT
-    kwargs = {"compressed_grid": side, **kwargs}
-    return build_model_with_cfg(model, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
+def _entrypoint(variant: str, family: str, side: int) -> Callable[..., LookupBase]:
+    kind, source = FAMILIES[family]
+
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> LookupBase:
+        return create(kind, checkpoint_filter_fn, variant, pretrained, kwargs, compressed_grid=side)
+
+    entrypoint.__name__ = entrypoint.__qualname__ = variant
+    entrypoint.__doc__ = f"LookupViT-B/16 of {source} with {side}x{side} compressed tokens."
+    return entrypoint
 
 
-@register_model
-def lookupvit_base_3(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-    """LookupViT-B/16 of the paper with 3x3 compressed tokens."""
-    return _create("lookupvit_base_3", pretrained, 3, **kwargs)
-
-
-@register_model
-def lookupvit_base_5(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-    """LookupViT-B/16 of the paper with 5x5 compressed tokens."""
-    return _create("lookupvit_base_5", pretrained, 5, **kwargs)
-
-
-@register_model
-def lookupvit_base_7(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-    """LookupViT-B/16 of the paper with 7x7 compressed tokens."""
-    return _create("lookupvit_base_7", pretrained, 7, **kwargs)
-
-
-@register_model
-def lookupvit_base_10(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-    """LookupViT-B/16 of the paper with 10x10 compressed tokens."""
-    return _create("lookupvit_base_10", pretrained, 10, **kwargs)
-
-
-@register_model
-def lookupvit_shared_base_3(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-    """LookupViT-B/16 of ViTTM's Table 8 with 3x3 compressed tokens."""
-    return _create("lookupvit_shared_base_3", pretrained, 3, **kwargs)
-
-
-@register_model
-def lookupvit_shared_base_5(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-    """LookupViT-B/16 of ViTTM's Table 8 with 5x5 compressed tokens."""
-    return _create("lookupvit_shared_base_5", pretrained, 5, **kwargs)
-
-
-@register_model
-def lookupvit_shared_base_7(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-    """LookupViT-B/16 of ViTTM's Table 8 with 7x7 compressed tokens."""
-    return _create("lookupvit_shared_base_7", pretrained, 7, **kwargs)
-
-
-@register_model
-def lookupvit_shared_base_10(pretrained: bool = False, **kwargs: Any) -> LookupBase:
-    """LookupViT-B/16 of ViTTM's Table 8 with 10x10 compressed tokens."""
-    return _create("lookupvit_shared_base_10", pretrained, 10, **kwargs)
+for _variant in VARIANTS:
+    globals()[_variant] = register_model(_entrypoint(_variant, *VARIANTS[_variant]))

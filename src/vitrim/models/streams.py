@@ -1,13 +1,14 @@
-"""What two-stream classifiers share: resampled position tables, a head on each stream, the loss on both."""
+"""Parts of models with two streams of tokens: resampled positions, a classifier on each stream, the loss on both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import LayerNorm, to_2tuple, trunc_normal_
+from timm.layers import LayerNorm, calculate_drop_path_rates, to_2tuple, trunc_normal_
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -75,28 +76,32 @@ def join_keys_and_values(state: dict[str, Tensor], module: str) -> None:
         state[f"{module}.kv.{kind}"] = torch.cat([state.pop(f"{module}.{name}.{kind}") for name in ("k", "v")])
 
 
-def grid_of(images: Tensor, patch_size: int) -> Grid:
-    """Rows and columns of patches of ``images`` (B, C, H, W).
+def grid_of(size: Sequence[int], patch_size: int) -> Grid:
+    """Rows and columns of patches in an image of ``size``: its height and width in pixels.
 
     Raises:
         VitrimError: a side is not a multiple of the patch size.
 
     Example:
-        >>> grid_of(torch.zeros(1, 3, 64, 96), 16)
+        >>> grid_of((64, 96), 16)
         (4, 6)
     """
-    height, width = images.shape[-2:]
+    height, width = size
     if height % patch_size or width % patch_size:
         raise VitrimError(f"images of {height}x{width} px do not divide into patches of {patch_size} px")
     return height // patch_size, width // patch_size
 
 
 class TwoStreamClassifier(nn.Module):
-    """A model that ends in two sets of tokens with a classifier on each, of which the first makes the prediction.
+    """Base class of models with two streams of tokens and a classifier on each; that of the first predicts.
 
-    A subclass defines ``forward_features(images) -> (tokens, auxiliary_tokens)``. What the model returns does not
-    depend on its mode: ``model(images)`` are the logits of the prediction, and `forward_streams` gives both for the
-    loss of the papers, `objective`.
+    A subclass states how an image becomes two streams, ``embed``, and the ``layers`` that both go through. The output
+    does not depend on the mode: ``model(images)`` returns the logits of the prediction, and `forward_streams` those of
+    both classifiers for the loss of the papers, `objective`.
+
+    Attributes:
+        embed: a method or module from images (B, 3, H, W) to tokens (B, N, C) and auxiliary tokens (B, M, C).
+        layers: modules from both streams, followed by `shared_parts`, to both streams.
 
     Args:
         img_size: height and width, or one number for both, that the position tables are made for.
@@ -110,6 +115,9 @@ class TwoStreamClassifier(nn.Module):
     Raises:
         VitrimError: another pooling.
     """
+
+    embed: Callable[[Tensor], tuple[Tensor, Tensor]]
+    layers: nn.ModuleList
 
     def __init__(
         self,
@@ -141,15 +149,27 @@ class TwoStreamClassifier(nn.Module):
         if global_pool != "avg":
             raise VitrimError(f"{cls.__name__} pools by the mean (avg) over its tokens, not '{global_pool}'")
 
-    def run_layer(self, layer: nn.Module, *streams: Any) -> Any:
-        """``layer(*streams)``; with gradient checkpointing, computed again in the backward pass."""
+    @property
+    def shared_parts(self) -> tuple[nn.Module, ...]:
+        """Modules that all layers share, handed to each of them behind the two streams."""
+        return ()
+
+    def run_layer(self, layer: nn.Module, tokens: Tensor, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
+        """Run both streams through ``layer``; with gradient checkpointing, compute it again in the backward pass."""
+        inputs = (tokens, auxiliary, *self.shared_parts)
         if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, *streams, use_reentrant=False)
-        return layer(*streams)
+            return checkpoint(layer, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
+        return layer(*inputs)  # type: ignore[no-any-return]
+
+    def forward_layers(self, tokens: Tensor, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
+        """Run both streams, (B, N, C) and (B, M, C), through all layers."""
+        for layer in self.layers:
+            tokens, auxiliary = self.run_layer(layer, tokens, auxiliary)
+        return tokens, auxiliary
 
     def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, N, C) that the prediction is made from, and the auxiliary ones (B, M, C)."""
-        raise NotImplementedError
+        """Tokens (B, N, C) that predict, and the auxiliary ones (B, M, C), of images (B, 3, H, W)."""
+        return self.forward_layers(*self.embed(x))
 
     def forward_head(self, x: tuple[Tensor, Tensor], pre_logits: bool = False) -> Tensor:
         """Logits (B, K) from the first of the two streams, or its pooled feature (B, C) with ``pre_logits``."""
@@ -157,7 +177,7 @@ class TwoStreamClassifier(nn.Module):
         return pooled if pre_logits else self.head(pooled)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W), in training as well."""
+        """Logits (B, K) of images (B, 3, H, W), in training as well."""
         return self.forward_head(self.forward_features(x))
 
     def forward_streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,7 +187,7 @@ class TwoStreamClassifier(nn.Module):
         return self.forward_head(streams), auxiliary
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """What training minimises on one batch: the criterion on both classifiers, `objective`."""
+        """Training losses of one batch: the criterion on both classifiers, added (`objective`)."""
         return objective(self.forward_streams(step.images), step.targets, criterion=step.criterion)
 
     def get_classifier(self) -> nn.Module:
@@ -196,6 +216,25 @@ class TwoStreamClassifier(nn.Module):
         return {name for name, parameter in self.named_parameters() if parameter.ndim == 3}
 
 
+def position_table(grid: Grid, dim: int, num_prefix: int = 0) -> nn.Parameter:
+    """Zero positions (1, prefix + H * W, C) of the prefix tokens and of a ``grid`` (H, W) of patches."""
+    return nn.Parameter(torch.zeros(1, num_prefix + grid[0] * grid[1], dim))
+
+
+def transformer_blocks(dim: int, num_heads: int, depth: int, drop_path: float, **options: Any) -> list[Block]:
+    """Build timm's blocks, with stochastic depth that grows linearly from 0 to ``drop_path``.
+
+    Args:
+        dim: channels C.
+        num_heads: attention heads H.
+        depth: number of blocks.
+        drop_path: rate of the last block.
+        options: of timm's `Block`.
+    """
+    rates: Any = calculate_drop_path_rates(drop_path, depth)  # floats: nested only for models with stages
+    return [Block(dim, num_heads, drop_path=rate, norm_layer=LayerNorm, **options) for rate in rates]
+
+
 def classifier(dim: int, num_classes: int) -> nn.Module:
     """A zero-initialised linear classifier, or the identity for 0 classes."""
     if num_classes == 0:
@@ -206,9 +245,9 @@ def classifier(dim: int, num_classes: int) -> nn.Module:
     return head
 
 
-def initialise(module: nn.Module) -> None:
-    """timm's start of ViTs for all linear layers and position tables of ``module``: truncated normal 0.02, no bias."""
-    for part in module.modules():
+def initialise(*modules: nn.Module) -> None:
+    """Initialise all linear layers and position tables as timm does in ViTs: truncated normal of 0.02, biases 0."""
+    for part in (part for module in modules for part in module.modules()):
         if isinstance(part, nn.Linear):
             trunc_normal_(part.weight, std=0.02)
             if part.bias is not None:

@@ -19,264 +19,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from timm.layers import DropPath, LayerNorm, Mlp, PatchEmbed, calculate_drop_path_rates
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.layers import DropPath, LayerNorm
+from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from vitrim.block import merge_heads, split_heads
 from vitrim.errors import VitrimError, unknown
-from vitrim.exchange import Exchange
-from vitrim.models.common import pretrained_cfg, renamed, unwrapped
+from vitrim.models.common import create, pretrained_cfg, renamed, unwrapped
 from vitrim.models.streams import (
-    Grid,
     TwoStreamClassifier,
     fit_positions,
     grid_of,
     initialise,
     join_keys_and_values,
-    resample_positions,
+    transformer_blocks,
+)
+from vitrim.models.vittm_parts import (
+    FUSIONS,
+    HEADS,
+    Fusion,
+    LatentHead,
+    LinearHead,
+    MemoryMlp,
+    ReadWriteHead,
+    StreamEmbed,
 )
 
 __all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed", "ViTTM", "checkpoint_filter_fn"]
 
-LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead
 PUBLISHED_PATCH = 16  # patch size of the ViT that the published code is built on, and whose unused parts it keeps
-
-
-# ---- read and write heads --------------------------------------------------------------------------------------------
-
-
-class ReadWriteHead(Exchange):
-    """Base class: what ``target`` tokens get from ``source`` tokens.
-
-    Args:
-        dim: channels C of both streams.
-        num_heads: attention heads H.
-        latent_dim: channels that keys and queries (or latents) are projected to.
-        num_source, num_target: tokens at the model's own image size.
-    """
-
-    fixed_length = False
-    """Whether the head works for the numbers of tokens it was made for only."""
-
-    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.num_target = num_target
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
-        raise NotImplementedError
-
-    def split(self, x: Tensor) -> Tensor:
-        """(B, N, C) to (B, H, N, C / H)."""
-        return split_heads(x, self.num_heads)
-
-
-class LinearHead(ReadWriteHead):
-    """Linear attention with the feature map elu + 1 (section 3; the head of the published models).
-
-    out = phi(q) (phi(k)^T v) / (phi(q) sum_n phi(k_n) + 1e-6), without output projection: cost is linear in both
-    numbers of tokens. Keys and values are one projection.
-    """
-
-    epsilon = 1e-6
-
-    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
-        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
-        self.q = nn.Linear(dim, latent_dim)
-        self.kv = nn.Linear(dim, latent_dim + dim)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
-        q = self.split(F.elu(self.q(target)) + 1)
-        k, v = self.kv(source).split((self.q.out_features, source.shape[-1]), dim=-1)
-        k, v = self.split(F.elu(k) + 1), self.split(v)
-        weight = q @ k.sum(-2).unsqueeze(-1) + self.epsilon  # (B, H, M, 1)
-        return merge_heads((q / weight) @ (k.transpose(-2, -1) @ v))
-
-
-class CrossHead(ReadWriteHead):
-    """Softmax cross attention with LayerNorms on queries, keys and values, each over all C channels."""
-
-    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
-        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
-        self.q_norm, self.k_norm, self.v_norm = (nn.LayerNorm(dim) for _ in range(3))
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
-        k, v = self.kv(source).chunk(2, dim=-1)
-        q, k, v = self.q_norm(self.q(target)), self.k_norm(k), self.v_norm(v)
-        out = F.scaled_dot_product_attention(self.split(q), self.split(k), self.split(v))
-        return self.proj(merge_heads(out))  # type: ignore[no-any-return]
-
-
-class LatentCrossHead(ReadWriteHead):
-    """Factorised cross attention: softmax of queries over channels and of keys over tokens, so that k^T v is small."""
-
-    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
-        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
-        self.q = nn.Linear(dim, latent_dim)
-        self.kv = nn.Linear(dim, latent_dim + dim)
-        self.q_norm, self.k_norm = nn.LayerNorm(latent_dim), nn.LayerNorm(latent_dim)
-        self.v_norm = nn.LayerNorm(dim)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
-        k, v = self.kv(source).split((self.q.out_features, source.shape[-1]), dim=-1)
-        q = self.split(self.q_norm(self.q(target))).softmax(-1)
-        k, v = self.split(self.k_norm(k)).softmax(-2), self.split(self.v_norm(v))
-        return self.proj(merge_heads(q @ (k.transpose(-2, -1) @ v)))  # type: ignore[no-any-return]
-
-
-class LatentHead(ReadWriteHead):
-    """Source tokens are mixed into a few latents and targets mix those; values are the source tokens as they are."""
-
-    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
-        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
-        self.k_norm, self.q_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.k_mlp = Mlp(dim, LATENT_BOTTLENECK, latent_dim)
-        self.q_mlp = Mlp(dim, LATENT_BOTTLENECK, latent_dim)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
-        k: Tensor = self.k_mlp(self.k_norm(source)).softmax(-2)
-        q: Tensor = self.q_mlp(self.q_norm(target)).softmax(-1)
-        return q @ (k.transpose(-2, -1) @ source)
-
-
-class TokenLearnerHead(ReadWriteHead):
-    """TokenLearner on both streams together: one learned mixture of all tokens for each target token."""
-
-    fixed_length = True
-
-    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_source: int, num_target: int) -> None:
-        super().__init__(dim, num_heads, latent_dim, num_source, num_target)
-        self.norm = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, num_target, num_target)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
-        tokens = torch.cat((source, target), dim=1)
-        weights = self.mlp(self.norm(tokens)).softmax(1)
-        return weights.transpose(1, 2) @ tokens  # type: ignore[no-any-return]
-
-
-HEADS: dict[str, type[ReadWriteHead]] = {
-    "linear": LinearHead,
-    "cross": CrossHead,
-    "latent_cross": LatentCrossHead,
-    "latent": LatentHead,
-    "token_learner": TokenLearnerHead,
-}
-"""Read and write heads by name. The published models use ``linear``."""
-
-
-# ---- fusion ----------------------------------------------------------------------------------------------------------
-
-
-class Fusion(nn.Module):
-    """How what was read or written joins the ``num_target`` tokens of C = ``dim`` channels. Base class: adds them."""
-
-    fixed_length = False
-    """Whether it works for the number of tokens it was made for only."""
-
-    def __init__(self, dim: int, num_target: int) -> None:
-        super().__init__()
-
-    def forward(self, update: Tensor, target: Tensor) -> Tensor:
-        """(B, M, C) update and (B, M, C) tokens to (B, M, C)."""
-        return target + update
-
-
-class Erase(Fusion):
-    """The update replaces the tokens."""
-
-    def forward(self, update: Tensor, target: Tensor) -> Tensor:
-        """(B, M, C) update and (B, M, C) tokens to (B, M, C)."""
-        return update
-
-
-class AddErase(Fusion):
-    """A gate g per token, computed from the mean update: t (1 - g) + u g. One gate is shared by all layers."""
-
-    fixed_length = True
-
-    def __init__(self, dim: int, num_target: int) -> None:
-        super().__init__(dim, num_target)
-        self.linear = nn.Linear(dim, num_target)
-
-    def forward(self, update: Tensor, target: Tensor) -> Tensor:
-        """(B, M, C) update and (B, M, C) tokens to (B, M, C)."""
-        gate: Tensor = self.linear(update.mean(1)).sigmoid().unsqueeze(-1)
-        return target + gate * (update - target)
-
-
-FUSIONS: dict[str, type[Fusion]] = {"add": Fusion, "erase": Erase, "add_erase": AddErase}
-"""Fusions by name. The published models use ``add``."""
-
-
-# ---- the model -------------------------------------------------------------------------------------------------------
-
-
-class StreamEmbed(nn.Module):
-    """Patches of one image as the tokens of both streams, with learned positions.
-
-    Where both patch sizes are equal, one convolution makes both streams (memory in its first C outputs).
-    """
-
-    def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
-        super().__init__()
-        self.patch_sizes = memory_patch, process_patch
-        self.grids = tuple((img_size[0] // patch, img_size[1] // patch) for patch in self.patch_sizes)
-        self.shared = process_patch == memory_patch
-        widths = {memory_patch: 2 * dim} if self.shared else dict.fromkeys(self.patch_sizes, dim)
-        self.patches = nn.ModuleList(
-            PatchEmbed(img_size, patch, in_chans, width, strict_img_size=False) for patch, width in widths.items()
-        )
-        self.memory_pos, self.process_pos = (
-            nn.Parameter(torch.zeros(1, rows * columns, dim)) for rows, columns in self.grids
-        )
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) images to (B, N, D) memory and (B, M, D) process tokens.
-
-        Raises:
-            VitrimError: a side that does not divide into patches.
-        """
-        grids = [grid_of(images, patch) for patch in self.patch_sizes]
-        if self.shared:
-            memory, process = self.patches[0](images).chunk(2, dim=-1)
-        else:
-            memory, process = (embed(images) for embed in self.patches)
-        memory_pos, process_pos = (
-            resample_positions(table, own, grid)
-            for table, own, grid in zip((self.memory_pos, self.process_pos), self.grids, grids, strict=True)
-        )
-        return memory + memory_pos, process + process_pos
-
-
-class MemoryMlp(nn.Module):
-    """m + MLP(LN(m)) with C / 2 hidden channels: the optional memory block."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, dim // 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
-        return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
 
 
 class ViTTMLayer(nn.Module):
@@ -341,6 +116,8 @@ class ViTTM(TwoStreamClassifier):
         [64, 16]
     """
 
+    embed: StreamEmbed
+
     def __init__(
         self,
         img_size: int | tuple[int, int] = 224,
@@ -369,71 +146,58 @@ class ViTTM(TwoStreamClassifier):
         if fusion not in FUSIONS:
             raise unknown("fusion", fusion, FUSIONS)
         super().__init__(img_size, in_chans, embed_dim, num_classes, global_pool, drop_rate)
-        for patch in (process_patch_size, memory_patch_size):
-            grid_of(torch.empty(0, 0, *self.img_size, device="meta"), patch)
         self.embed = StreamEmbed(self.img_size, process_patch_size, memory_patch_size, in_chans, embed_dim)
-        memory, process = (rows * columns for rows, columns in self.embed.grids)
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)  # floats: nested only for models with stages
+        memory, process = self.embed.num_tokens
         head, latent_dim = HEADS[read_write], int(embed_dim // latent_scale)
         self.fixed_length = head.fixed_length or FUSIONS[fusion].fixed_length
         self.read_fusion = FUSIONS[fusion](embed_dim, process)
         self.write_fusion = FUSIONS[fusion](embed_dim, memory)
         self.read_write_drop = DropPath(read_write_drop_path)
+        drops = {"proj_drop": proj_drop_rate, "attn_drop": attn_drop_rate}
+        blocks = transformer_blocks(
+            embed_dim, num_heads, depth, drop_path_rate, mlp_ratio=mlp_ratio, qkv_bias=qkv_bias, **drops
+        )
         self.layers = nn.ModuleList(
             ViTTMLayer(
-                Block(
-                    embed_dim,
-                    num_heads,
-                    mlp_ratio,
-                    qkv_bias,
-                    proj_drop=proj_drop_rate,
-                    attn_drop=attn_drop_rate,
-                    drop_path=rate,
-                    norm_layer=LayerNorm,
-                ),
-                head(embed_dim, num_heads, latent_dim, memory, process),
-                head(embed_dim, num_heads, latent_dim, process, memory),
+                block,
+                head(embed_dim, num_heads, latent_dim, process),
+                head(embed_dim, num_heads, latent_dim, memory),
                 MemoryMlp(embed_dim) if memory_mlp else nn.Identity(),
                 embed_dim,
             )
-            for rate in rates
+            for block in blocks
         )
         self.process_norm = LayerNorm(embed_dim, eps=1e-6)
-        channels = embed_dim * (2 if process_patch_size == memory_patch_size else 1)
+        channels = 2 * embed_dim if self.embed.shared else embed_dim
         self.feature_info = [
             {"module": f"layers.{index}", "num_chs": channels, "reduction": process_patch_size}
             for index in range(depth)
         ]
-        initialise(self.embed)
-        initialise(self.layers)
-        initialise(self.read_fusion)
-        initialise(self.write_fusion)
+        initialise(self.embed, self.layers, self.read_fusion, self.write_fusion)
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
+    @property
+    def shared_parts(self) -> tuple[nn.Module, ...]:
+        """Both fusions and the drop path of everything read and written."""
+        return self.read_fusion, self.write_fusion, self.read_write_drop
+
+    def run_layer(self, layer: nn.Module, tokens: Tensor, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
+        """Run memory and process tokens through ``layer``.
+
+        Raises:
+            VitrimError: not the numbers of tokens that heads or fusions were made for.
+        """
+        given, made_for = (tokens.shape[1], auxiliary.shape[1]), self.embed.num_tokens
+        if self.fixed_length and given != made_for:
+            parts = "token_learner heads and add_erase fusion"
+            raise VitrimError(f"{parts} are made for {made_for} memory and process tokens, got {given}")
+        return super().run_layer(layer, tokens, auxiliary)
+
     def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, N, C) memory and (B, M, C) normalised process tokens of images (B, 3, H, W)."""
-        memory, process = self.forward_layers(*self.embed(x))
+        memory, process = super().forward_features(x)
         return memory, self.process_norm(process)
-
-    def forward_layers(self, memory: Tensor, process: Tensor) -> tuple[Tensor, Tensor]:
-        """All layers on embedded tokens (B, N, C) and (B, M, C), which may be a part of the image's (pre-training)."""
-        for layer in self.layers:
-            memory, process = self._layer(layer, memory, process)
-        return memory, process
-
-    def _layer(self, layer: nn.Module, memory: Tensor, process: Tensor) -> tuple[Tensor, Tensor]:
-        if self.fixed_length and (memory.shape[1], process.shape[1]) != self._lengths:
-            raise VitrimError(
-                f"token_learner heads and add_erase fusion are made for {self._lengths} memory and process tokens, "
-                f"got {(memory.shape[1], process.shape[1])}"
-            )
-        shared = self.read_fusion, self.write_fusion, self.read_write_drop
-        return self.run_layer(layer, memory, process, *shared)  # type: ignore[no-any-return]
-
-    @property
-    def _lengths(self) -> tuple[int, int]:
-        return self.embed.memory_pos.shape[1], self.embed.process_pos.shape[1]
 
     def forward_intermediates(
         self,
@@ -463,20 +227,17 @@ class ViTTM(TwoStreamClassifier):
         if output_fmt not in ("NCHW", "NLC"):
             raise unknown("output format", output_fmt, ("NCHW", "NLC"))
         take, last = feature_take_indices(len(self.layers), indices)
-        memory_grid, process_grid = (grid_of(x, patch) for patch in self.embed.patch_sizes)
+        memory_grid, process_grid = (grid_of(x.shape[-2:], patch) for patch in self.embed.patch_sizes)
         memory, process = self.embed(x)
         maps: list[Tensor] = []
         for index, layer in enumerate(self.layers[: last + 1] if stop_early else self.layers):
-            memory, process = self._layer(layer, memory, process)
+            memory, process = self.run_layer(layer, memory, process)
             if index in take:
                 tokens = self.process_norm(process) if norm else process
-                tokens = torch.cat((tokens, memory), -1) if memory_grid == process_grid else tokens
-                maps.append(
-                    tokens if output_fmt == "NLC" else tokens.transpose(1, 2).unflatten(2, process_grid).contiguous()
-                )
-        if intermediates_only:
-            return maps
-        return (memory, self.process_norm(process)), maps
+                maps.append(torch.cat((tokens, memory), -1) if memory_grid == process_grid else tokens)
+        if output_fmt == "NCHW":
+            maps = [tokens.transpose(1, 2).unflatten(2, process_grid).contiguous() for tokens in maps]
+        return maps if intermediates_only else ((memory, self.process_norm(process)), maps)
 
     # ---- facts -------------------------------------------------------------------------------------------------------
 
@@ -495,10 +256,9 @@ class ViTTM(TwoStreamClassifier):
             >>> params, params + model.published_unused_params
             (29262800, 33182288)
         """
-        dim: int = self.embed_dim
-        patch = PUBLISHED_PATCH
+        dim, patch = self.embed_dim, PUBLISHED_PATCH
         heads = sum(isinstance(module, LinearHead) for module in self.modules())
-        rows: int = 1 + (self.img_size[0] // patch) * (self.img_size[1] // patch)
+        rows = 1 + (self.img_size[0] // patch) * (self.img_size[1] // patch)
         embed = 0 if self.embed.patch_sizes[0] == patch else (self.in_chans * patch * patch + 1) * dim
         return heads * (dim * dim + dim) + (1 + rows) * dim + embed
 
@@ -522,7 +282,7 @@ _RENAMED_LATENT = (*_RENAMED, (r"\.(read|write)\.(norm|mlp)\.", r".\1.k_\2."))
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: ViTTM) -> dict[str, Tensor]:
-    """The weights of a checkpoint of the authors' code, or of this class, under the names and grids of ``model``.
+    """Bring a checkpoint of the authors' code, or of this class, under the names and to the grids of ``model``.
 
     Unused parameters of the published code are dropped (`unused_names` lists them), keys and values and, where patch
     sizes are equal, both patch embeddings are joined, and position tables are resampled to the model's image size.
@@ -564,7 +324,7 @@ def unused_names(state_dict: Mapping[str, Any], model: ViTTM) -> list[str]:
 
 
 def _renamed(state: Mapping[str, Tensor], model: ViTTM) -> dict[str, Tensor]:
-    """The authors' names to ours."""
+    """Bring a checkpoint of the authors' code under our names."""
     unused = set(unused_names(state, model))
     rules = _RENAMED_LATENT if isinstance(model.layers[0].read, LatentHead) else _RENAMED
     out = renamed({name: value for name, value in state.items() if name not in unused}, rules)
@@ -586,30 +346,22 @@ _CFG = pretrained_cfg(fixed_input_size=False, classifier=("head", "auxiliary_hea
 default_cfgs = generate_default_cfgs(dict.fromkeys(NAMES, _CFG))
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> ViTTM:
-    return build_model_with_cfg(
-        ViTTM,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 1, "feature_cls": "getter"},
-        **kwargs,
-    )
+_create = partial(create, ViTTM, checkpoint_filter_fn, out_indices=1)
 
 
 @register_model
 def vittm_small_28_28(pretrained: bool = False, **kwargs: Any) -> ViTTM:
     """ViTTM-S(28,28): 64 process and 64 memory tokens at 224 px."""
-    return _create("vittm_small_28_28", pretrained, **{"embed_dim": 384, "num_heads": 6, **kwargs})
+    return _create("vittm_small_28_28", pretrained, kwargs, embed_dim=384, num_heads=6)
 
 
 @register_model
 def vittm_base_28_28(pretrained: bool = False, **kwargs: Any) -> ViTTM:
     """ViTTM-B(28,28): 64 process and 64 memory tokens at 224 px."""
-    return _create("vittm_base_28_28", pretrained, **kwargs)
+    return _create("vittm_base_28_28", pretrained, kwargs)
 
 
 @register_model
 def vittm_base_32_16(pretrained: bool = False, **kwargs: Any) -> ViTTM:
     """ViTTM-B(32,16): 49 process and 196 memory tokens at 224 px."""
-    return _create("vittm_base_32_16", pretrained, **{"process_patch_size": 32, "memory_patch_size": 16, **kwargs})
+    return _create("vittm_base_32_16", pretrained, kwargs, process_patch_size=32, memory_patch_size=16)

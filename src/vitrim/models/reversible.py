@@ -1,0 +1,204 @@
+"""Reversible blocks, and a stack of them that keeps no activations for training (Mangalam et al., CVPR 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers.attention import Attention
+from timm.layers.drop import DropPath
+from timm.layers.mlp import Mlp
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+__all__ = ["RevBlock", "reversible"]
+
+Branch = Callable[[Tensor], Tensor]
+
+
+class RevBlock(nn.Module):
+    """Two residual branches over two streams (B, N, C), which can be undone (section 3.1):
+
+        y1 = x1 + attention(norm(x2)),      y2 = x2 + mlp(norm(y1)).
+
+    Args:
+        dim: channels C of a stream.
+        num_heads: attention heads H.
+        mlp_ratio: hidden channels of the MLP in units of C.
+        qkv_bias: bias of q, k and v.
+        proj_drop, attn_drop, drop_path: probabilities.
+        norm_layer: makes a norm of C channels.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        drop_path: float = 0.0,
+        norm_layer: Callable[..., nn.Module] = nn.LayerNorm,
+        **place: Any,
+    ) -> None:
+        super().__init__()
+        self.norm1 = norm_layer(dim, **place)
+        self.attn = Attention(dim, num_heads, qkv_bias=qkv_bias, attn_drop=attn_drop, proj_drop=proj_drop, **place)
+        self.norm2 = norm_layer(dim, **place)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, **place)
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
+
+    def attention_branch(self, x: Tensor) -> Tensor:
+        """Update of the first stream, from the second one (B, N, C)."""
+        return self.drop_path1(self.attn(self.norm1(x)))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        """Update of the second stream, from the first one (B, N, C)."""
+        return self.drop_path2(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
+
+    def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+        y1 = x1 + self.attention_branch(x2)
+        return y1, x2 + self.mlp_branch(y1)
+
+    def branches(self) -> tuple[tuple[Branch, list[nn.Parameter]], tuple[Branch, list[nn.Parameter]]]:
+        """Attention and MLP branch, each with the parameters it trains."""
+        return (
+            (self.attention_branch, trained(self.norm1, self.attn)),
+            (self.mlp_branch, trained(self.norm2, self.mlp)),
+        )
+
+
+def trained(*modules: nn.Module) -> list[nn.Parameter]:
+    """The parameters of ``modules`` that want a gradient."""
+    return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+
+
+# ---- the reversible stack --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ForwardState:
+    """Random state and autocast before an operation, to run it again with the same dropout and drop path."""
+
+    random: Tensor
+    devices: list[int]
+    device_random: list[Tensor]
+    device_type: str
+    autocast: tuple[bool, torch.dtype] | None
+
+    @classmethod
+    def before(cls, x: Tensor) -> ForwardState:
+        """The state that the next operation on ``x`` runs in."""
+        kind = x.device.type
+        devices, states = get_device_states(x)
+        autocast = None
+        if torch.amp.is_autocast_available(kind):
+            autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return cls(torch.get_rng_state(), devices, states, kind, autocast)
+
+    def rerun(self, branch: Branch, x: Tensor) -> Tensor:
+        """``branch(x)`` with gradients, in this state; the random state after it is that before it."""
+        fork_type = self.device_type if self.devices else "cuda"  # any type that exists, where no device is forked
+        autocast: AbstractContextManager[object] = nullcontext()
+        if self.autocast is not None:
+            enabled, dtype = self.autocast
+            autocast = torch.autocast(self.device_type, dtype=dtype, enabled=enabled)
+        with torch.random.fork_rng(self.devices, device_type=fork_type), torch.enable_grad(), autocast:
+            torch.set_rng_state(self.random)
+            if self.devices:
+                set_device_states(self.devices, self.device_random, device_type=self.device_type)
+            return branch(x)
+
+
+class Tape:
+    """Streams on their way back through the blocks of one forward: the inputs of the block undone last."""
+
+    def __init__(self) -> None:
+        self.streams: tuple[Tensor, Tensor] | None = None
+
+
+class ReversibleStep(torch.autograd.Function):
+    """One block that keeps nothing for backward, except that the last one keeps its two output streams.
+
+    Backward undoes the block: it computes a branch again from its input, subtracts it from the stream it was added to,
+    and differentiates it; then it does the same for the other branch. The streams so recovered go on the tape, for the
+    block before. The activations of only one branch exist at a time, and gradients of parameters are released block by
+    block.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, block: RevBlock, tape: Tape, last: bool, x1: Tensor, x2: Tensor, *parameters: nn.Parameter
+    ) -> tuple[Tensor, Tensor]:
+        (attention, _), (mlp, _) = block.branches()
+        before_attention = ForwardState.before(x2)
+        y1 = x1 + attention(x2)
+        before_mlp = ForwardState.before(y1)
+        y2 = x2 + mlp(y1)
+        ctx.block, ctx.tape, ctx.last, ctx.states = block, tape, last, (before_attention, before_mlp)
+        if last:
+            ctx.save_for_backward(y1, y2)
+        return y1, y2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Any, ...]:
+        y1, y2 = ctx.saved_tensors if ctx.last else ctx.tape.streams
+        (attention, attention_weights), (mlp, mlp_weights) = ctx.block.branches()
+        before_attention, before_mlp = ctx.states
+        x2, through_mlp, of_mlp = undo(mlp, mlp_weights, before_mlp, y1, y2, grad2)
+        grad1 = grad1 + through_mlp
+        x1, through_attention, of_attention = undo(attention, attention_weights, before_attention, x2, y1, grad1)
+        ctx.tape.streams = x1, x2
+        return None, None, None, grad1, grad2 + through_attention, *of_attention, *of_mlp
+
+
+def undo(
+    branch: Branch, parameters: list[nn.Parameter], state: ForwardState, x: Tensor, total: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """Recover y from ``total = y + branch(x)``, and differentiate the branch.
+
+    Args:
+        branch: gives the same again when rerun in ``state``.
+        parameters: those of the branch that want a gradient.
+        state: that the branch ran in.
+        x: (B, N, C), input of the branch.
+        total: (B, N, C), the stream after the branch was added.
+        grad: (B, N, C), the gradient of ``total``.
+
+    Returns:
+        y (B, N, C), the gradient of ``x`` through the branch, those of the parameters.
+    """
+    x = x.detach().requires_grad_()
+    added = state.rerun(branch, x)
+    through, *of_parameters = torch.autograd.grad(added, (x, *parameters), grad.to(added.dtype), allow_unused=True)
+    return total - added.detach(), through, [*of_parameters]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def reversible(blocks: Sequence[RevBlock], x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the streams (B, N, C) through the ``blocks`` without keeping activations for backward.
+
+    The outputs are those of calling the blocks one after the other, bit for bit; the gradients are equal up to the
+    rounding of the streams that are recomputed. Differentiable once. Runs outside of compiled graphs.
+
+    Example:
+        >>> blocks = [RevBlock(8, 2) for _ in range(3)]
+        >>> x = torch.randn(1, 5, 8, requires_grad=True)
+        >>> y1, y2 = reversible(blocks, x, x)
+        >>> (y1 + y2).sum().backward()
+        >>> x.grad.shape
+        torch.Size([1, 5, 8])
+    """
+    tape = Tape()
+    for depth, block in enumerate(blocks):
+        weights = [weight for _, own in block.branches() for weight in own]
+        x1, x2 = ReversibleStep.apply(block, tape, depth == len(blocks) - 1, x1, x2, *weights)
+    return x1, x2

@@ -1,0 +1,263 @@
+"""Parts of ViTTM: the tokens of both streams, read and write heads, fusions, and the memory block.
+
+The published models use the head ``linear``, the fusion ``add`` and no memory block; the others are alternatives that
+the paper compares.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp, PatchEmbed
+from torch import Tensor, nn
+
+from vitrim.block import merge_heads, split_heads
+from vitrim.exchange import Exchange
+from vitrim.models.streams import Grid, grid_of, position_table, resample_positions
+
+__all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed"]
+
+LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+class StreamEmbed(nn.Module):
+    """Patches of one image as the tokens of both streams, with learned positions.
+
+    Where both patch sizes are equal, one convolution makes both streams (memory in its first C outputs).
+
+    Raises:
+        VitrimError: an image size that does not divide into patches.
+    """
+
+    def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
+        super().__init__()
+        self.patch_sizes = memory_patch, process_patch
+        self.grids = tuple(grid_of(img_size, patch) for patch in self.patch_sizes)
+        self.shared = process_patch == memory_patch
+        widths = {memory_patch: 2 * dim} if self.shared else dict.fromkeys(self.patch_sizes, dim)
+        self.patches = nn.ModuleList(
+            PatchEmbed(img_size, patch, in_chans, width, strict_img_size=False) for patch, width in widths.items()
+        )
+        self.memory_pos, self.process_pos = (position_table(grid, dim) for grid in self.grids)
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        """Memory and process tokens at the model's own image size."""
+        return self.memory_pos.shape[1], self.process_pos.shape[1]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) images to (B, N, C) memory and (B, M, C) process tokens.
+
+        Raises:
+            VitrimError: a side that does not divide into patches.
+        """
+        grids = [grid_of(images.shape[-2:], patch) for patch in self.patch_sizes]
+        if self.shared:
+            memory, process = self.patches[0](images).chunk(2, dim=-1)
+        else:
+            memory, process = (embed(images) for embed in self.patches)
+        memory_pos, process_pos = (
+            resample_positions(table, own, grid)
+            for table, own, grid in zip((self.memory_pos, self.process_pos), self.grids, grids, strict=True)
+        )
+        return memory + memory_pos, process + process_pos
+
+
+# ---- read and write heads --------------------------------------------------------------------------------------------
+
+
+class ReadWriteHead(Exchange):
+    """Base class: ``target`` tokens read from ``source`` tokens.
+
+    Args:
+        dim: channels C of both streams.
+        num_heads: attention heads H.
+        latent_dim: channels L that keys and queries (or latents) are projected to.
+        num_target: target tokens at the model's own image size.
+    """
+
+    fixed_length = False
+    """Whether the head works for the numbers of tokens it was made for only."""
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
+        raise NotImplementedError
+
+
+class AttentionHead(ReadWriteHead):
+    """Base class of heads with queries from the target and, in one projection, keys and values from the source."""
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_target)
+        self.q = nn.Linear(dim, latent_dim)
+        self.kv = nn.Linear(dim, latent_dim + dim)
+
+    def project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, M, L), keys (B, N, L) and values (B, N, C)."""
+        k, v = self.kv(source).split((self.q.out_features, source.shape[-1]), dim=-1)
+        return self.q(target), k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Queries (B, H, M, L / H), keys (B, H, N, L / H) and values (B, H, N, C / H) to (B, H, M, C / H)."""
+        raise NotImplementedError
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        q, k, v = (split_heads(x, self.num_heads) for x in self.project(source, target))
+        return merge_heads(self.attend(q, k, v))
+
+
+class LinearHead(AttentionHead):
+    """Linear attention with the feature map elu + 1 (section 3; the head of the published models).
+
+    out = phi(q) (phi(k)^T v) / (phi(q) sum_n phi(k_n) + 1e-6), without output projection: cost is linear in both
+    numbers of tokens.
+    """
+
+    epsilon = 1e-6
+
+    def project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(source, target)
+        return F.elu(q) + 1, F.elu(k) + 1, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weight = q @ k.sum(-2).unsqueeze(-1) + self.epsilon  # (B, H, M, 1)
+        return (q / weight) @ (k.transpose(-2, -1) @ v)
+
+
+class LatentCrossHead(AttentionHead):
+    """Factorised cross attention: softmax of queries over channels and of keys over tokens, so that k^T v is small.
+
+    LayerNorms on queries, keys and values, each over all their channels, and an output projection.
+    """
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_target)
+        self.q_norm, self.k_norm = nn.LayerNorm(latent_dim), nn.LayerNorm(latent_dim)
+        self.v_norm = nn.LayerNorm(dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(source, target)
+        return self.q_norm(q), self.k_norm(k), self.v_norm(v)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.softmax(-1) @ (k.softmax(-2).transpose(-2, -1) @ v)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.proj(super().forward(source, target))  # type: ignore[no-any-return]
+
+
+class CrossHead(LatentCrossHead):
+    """Softmax cross attention of full width, otherwise as `LatentCrossHead`."""
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, dim, num_target)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class LatentHead(ReadWriteHead):
+    """Source tokens are mixed into a few latents and targets mix those; values are the source tokens as they are."""
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_target)
+        self.k_norm, self.q_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.k_mlp = Mlp(dim, LATENT_BOTTLENECK, latent_dim)
+        self.q_mlp = Mlp(dim, LATENT_BOTTLENECK, latent_dim)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        k: Tensor = self.k_mlp(self.k_norm(source)).softmax(-2)
+        q: Tensor = self.q_mlp(self.q_norm(target)).softmax(-1)
+        return q @ (k.transpose(-2, -1) @ source)
+
+
+class TokenLearnerHead(ReadWriteHead):
+    """TokenLearner on both streams together: one learned mixture of all tokens for each target token."""
+
+    fixed_length = True
+
+    def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
+        super().__init__(dim, num_heads, latent_dim, num_target)
+        self.norm = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, num_target, num_target)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        tokens = torch.cat((source, target), dim=1)
+        weights = self.mlp(self.norm(tokens)).softmax(1)
+        return weights.transpose(1, 2) @ tokens  # type: ignore[no-any-return]
+
+
+HEADS: dict[str, type[ReadWriteHead]] = {
+    "linear": LinearHead,
+    "cross": CrossHead,
+    "latent_cross": LatentCrossHead,
+    "latent": LatentHead,
+    "token_learner": TokenLearnerHead,
+}
+"""Read and write heads by name."""
+
+
+# ---- fusions ---------------------------------------------------------------------------------------------------------
+
+
+class Fusion(nn.Module):
+    """Adds an update to the ``num_target`` tokens of C = ``dim`` channels. Base class of other ways to join them."""
+
+    fixed_length = False
+    """Whether it works for the number of tokens it was made for only."""
+
+    def __init__(self, dim: int, num_target: int) -> None:
+        super().__init__()
+
+    def forward(self, update: Tensor, target: Tensor) -> Tensor:
+        """(B, M, C) update and (B, M, C) tokens to (B, M, C)."""
+        return target + update
+
+
+class Erase(Fusion):
+    """The update replaces the tokens."""
+
+    def forward(self, update: Tensor, target: Tensor) -> Tensor:
+        return update
+
+
+class AddErase(Fusion):
+    """A gate g per token, computed from the mean update: t (1 - g) + u g. One gate is shared by all layers."""
+
+    fixed_length = True
+
+    def __init__(self, dim: int, num_target: int) -> None:
+        super().__init__(dim, num_target)
+        self.linear = nn.Linear(dim, num_target)
+
+    def forward(self, update: Tensor, target: Tensor) -> Tensor:
+        gate: Tensor = self.linear(update.mean(1)).sigmoid().unsqueeze(-1)
+        return target + gate * (update - target)
+
+
+FUSIONS: dict[str, type[Fusion]] = {"add": Fusion, "erase": Erase, "add_erase": AddErase}
+"""Fusions by name."""
+
+
+# ---- memory block ----------------------------------------------------------------------------------------------------
+
+
+class MemoryMlp(nn.Module):
+    """m + MLP(LN(m)) with C / 2 hidden channels: the optional memory block."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, dim // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
