@@ -1,7 +1,7 @@
 """Weights from local files, checked before anything is loaded.
 
-Files are safetensors, or what ``torch.save`` wrote (.pth, .pt, .bin): of those tensors and plain values are read, and no
-pickle is executed.
+Files are safetensors, or what ``torch.save`` wrote (.pth, .pt, .bin): of those tensors and plain values are read, and
+no pickle is executed.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ def test_null_takes_all_options_of_the_base_away_and_merge_keys_are_read(tmp_pat
     assert (found.model_options, found.optimizer.lr, found.schedule.min_lr) == ({}, 0.1, 0.2)
 
 
-# ---- what nobody writes, but a broken file or a slip of the hand does --------------------------------------------------
+# ---- what nobody writes, but a broken file or a slip of the hand does -----------------------------------------------
 
 LAUGHS = "".join(f"  a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(9))
 

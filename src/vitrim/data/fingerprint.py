@@ -7,7 +7,7 @@ of them; of images in memory, or in a table that is not large, all contents. It 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +92,8 @@ def _listed(images: EncodedImages) -> Iterator[bytes]:
     yield from (_content(images[place]) for place in _spread(len(images)))
 
 
-def _spread(count: int) -> Iterable[int]:
-    return np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).round().astype(int)).tolist()
+def _spread(count: int) -> list[int]:
+    return [int(place) for place in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).round())]
 
 
 def _size(file: Path) -> int:

@@ -2,7 +2,7 @@
 
 One folder per checkpoint: the weights, their moving average, the optimiser's tensors, ``state.json`` with all that is
 not a tensor, and ``SHA256SUMS``, the digests of all of these as ``sha256sum --check`` reads them. It is written beside
-its place and then renamed, so that whatever has its name is complete; what was changed afterwards is told by its digest.
+its place and then renamed, so that whatever has its name is complete; a digest tells what was changed afterwards.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def _damage(path: Path, _: tuple[tuple[str, int, int, int], ...]) -> str | None:
 def _wrong_digest(path: Path, names: set[str]) -> str | None:
     """The first of these files whose digest is not the one that was written."""
     try:
-        written = dict(reversed(line.split("  ", 1)) for line in (path / DIGESTS).read_text().splitlines())
+        lines = [line.split("  ", 1) for line in (path / DIGESTS).read_text().splitlines()]
+        written = {name: digest for digest, name in lines}
     except (OSError, ValueError):
         return f"{DIGESTS} is missing or not what was written"
     for name in sorted(names):
