@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
 from timm.data import Mixup
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,8 +24,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 from tiny_training import recipe, trainer
+from vitrim.data import eval_transform
 from vitrim.training import checkpoint
-from vitrim.training.images import Geometry, Place, Seeded, TrainTransform
+from vitrim.training.images import Geometry, Place, Seeded, TrainTransform, geometry_of
 from vitrim.training.recipe import Augment
 
 MEAN, STD = (0.2, 0.4, 0.6), (0.9, 0.7, 0.3)
@@ -137,10 +140,16 @@ def test_adam_after_five_updates_is_that_of_a_plain_loop(images: Path, tmp_path:
 
 
 def test_a_training_image_is_normalised_with_mean_and_deviation() -> None:
-    from PIL import Image
-
     image = Image.new("RGB", (6, 6), (51, 102, 204))
     found = TrainTransform(Geometry((6, 6), MEAN, STD), Augment(crop="squash", hflip=0.0))(image)
+    expected = [(value / 255 - mean) / std for value, mean, std in zip((51, 102, 204), MEAN, STD, strict=True)]
+    assert found[:, 3, 3].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_image_is_prepared_for_evaluation_with_mean_and_deviation() -> None:
+    model = timm.create_model("test_vit", img_size=16, pretrained_cfg_overlay={"mean": MEAN, "std": STD})
+    assert geometry_of(model) == Geometry((16, 16), MEAN, STD)
+    found = eval_transform(model)(Image.new("RGB", (16, 16), (51, 102, 204)))
     expected = [(value / 255 - mean) / std for value, mean, std in zip((51, 102, 204), MEAN, STD, strict=True)]
     assert found[:, 3, 3].tolist() == pytest.approx(expected, abs=1e-6)
 

@@ -41,7 +41,8 @@ Pretrained = Annotated[
 Checkpoint = Annotated[
     Path | None,
     typer.Option(
-        "--checkpoint", help="weights: a local safetensors file, or the folder of a finished run of `vitrim train`"
+        "--checkpoint",
+        help="weights: a local file (safetensors or .pth), or the folder of a finished run of `vitrim train`",
     ),
 ]
 ModelOptions = Annotated[

@@ -27,7 +27,8 @@ Changes = Annotated[
 ]
 Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe says which splits")]
 Checkpoint = Annotated[
-    Path | None, typer.Option("--checkpoint", help="start from this safetensors file, or the folder of a finished run")
+    Path | None,
+    typer.Option("--checkpoint", help="start from this file (safetensors or .pth), or the folder of a finished run"),
 ]
 Out = Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
