@@ -37,15 +37,6 @@ INPUTS = ("teacher_params", "fixed/*", "*gradnorm_names")
 """Inputs of every file, besides those that its row of the index calls given. They must be read."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("merging/ops_tome", "kth2_n18/*"): "mended by methods: matching has no k-th bipartite matching",
-    ("merging/ops_tomesd", "*"): "mended by methods: matching has no matching in two-dimensional windows",
-    ("training/losses_metrics_a", "rasampler_noshuffle/*"): (
-        "mended by training or methods: repeated augmentation cannot be asked for without shuffling"
-    ),
-    ("pruning/avit_*", "halting_score_layer"): (
-        "a slip of the release: its mean leaves out the first image where it means the class token, and counts halted "
-        "tokens, for which vitrim computes no probability"
-    ),
 }
 """(file, array) -> why it cannot be compared. Both may have wildcards."""
 

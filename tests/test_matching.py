@@ -141,19 +141,19 @@ def test_merge_puts_kept_sources_first_and_then_every_destination(
 # ---- relatives of ToMe -----------------------------------------------------------------------------------------------
 
 
-def operands(name: str, case: str) -> tuple[dict, Tensor, Tensor, TokenState]:
-    """Reference file, metric and tokens of one case, and the state of these tokens; no prefix, as published."""
-    ref = golden.load(name)
+def operands(ref: golden.Reference, case: str) -> tuple[Tensor, Tensor, TokenState]:
+    """Metric and tokens of one case, and the state of these tokens; no prefix, as published."""
     data = {key: torch.from_numpy(value).double() for key, value in golden.weights.tensors(ref).items()}
     x = data[f"{case}/x"]
-    return ref, data[f"{case}/metric"], x, TokenState.start(x, num_prefix=0)
+    return data[f"{case}/metric"], x, TokenState.start(x, num_prefix=0)
 
 
-def test_every_kth_token_receives_as_in_the_reference() -> None:
-    ref, metric, x, state = operands("merging/ops_tome", "kth2_n18")
+@golden.cases(["merging/ops_tome"], arrays=("kth2_n18/*",))
+def test_every_kth_token_receives_as_in_the_reference(ref: golden.Reference) -> None:
+    metric, x, state = operands(ref, "kth2_n18")
     merged, state = kth_matching(state, metric, 2).apply(x, state)
-    torch.testing.assert_close(merged, golden.tensor(ref, "kth2_n18/merged_mean"), atol=1e-9, rtol=0)
-    torch.testing.assert_close(unmerge(merged, state), golden.tensor(ref, "kth2_n18/unmerged"), atol=1e-9, rtol=0)
+    ref.check("kth2_n18/merged_mean", merged)
+    ref.check("kth2_n18/unmerged", unmerge(merged, state))
 
 
 def test_every_third_token_receives_and_the_rest_of_the_division_is_dropped() -> None:
@@ -177,19 +177,21 @@ def test_every_third_token_receives_and_the_rest_of_the_division_is_dropped() ->
             kth_matching(state, metric, k)
 
 
-@pytest.mark.parametrize("case", ["w8h8_r24_norand", "w8h8_r60clamp_norand", "w8h8_r24_rand"])
-def test_one_token_of_each_window_receives_as_in_the_reference(case: str) -> None:
-    ref, metric, x, state = operands("merging/ops_tomesd", case)
+WINDOWS = ("w8h8_r24_norand", "w8h8_r60clamp_norand", "w8h8_r24_rand")
+
+
+@golden.cases([(golden.Part("merging/ops_tomesd", (f"{case}/*",)), case) for case in WINDOWS], "case")
+def test_one_token_of_each_window_receives_as_in_the_reference(ref: golden.Reference, case: str) -> None:
+    metric, x, state = operands(ref, case)
     args = ref["config"]["args"][case]
     offset = golden.tensor(ref, f"{case}/rand_idx").long() if args["random"] else None
     hard = window_matching(
         state, metric, (args["h"], args["w"]), args["r"], window=(args["sy"], args["sx"]), offset=offset
     )
     merged, state = hard.apply(x, state)
-    assert merged.shape[1] == int(golden.tensor(ref, f"{case}/tokens_after"))
-    torch.testing.assert_close(unmerge(merged, state), golden.tensor(ref, f"{case}/unmerged_x"), atol=1e-9, rtol=0)
-    expected = golden.tensor(ref, f"{case}/merged_sorted")  # their order is unspecified
-    torch.testing.assert_close(merged.sort(1).values, expected, atol=1e-9, rtol=0)
+    ref.check(f"{case}/tokens_after", merged.shape[1])
+    ref.check(f"{case}/unmerged_x", unmerge(merged, state))
+    ref.check(f"{case}/merged_sorted", merged.sort(1).values)  # their order is unspecified
 
 
 def test_windows_on_a_grid_they_do_not_divide() -> None:

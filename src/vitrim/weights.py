@@ -1,40 +1,65 @@
-"""Weights from local files, checked before anything is loaded."""
+"""Weights from local files, checked before anything is loaded.
+
+Files are safetensors, or what ``torch.save`` wrote (.pth, .pt, .bin): of those tensors and plain values are read, and
+no pickle is executed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import copy
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError, first_line
+from vitrim.files import check_file, replaced
 
 WEIGHTS_FILE = "model.safetensors"
 """Where the folder of a run of ``vitrim train`` has the weights of the model."""
+
+MOST_NAME, MOST_REASON = 200, 200
+"""Characters of a message that are a file's, or another library's."""
+
+PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
+"""Of files that torch.save wrote; any file that is such an archive is taken for one, too."""
+
+DDP = "module."
+"""Put before every name by DataParallel."""
 
 ENCODER = "encoder."
 """What a model for pre-training calls the part that is fine-tuned."""
 
 
 def weights_file(checkpoint: Path) -> Path:
-    """The safetensors file itself, or the one in the folder of a run of ``vitrim train``.
+    """The file itself, or the one in the folder of a run of ``vitrim train``.
+
+    Raises:
+        VitrimError: a name that the file system refuses.
 
     Example:
         >>> weights_file(Path("runs/a.safetensors")).name
         'a.safetensors'
     """
-    return checkpoint / WEIGHTS_FILE if checkpoint.is_dir() else checkpoint
+    with _reading(checkpoint):
+        return checkpoint / WEIGHTS_FILE if checkpoint.is_dir() else checkpoint
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> None:
-    """Load a safetensors file into ``model``; every name and shape must fit, else nothing is loaded.
+    """Load a file of weights into ``model``; every name, shape and kind of number must fit, else nothing is loaded.
 
     Raises:
-        VitrimError: no such file, no safetensors file, or the first name or shape that does not fit.
+        VitrimError: no such file, no file of weights, the first name or shape that does not fit, integers or complex
+            numbers for real ones, or a weight that is not finite in the precision of the model.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -52,10 +77,10 @@ def load_host(model: nn.Module, path: Path) -> None:
 
     Args:
         model: a model of timm's kind gets a new head if the file's is of other classes; others must fit.
-        path: of a safetensors file.
+        path: of a file of weights.
 
     Raises:
-        VitrimError: as `load_checkpoint`.
+        VitrimError: as `load_checkpoint`; the head is as it was then.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -71,7 +96,9 @@ def load_host(model: nn.Module, path: Path) -> None:
     weights, heads = _read(path), classifiers_of(model)
     found = next((len(weights[key]) for name in heads if (key := f"{name}.weight") in weights), None)
     if found not in (None, getattr(model, "num_classes", None)):
-        _check_fit(_without(model.state_dict(), heads), _without(weights, heads), path)  # before the head is replaced
+        trial = _without_memory(model)
+        cast(Any, trial).reset_classifier(found)
+        _check_fit(trial.state_dict(), weights, path)  # before the head is replaced
         cast(Any, model).reset_classifier(found)
     _load(model, weights, path)
 
@@ -93,10 +120,10 @@ def load_encoder(model: nn.Module, path: Path) -> None:
 
     Args:
         model: of timm's kind; its ``pretrained_cfg`` names its classifiers.
-        path: of a safetensors file with the encoder under ``encoder.``; decoders and the like are left out.
+        path: of a file of weights with the encoder under ``encoder.``; decoders and the like are left out.
 
     Raises:
-        VitrimError: no such file, no encoder in it, or the first name or shape that does not fit.
+        VitrimError: as `load_checkpoint`, or no encoder in the file.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -118,17 +145,66 @@ def load_encoder(model: nn.Module, path: Path) -> None:
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
-    """Whether a safetensors file is of a model that has one such as ``model`` as its encoder.
+    """Whether a file of weights is of a model that has one such as ``model`` as its encoder.
 
     Raises:
-        VitrimError: no such file, or no safetensors file.
+        VitrimError: no such file, or no file of weights.
     """
     inner = any(key.startswith(ENCODER) for key in _names(path))
     return inner and not any(key.startswith(ENCODER) for key in model.state_dict())
 
 
+def convert_weights(source: Path, target: Path, *, key: str | None = None) -> tuple[int, int]:
+    """Write the weights of a file that ``torch.save`` wrote as safetensors, under the same names.
+
+    Args:
+        source: the file; nothing in it is executed.
+        target: a safetensors file that is written whole or not at all.
+        key: which of its dicts, where several hold weights; dots for inner ones.
+
+    Returns:
+        The numbers of tensors and of values.
+
+    Raises:
+        VitrimError: no such file, no file of weights, several dicts of weights and no key, or no place to write.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     torch.save({"model": nn.Linear(3, 2).state_dict(), "epoch": 3}, Path(folder) / "linear.pth")
+        ...     convert_weights(Path(folder) / "linear.pth", Path(folder) / "linear.safetensors")
+        (2, 8)
+    """
+    check_file(target)
+    if target.suffix != ".safetensors":
+        raise VitrimError(f"cannot write {target}: the name of the file must end in .safetensors")
+    if not _is_pickle(source):
+        with _reading(source), safe_open(source, framework="pt"):
+            raise VitrimError(f"{source} is a safetensors file already")
+    weights = {
+        name: value.detach().clone(memory_format=torch.contiguous_format)  # two names may share memory
+        for name, value in _read_pickle(source, key=key, option="--key").items()
+    }
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(target) as beside:
+            save_file(weights, beside)
+    except (OSError, SafetensorError) as error:
+        raise VitrimError(f"cannot write {target}: {first_line(error)}") from error
+    return len(weights), sum(value.numel() for value in weights.values())
+
+
+def _without_memory(model: nn.Module) -> nn.Module:
+    """A copy of a model whose parameters and buffers have shapes and no values."""
+    shapes: dict[int, Any] = {}
+    for value in model.state_dict(keep_vars=True).values():
+        empty = torch.empty_like(value, device="meta", requires_grad=False)
+        shapes[id(value)] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
+    return copy.deepcopy(model, shapes)
+
+
 def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Check all names and shapes, then load; a model on the meta device has nothing to load into."""
+    """Check all names, shapes and values, then load; a model on the meta device has nothing to load into."""
     expected = model.state_dict()
     _check_fit(expected, weights, path)
     if not any(value.is_meta for value in expected.values()):
@@ -147,6 +223,22 @@ def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Pa
             raise VitrimError(
                 f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
             )
+    for key, value in weights.items():
+        _check_values(key, value, expected[key].dtype, path)
+
+
+def _check_values(key: str, value: Tensor, dtype: torch.dtype, path: Path) -> None:
+    """Torch would cast without a word: complex numbers lose half, large ones become infinite, real ones are cut off."""
+    real = dtype.is_floating_point
+    if value.dtype.is_complex or value.dtype.is_floating_point != real:
+        wanted = "real numbers" if real else "integers"
+        raise VitrimError(f"{path}: {key} is {_name(value.dtype)}, this model needs {wanted} ({_name(dtype)})")
+    if real and not value.to(dtype).isfinite().all():
+        raise VitrimError(f"{path}: {key} has values that are not finite numbers in {_name(dtype)}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _without(weights: dict[str, Tensor], layers: tuple[str, ...]) -> dict[str, Tensor]:
@@ -155,24 +247,120 @@ def _without(weights: dict[str, Tensor], layers: tuple[str, ...]) -> dict[str, T
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    if _is_pickle(path):
+        return _read_pickle(path)
     with _reading(path):
         return load_file(path)
 
 
 def _names(path: Path) -> list[str]:
-    """What is in a file, without reading it."""
+    """What is in a file, without reading it if it is safetensors."""
+    if _is_pickle(path):
+        return list(_read_pickle(path))
     with _reading(path), safe_open(path, framework="pt") as file:
         return list(file.keys())
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """The one error of a file that is not there or not of this format."""
-    if not path.is_file():
-        raise VitrimError(f"no checkpoint at {path}")
+    """The one error of a file that cannot be read or is not safetensors."""
     try:
         yield
+    except OSError as error:
+        raise VitrimError(f"cannot read {str(path)[:MOST_NAME]}: {error.strerror or first_line(error)}") from error
     except SafetensorError as error:
         raise VitrimError(
-            f"{path} is not a safetensors file ({first_line(error)}); other formats must be converted to it"
+            f"{path} is not a safetensors file ({first_line(error)}); what torch.save wrote is called .pth"
         ) from error
+
+
+# ---- what torch.save wrote -------------------------------------------------------------------------------------------
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether a file is what torch.save writes: by its name, or as it is such an archive.
+
+    Raises:
+        VitrimError: there is no such file.
+    """
+    with _reading(path):
+        if not path.is_file():
+            raise VitrimError(f"no checkpoint at {path}")
+        return path.suffix.lower() in PICKLE_SUFFIXES or zipfile.is_zipfile(path)
+
+
+def _read_pickle(path: Path, *, key: str | None = None, option: str = "") -> dict[str, Tensor]:
+    """The weights in a file that torch.save wrote.
+
+    Args:
+        path: of the file.
+        key: which dict of the file; None: the only one that has weights.
+        option: of the command, that names a key; used in messages.
+    """
+    content = _unpickled(path)
+    weights = _only_weights(content, path, option) if key is None else _under(content, key, path)
+    stripped = all(name.startswith(DDP) for name in weights)
+    found = {name.removeprefix(DDP) if stripped else name: value for name, value in weights.items()}
+    for name, value in found.items():
+        plain = value.layout == torch.strided and not value.is_meta and not value.is_quantized
+        # a view may say that it is far larger than what the file holds
+        if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
+            raise VitrimError(f"{path}: {name} is not stored as a plain tensor")
+    return found
+
+
+def _unpickled(path: Path) -> Any:
+    """What is in the file, of tensors, containers, numbers and texts; anything else is refused before it is made."""
+    try:
+        # Namespace, the arguments that training scripts put beside the weights, holds values and does nothing
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    # a made-up file has torch's reader raise whatever there is
+    except Exception as error:
+        raise VitrimError(
+            f"cannot read {path}: not weights that torch.save wrote, or more than weights, which is not executed"
+            f"{_why(error)}"
+        ) from error
+
+
+def _why(error: Exception) -> str:
+    """What torch says in brackets, without its advice to execute the file."""
+    text = str(error)
+    named = re.search(r"Unsupported (global|class|operand)[:\s]+(GLOBAL )?(\S+)", text)
+    if named is not None:
+        return f" ({named[3][:MOST_REASON]})"
+    return "" if "weights_only" in text or not text else f" ({first_line(error)[:MOST_REASON]})"
+
+
+def _only_weights(content: Any, path: Path, option: str) -> dict[str, Tensor]:
+    """The dict of weights in a checkpoint: itself, or the only one among its values."""
+    if _is_weights(content):
+        return cast("dict[str, Tensor]", content)
+    inner = content if isinstance(content, Mapping) else {}
+    found = [str(name) for name, value in inner.items() if _is_weights(value)]
+    if not found:
+        raise VitrimError(f"{path} has no weights: no dict of tensors by their names")
+    if len(found) > 1:
+        how = f"name one with {option}" if option else "write one of them as safetensors: vitrim convert --key NAME"
+        raise VitrimError(f"{path} has several weights: {', '.join(found[:10])}; {how}")
+    return cast("dict[str, Tensor]", next(value for value in inner.values() if _is_weights(value)))
+
+
+def _under(content: Any, key: str, path: Path) -> dict[str, Tensor]:
+    for part in key.split("."):
+        valid = ", ".join(map(str, list(content)[:10])) if isinstance(content, Mapping) else "none"
+        if not isinstance(content, Mapping) or part not in content:
+            raise VitrimError(f"{path} has no '{part}'; valid: {valid}")
+        content = content[part]
+    if not _is_weights(content):
+        raise VitrimError(f"{path}: '{key}' holds no weights: no dict of tensors by their names")
+    return cast("dict[str, Tensor]", content)
+
+
+def _is_weights(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(name, str) and isinstance(entry, Tensor) for name, entry in value.items())
+    )

@@ -145,6 +145,8 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
         (["none.yaml"], "no recipe file none.yaml"),
         (["cifar10_vit", "--data", "nowhere"], "nowhere does not exist"),
         (["cifar10_vit", "--data", ".", "--device", "cuda:1"], "--device is cpu or left out"),
+        (["cifar10_vit", "--data", ".", "--workers", "100000"], "less than or equal to 256"),
+        (["cifar10_vit", "augment.repeats=1000000"], "augment.repeats: Input should be less than or equal to 1000"),
         (["cifar10_vit", "--data", ".", "--json", "."], "cannot write .: it is a folder"),
         (["cifar10_vit", "--data", "images", "--out", "images"], "--out is the folder of the data, images"),
         (["cifar10_vit", "method=tomme", "--show"], "unknown method 'tomme'; did you mean 'tome'"),
@@ -183,3 +185,64 @@ def test_control_c_saves_and_a_later_one_ends_at_once(
     assert asked == [0]
     assert not (tmp_path / "ended/checkpoints").exists()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("augment.padding=100000", "augment.padding=100000 is a reflection"),
+        ("model_options.pretrained_cfg_overlay.std=[0,0,0]", "std is 3 numbers above 0"),
+        ("model_options.pretrained_cfg_overlay.mean=[0]", "mean is 3 numbers"),
+        ("model_options.pretrained_cfg_overlay.interpolation=bicubik", "unknown interpolation 'bicubik'"),
+    ],
+)
+def test_what_cannot_be_prepared_is_one_line(
+    change: str,
+    message: str,
+    images: Path,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    assert run(monkeypatch, tiny, change, "--data", images, "--device", "cpu", "--out", out) == 2
+    assert message in the_error(capsys)
+    assert not out.exists()
+
+
+def test_sigterm_saves_and_exits_with_its_code(
+    images: Path,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    common = ["--data", images, "--device", "cpu", "--threads", 1]
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    step = Trainer._step
+
+    def terminated(self: Trainer, batches: Any, update: int) -> dict[str, float]:
+        signal.raise_signal(signal.SIGTERM)
+        return step(self, batches, update)
+
+    monkeypatch.setattr(Trainer, "_step", terminated)
+    assert run(monkeypatch, tiny, *common, "--out", tmp_path / "saved") == 143
+    assert [path.name for path in (tmp_path / "saved/checkpoints").iterdir()] == ["update-00000001"]
+    assert capsys.readouterr().err.splitlines()[-1] == "terminated"
+    monkeypatch.setattr(train_command, "PATIENCE", -1.0)
+    assert run(monkeypatch, tiny, *common, "--out", tmp_path / "ended") == 143
+    assert not (tmp_path / "ended/checkpoints").exists()
+    assert not (tmp_path / "ended/.lock").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_sigterm_ends_every_command_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listing = import_module("vitrim.cli.listing")
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(listing.common, "check_json", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert exit_code(monkeypatch, "list", "recipes") == 143
+    assert capsys.readouterr().err == "terminated\n"
+    assert signal.getsignal(signal.SIGTERM) == before

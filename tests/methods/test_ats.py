@@ -12,12 +12,8 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-<<<<<<< HEAD
-from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance, study_arange
-=======
 from vitrim.methods import ats
-from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance
->>>>>>> h-golden
+from vitrim.methods.ats import ATS, nearest, sample_sorted, sample_study, significance, study_arange
 
 STUDY = {"variant": "study", "rule": "floor_initial_power"}
 P64 = {**STUDY, "keep_rate": 0.5, "blocks": (1, 3, 5)}

@@ -13,8 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from timm.data.distributed_sampler import RepeatAugSampler
 
 import golden_files
+from vitrim.data import eval_transform
 from vitrim.errors import VitrimError
 from vitrim.training.images import (
     Cutout,
@@ -31,11 +33,49 @@ from vitrim.training.recipe import Augment
 RGB = Geometry((16, 24), (0.5,) * 3, (0.25,) * 3)
 
 
-@golden_files.cases(["training/losses_metrics_a"], arrays=("rasampler*",))
+@golden_files.cases(["training/losses_metrics_a"], arrays=("rasampler/*",))
 def test_repeated_augmentation_matches_the_reference(ref: golden_files.Reference) -> None:
     order = epoch_order(1000, 2, repeats=3)
     for rank in range(2):
         ref.check(f"rasampler/n1000_w2_r{rank}", order[rank::2], torch.Tensor.tolist)
+
+
+@golden_files.cases(["training/losses_metrics_a"], arrays=("rasampler_noshuffle/*",))
+def test_repeated_augmentation_without_shuffling_matches_the_reference(ref: golden_files.Reference) -> None:
+    order = epoch_order(1000, 2, repeats=3, shuffle=False)
+    for rank in range(2):
+        ref.check(f"rasampler_noshuffle/n1000_w2_r{rank}", order[rank::2], torch.Tensor.tolist)
+
+
+@golden_files.cases(
+    [
+        (golden_files.Part("training/losses_metrics_a", (f"{key}/*",)), key, shuffle)
+        for key, shuffle in (("rasampler", True), ("rasampler_noshuffle", False))
+    ],
+    "key, shuffle",
+)
+def test_every_process_takes_what_the_reference_gives_its_rank(
+    ref: golden_files.Reference, key: str, shuffle: bool
+) -> None:
+    """Neighbours, which are changes of one image, go to different processes: every world-th place, not a block."""
+    for rank in (0, 1):
+        order = TrainOrder(1000, batch_size=128, start=12, stop=18, repeats=3, shuffle=shuffle, rank=rank, world_size=2)
+        places = [place for batch in order for place in batch]
+        assert {place.epoch for place in places} == {2}
+        ref.check(f"{key}/n1000_w2_r{rank}", [place.image for place in places], torch.Tensor.tolist)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("repeats", [1, 2, 5])
+def test_repeats_without_shuffling_are_timms(world: int, repeats: int) -> None:
+    """timm has DeiT's sampler; 768 images are three of its rounds, so that nothing is cut off without repeats."""
+    for rank in range(world):
+        sampler = RepeatAugSampler(range(768), world, rank, shuffle=False, num_repeats=repeats)
+        assert epoch_order(768, 4, repeats=repeats, shuffle=False)[rank::world] == list(sampler)
+
+
+def test_repeats_beyond_the_images_cost_nothing() -> None:
+    assert epoch_order(1000, 0, repeats=10**9, shuffle=False) == [0] * 768
 
 
 @given(count=st.integers(1, 600), epoch=st.integers(0, 5), seed=st.integers(0, 3))
@@ -134,6 +174,42 @@ def test_an_image_is_changed_alike_at_the_same_place_only(options: dict[str, Any
     others = [data[place._replace(position=position)] for position in range(1, 5)]
     deterministic = options == {"crop": "squash", "hflip": 0.0}
     assert all(torch.equal(other, first) for other in others) == deterministic
+
+
+def test_a_margin_wider_than_the_image_is_refused() -> None:
+    """A reflection of 100,000 pixels would ask for gigabytes per image."""
+    with pytest.raises(VitrimError, match=r"augment\.padding=100000 .* 16 x 24 pixels: at most 15"):
+        TrainTransform(RGB, Augment(crop="padded", padding=100_000))
+    assert TrainTransform(RGB, Augment(crop="padded", padding=15))(Image.new("RGB", (24, 16))).shape == (3, 16, 24)
+
+
+OVERLAYS = [
+    ({"std": [0, 0, 0]}, r"std is 3 numbers above 0, one per channel, not \[0, 0, 0\]"),
+    ({"std": [0.5, 0.5, -0.5]}, "std is 3 numbers above 0"),
+    ({"mean": [0]}, r"mean is 3 numbers, one per channel, not \[0\]"),
+    ({"mean": 0.5}, "mean is 3 numbers"),
+    ({"mean": [0, 0, float("nan")]}, "mean is 3 numbers"),
+    ({"std": ["a", "b", "c"]}, "std is 3 numbers above 0"),
+    ({"interpolation": "bicubik"}, "unknown interpolation 'bicubik'; valid: bicubic"),
+    ({"interpolation": ["bicubic"]}, "unknown interpolation"),
+]
+
+
+@pytest.mark.parametrize(("overlay", "said"), OVERLAYS)
+def test_how_images_are_prepared_is_checked_where_it_is_written(overlay: dict[str, Any], said: str) -> None:
+    model = timm.create_model("test_vit", pretrained_cfg_overlay=overlay)
+    for prepare in (geometry_of, eval_transform):
+        with pytest.raises(VitrimError, match=said) as refused:
+            prepare(model)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_grey_model_may_say_one_number_or_three() -> None:
+    for mean, std in (([0.5], [0.25]), ([0.25, 0.5, 0.75], [0.25] * 3)):
+        overlay = {"mean": mean, "std": std}
+        model = timm.create_model("test_vit", in_chans=1, img_size=32, pretrained_cfg_overlay=overlay)
+        assert geometry_of(model) == Geometry((32, 32), (0.5,), (0.25,))
+        assert eval_transform(model)(Image.new("L", (32, 32), 255)).mean() == pytest.approx(2.0)
 
 
 def test_grey_models_get_grey_images() -> None:

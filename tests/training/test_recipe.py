@@ -284,3 +284,69 @@ def test_null_takes_all_options_of_the_base_away_and_merge_keys_are_read(tmp_pat
     (tmp_path / "mine.yaml").write_text(text)
     found = load_recipe(tmp_path / "mine.yaml").recipe
     assert (found.model_options, found.optimizer.lr, found.schedule.min_lr) == ({}, 0.1, 0.2)
+
+
+# ---- what nobody writes, but a broken file or a slip of the hand does -----------------------------------------------
+
+LAUGHS = "".join(f"  a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("objective: &a {b: *a}", "deep within each other, or within themselves"),
+        ("trainable: &a [*a]", "deep within each other, or within themselves"),
+        (f"objective: {{a: {'[' * 3000}{']' * 3000}}}", "more than 32 deep"),
+        (f"objective: {{a: {'[' * 40}{']' * 40}}}", "more than 32 deep"),
+        (f"objective:\n  a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n{LAUGHS}", "more than 100000 values"),
+        ("seed: 2020-99-99", "month must be in 1..12"),
+        ("? &k [*k]\n: 1", "recursive node"),
+        ("base: ../other", "base is the name of a recipe"),
+        ("base: [1, 2]", "base is the name of a recipe"),
+        ("base: ''", "base is the name of a recipe"),
+        (f"base: {'a' * 400}", "at most 200 characters"),
+        ("base: list", "list.yaml is not a recipe"),
+        ("base: table", "unknown key table"),
+    ],
+)
+def test_files_that_are_broken_are_refused_in_one_short_line(write, text: str, said: str) -> None:
+    write("list", "- a\n- b")
+    write("table", "table: 3")
+    refusal = message(load_recipe, write("mine", f"model: test_vit\nepochs: 1\n{text}"))
+    assert said in refusal
+    assert len(refusal) < 500
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("augment.repeats=1000000", "augment.repeats: Input should be less than or equal to 1000"),
+        ("augment.interpolation=bicubik", "augment.interpolation"),
+        ("schedule.cooldown_epochs=1e300", "less than or equal to 100000"),
+        ("schedule.warmup_epochs=1e300", "less than or equal to 100000"),
+        ("optimizer.freeze_epochs=1e300", "less than or equal to 100000"),
+        (f"x={'[' * 3000}", "deep within each other"),
+        (f"{'a.' * 3000}b=1", "no key has more than 32 parts"),
+        (f"epochs={'9' * 5000}", "4300 digits"),
+        ("eval_split=[1]", "eval_split: expected the name of a part of the data"),
+        ("eval_split=1", "eval_split: a share of the training images is above 0 and below 1"),
+        ("eval_split=true", "eval_split: expected"),
+    ],
+)
+def test_changes_far_out_of_range_are_refused_in_one_short_line(write, change: str, said: str) -> None:
+    refusal = message(load_recipe, write("mine", "model: test_vit\nepochs: 1"), [change])
+    assert said in refusal
+    assert len(refusal) < 500
+
+
+def test_aliases_that_end_are_read(write) -> None:
+    path = write("mine", "model: test_vit\nepochs: 1\nobjective: {a: &a [1, 2], b: *a}")
+    assert load_recipe(path).recipe.objective == {"a": [1, 2], "b": [1, 2]}
+
+
+def test_a_name_too_long_for_a_file() -> None:
+    assert "File name too long" in message(load_recipe, f"{'a' * 400}.yaml")
+
+
+def test_a_stream_holds_no_images_out() -> None:
+    assert "no images can be held out" in message(resolve, {**MINIMAL, "stream": True, "eval_split": 0.1})

@@ -51,6 +51,13 @@ def test_a_streamed_run_resumes_to_the_same_bits_and_reads_in_other_processes(ta
     assert all((parts[name] == value).all() for name, value in whole.items())
 
 
+def test_a_stream_may_keep_the_order_of_its_table(tables: Path, tmp_path: Path) -> None:
+    run = trainer(recipe(stream=True, augment={"crop": "squash", "hflip": 0.0, "shuffle": False}), tables, tmp_path)
+    labels = [label for _, targets in run._loader(6) for label in targets.tolist()]
+    expected = [index for index in range(len(CLASSES)) for _ in range(PER_CLASS["train"])]
+    assert labels == 2 * expected
+
+
 def test_every_image_comes_once_in_an_epoch_whoever_reads_it(tables: Path, tmp_path: Path) -> None:
     run = trainer(recipe(stream=True, augment={"crop": "squash", "hflip": 0.0}), tables, tmp_path / "run")
     seen = [tuple(image.flatten().tolist()) for images, _ in run._loader(3) for image in images]

@@ -1,4 +1,4 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | train``. One file per subcommand.
+"""The command line: ``vitrim demo | list | profile | bench | eval | train | convert``. One file per subcommand.
 
 Nothing here imports torch until a command runs, so that ``vitrim --help`` answers at once.
 """
@@ -6,17 +6,19 @@ Nothing here imports torch until a command runs, so that ``vitrim --help`` answe
 from __future__ import annotations
 
 import errno
+import signal
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 
-from vitrim.cli import bench, demo, evaluate, listing, profile, train
+from vitrim.cli import bench, convert, demo, evaluate, listing, profile, train
+from vitrim.cli.common import INTERRUPTED, TERMINATED
 from vitrim.errors import VitrimError
-
-INTERRUPTED = 130
-"""Exit code of Ctrl-C, as shells have it."""
 
 app = typer.Typer(
     help="Faster Vision Transformers by reducing their tokens.",
@@ -30,6 +32,7 @@ app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
 app.command("eval")(evaluate.evaluate)
 app.command("train")(train.train)
+app.command("convert")(convert.convert)
 
 
 @app.callback()
@@ -38,10 +41,12 @@ def _root() -> None:
 
 
 def main() -> None:
-    """Entry point of the ``vitrim`` script: bad input is one line on standard error and exit code 2."""
+    """Entry point of the ``vitrim`` script: bad input is one line on standard error and exit code 2; Ctrl-C and SIGTERM
+    end it with the codes that shells have for them, after files that are half written are gone."""
     warnings.showwarning = _warn
     try:
-        code = app(standalone_mode=False)
+        with _terminable():
+            code = app(standalone_mode=False)
     except VitrimError as error:
         sys.exit(_fail(str(error)))
     except typer.TyperException as error:
@@ -54,9 +59,33 @@ def main() -> None:
         sys.exit(_fail(f"{where}{error.strerror}"))
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
+    except SystemExit as end:
+        if end.code != TERMINATED:
+            raise
+        code = TERMINATED
     if code == INTERRUPTED:  # typer hands Ctrl-C over as this result
         print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    if code == TERMINATED:
+        print("terminated", file=sys.stderr)
+    if code in (INTERRUPTED, TERMINATED):
+        sys.exit(code)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM raises, so that what is under way is cleaned up; it would end the process at once."""
+    if threading.current_thread() is not threading.main_thread():  # signals are handled in that one only
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(*_: object) -> None:
+    sys.exit(TERMINATED)
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

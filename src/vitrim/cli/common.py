@@ -41,7 +41,8 @@ Pretrained = Annotated[
 Checkpoint = Annotated[
     Path | None,
     typer.Option(
-        "--checkpoint", help="weights: a local safetensors file, or the folder of a finished run of `vitrim train`"
+        "--checkpoint",
+        help="weights: a local file (safetensors or .pth), or the folder of a finished run of `vitrim train`",
     ),
 ]
 ModelOptions = Annotated[
@@ -53,7 +54,11 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 MAX_BATCH = 2**20
 MAX_SEED = 2**63 - 1
 MAX_THREADS = 1024
+MAX_WORKERS = 256
 """Far above what is useful: typing errors are told at once, and not by the library that fails on them."""
+INTERRUPTED = 130
+TERMINATED = 143
+"""Exit codes of Ctrl-C and SIGTERM, as shells have them."""
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=MAX_BATCH, help="images per batch")]
 Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]

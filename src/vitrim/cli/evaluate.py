@@ -29,7 +29,9 @@ ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column 
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, max=common.MAX_WORKERS, help="processes that read images; 0: this one")
+]
 
 
 def evaluate(

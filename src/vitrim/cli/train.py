@@ -27,7 +27,8 @@ Changes = Annotated[
 ]
 Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe says which splits")]
 Checkpoint = Annotated[
-    Path | None, typer.Option("--checkpoint", help="start from this safetensors file, or the folder of a finished run")
+    Path | None,
+    typer.Option("--checkpoint", help="start from this file (safetensors or .pth), or the folder of a finished run"),
 ]
 Out = Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
@@ -36,7 +37,9 @@ DryRun = Annotated[
 ]
 List = Annotated[bool, typer.Option("--list", help="list the recipes, as `vitrim list recipes`")]
 Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, max=common.MAX_WORKERS, help="processes that read images; 0: this one")
+]
 SaveMinutes = Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")]
 LogEvery = Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")]
 EvalBatch = Annotated[
@@ -144,22 +147,27 @@ def run(trainer: Trainer, data: str, *, dry_run: bool, console: Console) -> dict
 
 @contextmanager
 def _stoppable(trainer: Trainer) -> Iterator[None]:
-    """A scheduler's request to end, and Ctrl-C: save after the update that is being made, then end.
+    """A scheduler's request to end, and Ctrl-C: save after the update that is being made, then end with the exit code
+    of the signal that came first.
 
     Asked again later, end at once: an evaluation or a stalled stream does not look. Not at the second request as such,
     for launchers pass on the Ctrl-C that the terminal has sent to all processes.
     """
-    asked: list[float] = []
+    asked: list[tuple[int, float]] = []
 
-    def ask(*_: object) -> None:
-        asked.append(time.monotonic())
-        if asked[-1] - asked[0] > PATIENCE:
+    def ask(number: int, _: object) -> None:
+        asked.append((number, time.monotonic()))
+        if asked[-1][1] - asked[0][1] > PATIENCE:
             raise KeyboardInterrupt
         trainer.request_stop()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
+    except KeyboardInterrupt:
+        if asked and asked[0][0] == signal.SIGTERM:
+            raise typer.Exit(common.TERMINATED) from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from vitrim.data.decoding import EncodedImages, decode_at, to_tensor
 from vitrim.data.errors import DataError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vitrim.data.decoding import Transform
 
 T = TypeVar("T")
@@ -56,6 +59,9 @@ class DecodedImages:
         self.transform = transform
         self.mode = mode
 
+    _known: ClassVar[str]
+    """What is known of each image: an array of as many rows."""
+
     def __len__(self) -> int:
         """The number of images."""
         return len(self.images)
@@ -68,6 +74,40 @@ class DecodedImages:
         """
         image = decode_at(self.images[index], index, self.source)
         return self.transform(image.convert(self.mode))
+
+    def part(self, indices: Sequence[int]) -> Self:
+        """The dataset of some of these images, in this order: the same classes, and a transform of its own.
+
+        Raises:
+            DataError: no images.
+            IndexError: no such image.
+
+        Example:
+            >>> whole = ImageDataset([b"a", b"b", b"c"], [0, 1, 2])
+            >>> part = whole.part([2, 0])
+            >>> part.labels.tolist(), part.images[0], part.num_classes
+            ([2, 0], b'c', 3)
+        """
+        if len(indices) == 0:
+            raise DataError(f"no images in this part of {self.source}")
+        part = copy.copy(self)
+        part.images = Chosen(self.images, indices)
+        setattr(part, self._known, getattr(self, self._known)[list(indices)])
+        return part
+
+
+class Chosen:
+    """Some of the encoded images of a dataset, in an order of their own."""
+
+    def __init__(self, images: EncodedImages, indices: Sequence[int]) -> None:
+        self.images = images
+        self.indices = list(indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> bytes | Path | None:
+        return self.images[self.indices[index]]
 
 
 class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
@@ -104,6 +144,8 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
         (torch.Size([3, 2, 4]), 'black')
     """
 
+    _known = "labels"
+
     def __init__(
         self,
         images: EncodedImages,
@@ -117,6 +159,7 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
     ) -> None:
         super().__init__(images, class_names, source, split, transform, mode)
         self.labels = _checked_labels(labels, len(images), class_names, source)
+        self._classes = int(self.labels.max()) + 1 if class_names is None else len(class_names)
 
     @property
     def num_classes(self) -> int:
@@ -126,7 +169,7 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
             >>> ImageDataset([b"", b""], [0, 6]).num_classes
             7
         """
-        return int(self.labels.max()) + 1 if self.class_names is None else len(self.class_names)
+        return self._classes
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Read one image.
@@ -171,6 +214,8 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         >>> image.shape, target
         (torch.Size([3, 2, 4]), tensor([0., 1., 1.]))
     """
+
+    _known = "targets"
 
     def __init__(
         self,

@@ -15,8 +15,10 @@ own: then neither processes nor workers change which images an update sees.
 from __future__ import annotations
 
 import glob
+import hashlib
 import importlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -53,11 +55,12 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         source: where the images are from; used in messages.
         split: the split they are, or None if the source has none.
         length: how many images all processes together read in a pass, or None if it is not known.
+        files: the names and sizes of its files, as far as they are on disk, and digests of parts of them.
         transform: from a PIL image of mode `mode` to a tensor.
         mode: "RGB", or "L" for a transform that wants one channel.
 
     Attributes:
-        class_names, source, split, length, transform, mode: as given; `transform` and `mode` may be replaced.
+        class_names, source, split, length, files, transform, mode: as given; `transform` and `mode` may be replaced.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         source: str,
         split: str | None,
         length: int | None,
+        files: Sequence[tuple[str, int, str]] = (),
         transform: Transform = to_tensor,
         mode: str = "RGB",
     ) -> None:
@@ -80,6 +84,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         self.source = source
         self.split = split
         self.length = length
+        self.files = tuple(files)
         self.transform = transform
         self.mode = mode
         self._epoch = 0
@@ -192,6 +197,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
             source=self.source,
             split=self.split,
             length=self.length,
+            files=self.files,
             transform=self.transform,
             mode=self.mode,
         )
@@ -237,8 +243,9 @@ def stream_images(
     check_given(source, split)
     if str(source).startswith(HUB_PREFIX):
         rows, chosen, length = _hub_rows(str(source), split)
+        files: list[tuple[str, int, str]] = []
     else:
-        rows, chosen, length = _parquet_rows(source, split)
+        rows, chosen, length, files = _parquet_rows(source, split)
     features = rows.features
     if features is None:
         raise DataError(f"{source} does not say what its columns are: use load_images")
@@ -251,10 +258,14 @@ def stream_images(
     rows = rows.select_columns([image, label])
     if isinstance(features[image], datasets.Image):  # decoded here, so that an error can name the row
         rows = rows.cast_column(image, datasets.Image(decode=False))
-    return ImageStream(rows, image, label, class_names=names, source=str(source), split=chosen, length=length)
+    return ImageStream(
+        rows, image, label, class_names=names, source=str(source), split=chosen, length=length, files=files
+    )
 
 
-def _parquet_rows(source: str | Path, split: str | None) -> tuple[Any, str | None, int | None]:
+def _parquet_rows(
+    source: str | Path, split: str | None
+) -> tuple[Any, str | None, int | None, list[tuple[str, int, str]]]:
     datasets = import_datasets()
     found = parquet_files(existing(Path(source).expanduser()))
     if not found:
@@ -263,7 +274,23 @@ def _parquet_rows(source: str | Path, split: str | None) -> tuple[Any, str | Non
     length = check_parquet(files)
     patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
     rows = read_source(partial(datasets.IterableDataset.from_parquet, patterns), str(source))
-    return rows, chosen, length
+    return rows, chosen, length, [(file.name, file.stat().st_size, _digest(file)) for file in files]
+
+
+def _digest(file: Path, whole: int = 2**24, pieces: int = 256, length: int = 2**12) -> str:
+    """The digest of a parquet file, of a large one of its footer, which has the place of every page and what is least
+    and most in it, and of pieces spread evenly."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        if size <= whole:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+        opened.seek(-8, os.SEEK_END)
+        opened.seek(-8 - int.from_bytes(opened.read(4), "little"), os.SEEK_END)
+        digest = hashlib.sha256(opened.read())
+        for place in range(0, size, size // pieces):
+            opened.seek(place)
+            digest.update(opened.read(length))
+    return digest.hexdigest()
 
 
 def _hub_rows(source: str, split: str | None) -> tuple[Any, str | None, int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import importlib
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,21 @@ class Rows:
 
     def __getitem__(self, index: int) -> bytes | Path | None:
         return encoded_image(self.table[index][self.column])
+
+    def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Bytes of every image that is in the table, 0 of others: (rows,) int64. No image is read."""
+        compute = importlib.import_module("pyarrow.compute")
+        column = self.table.with_format("arrow")[:].column(0)
+        lengths = compute.fill_null(compute.binary_length(compute.struct_field(column, "bytes")), 0)
+        return np.asarray(lengths.to_numpy(), dtype=np.int64)
+
+    def contents(self, at_once: int = 1000) -> Iterator[bytes]:
+        """All images, as they are in the table: the bytes, or the path, or nothing."""
+        table = self.table.with_format("arrow")
+        for start in range(0, len(table), at_once):
+            for value in table[start : start + at_once].column(0).to_pylist():
+                image = encoded_image(value)
+                yield image if isinstance(image, bytes) else str(image or "").encode()
 
 
 def encoded_image(value: Any) -> bytes | Path | None:

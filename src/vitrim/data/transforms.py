@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from vitrim.data.decoding import Transform
 
 
+INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
+"""timm's."""
+
+
 def eval_transform(model: nn.Module) -> Transform:
     """The preprocessing a model was evaluated with: timm's at the input size the model has now, that of the image
     processor saved with a Hugging Face model, or what the model has as ``eval_transform`` (from a PIL image).
@@ -50,13 +54,12 @@ def eval_transform(model: nn.Module) -> Transform:
             f"{type(model).__name__} is not a timm model and does not say how its images are prepared: set the "
             "dataset's transform, for example to torchvision's weights.transforms() or a transformers image processor"
         )
-    from timm.data.config import resolve_data_config
     from timm.data.transforms_factory import create_transform
 
     channels = input_channels(model)
     if channels not in (1, 3):
         raise DataError(f"the model takes {channels} channels; an image has 1 or 3")
-    config = resolve_data_config({}, model=model)
+    config = timm_config(model)
     config["input_size"] = (channels, *input_size(model, config["input_size"]))
     if channels == 1:  # three means would silently broadcast one channel to three
         config["mean"] = (float(np.mean(config["mean"])),)
@@ -111,6 +114,30 @@ def is_timm(model: nn.Module) -> bool:
     # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
     inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
     return inherited or hasattr(model, "pretrained_cfg")
+
+
+def timm_config(model: nn.Module) -> dict[str, Any]:
+    """How the images of a model of timm's kind are prepared, which a user may have written (pretrained_cfg_overlay).
+
+    Raises:
+        DataError: a mean or standard deviation that is not one number per channel, the second above 0, or an
+            interpolation that timm does not have.
+    """
+    from timm.data.config import resolve_data_config
+
+    config: dict[str, Any] = resolve_data_config({}, model=model)
+    counts = {3, input_channels(model)}  # three are averaged where the images are grey
+    for name, lowest in (("mean", -np.inf), ("std", 0.0)):
+        value = config[name]
+        numbers = isinstance(value, tuple | list) and len(value) in counts
+        if not numbers or not all(isinstance(one, int | float) and lowest < one < np.inf for one in value):
+            above = "" if name == "mean" else " above 0"
+            wanted = f"{' or '.join(map(str, sorted(counts)))} numbers{above}, one per channel"
+            raise DataError(f"pretrained_cfg: {name} is {wanted}, not {value!r:.80}")
+    if config["interpolation"] not in INTERPOLATIONS:
+        valid = ", ".join(INTERPOLATIONS)
+        raise DataError(f"pretrained_cfg: unknown interpolation {config['interpolation']!r:.80}; valid: {valid}")
+    return config
 
 
 def input_channels(model: nn.Module) -> int:

@@ -11,11 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
+from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.training.images import seed_all
 from vitrim.training.initial import mimetic_
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 """A recipe's precision as accelerate calls it."""
+
+HOLD_OUT_SEED = 0
+"""Not the recipe's: see `hold_out`."""
 
 Data = ImageDataset | MultiLabelDataset
 
@@ -56,11 +61,22 @@ def build_trainer(
     """
     accelerator = make_accelerator(resolved.recipe, cpu=cpu)
     seed_all(resolved.recipe.seed)
-    train_data, eval_data = open_data(resolved.recipe, data)
+    train_data, eval_data, test_data = open_data(resolved.recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
-    if eval_data is not None:
-        eval_data.transform = eval_transform(model)
-    return Trainer(resolved, model, train_data, eval_data, accelerator, running, console, start=checkpoint)
+    for held_out in (eval_data, test_data):
+        if held_out is not None:
+            held_out.transform = eval_transform(model)
+    return Trainer(
+        resolved,
+        model,
+        train_data,
+        eval_data,
+        accelerator,
+        running,
+        console,
+        start=checkpoint,
+        test_data=test_data,
+    )
 
 
 def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
@@ -74,13 +90,45 @@ def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
     return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[unused])
 
 
-def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Data | None]:
-    """The training and the evaluation part of the data a recipe asks for; the second may be None.
+def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Data | None, Data | None]:
+    """The images a recipe trains on, those it watches, and those it is scored on at the end; the last two may be None.
 
     Only the training part is streamed, if the recipe says so: every evaluation reads the same images.
+
+    Raises:
+        VitrimError: as `load_data`; or a share of so few images that none is left on one side.
     """
-    train_data = stream_images(data, split=recipe.split) if recipe.stream else load_data(data, split=recipe.split)
-    return train_data, None if recipe.eval_split is None else load_data(data, split=recipe.eval_split)
+    test_data = None if recipe.test_split is None else load_data(data, split=recipe.test_split)
+    if recipe.stream:
+        train_data: Data | ImageStream = stream_images(data, split=recipe.split)
+    else:
+        train_data = load_data(data, split=recipe.split)
+    watched = recipe.eval_split
+    if isinstance(watched, float) and not isinstance(train_data, ImageStream):
+        kept, held_out = hold_out(len(train_data), watched)
+        return train_data.part(kept), train_data.part(held_out), test_data
+    return train_data, None if watched is None else load_data(data, split=str(watched)), test_data
+
+
+def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
+    """The places of the images that are trained on, and of those that are watched, both in order.
+
+    They are the same ones in every run on the same data, whatever the seed of its recipe: a run that starts from
+    another's weights watches no image that the other was trained on. A larger share has those of a smaller one.
+
+    Raises:
+        VitrimError: none would be left on one side.
+
+    Example:
+        >>> kept, held_out = hold_out(10, 0.2)
+        >>> len(kept), len(held_out), sorted(kept + held_out) == list(range(10))
+        (8, 2, True)
+    """
+    watched = round(share * count)
+    if not 0 < watched < count:
+        raise VitrimError(f"eval_split={share:g} of {count} images leaves none to {'train on' if watched else 'watch'}")
+    order = np.random.default_rng(HOLD_OUT_SEED).permutation(count)
+    return sorted(order[watched:].tolist()), sorted(order[:watched].tolist())
 
 
 def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) -> nn.Module:

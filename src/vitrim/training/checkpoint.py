@@ -1,13 +1,17 @@
 """Checkpoints of a training run: written whole or not at all, without pickles, resumed exactly.
 
-One folder per checkpoint: the weights, their moving average, the optimiser's tensors, and ``state.json`` with all that
-is not a tensor. It is written beside its place and then renamed, so that whatever has its name is complete.
+One folder per checkpoint: the weights, their moving average, the optimiser's tensors, ``state.json`` with all that is
+not a tensor, and ``SHA256SUMS``, the digests of all of these as ``sha256sum --check`` reads them. It is written beside
+its place and then renamed, so that whatever has its name is complete; a digest tells what was changed afterwards.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,8 +33,13 @@ from torch.optim import Optimizer
 
 from vitrim.errors import VitrimError, first_line
 
-FORMAT = 2
+FORMAT = 3
+OLD_FORMAT = 2
+"""Of versions before the digests: read, and checked as far as their sizes go."""
 STATE = "state.json"
+DIGESTS = "SHA256SUMS"
+LEAST_KEPT = 2
+"""So that one is left to go on from where the newest turns out to be damaged."""
 PARTIAL = ".partial"
 SEPARATOR = "/"
 """Between a parameter's name and what the optimiser keeps of it."""
@@ -97,8 +106,8 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn
         ema.load_state_dict(snapshot.tensors["ema"])
 
 
-def save(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
-    """Write a snapshot as a new checkpoint in ``folder`` and remove the oldest beyond ``keep``.
+def save(folder: Path, snapshot: Snapshot, *, keep: int = LEAST_KEPT) -> Path:
+    """Write a snapshot as a new checkpoint in ``folder`` and remove the oldest beyond ``keep`` undamaged ones.
 
     Returns:
         The checkpoint's own folder.
@@ -107,21 +116,24 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
         VitrimError: it could not be written (a full disk); what was there before is still there.
     """
     final = folder / f"update-{snapshot.values['update']:08d}"
-    if _is_whole(final):  # a run that is stopped just after it was saved, or resumed at its end
+    if damage(final) is None:  # a run that is stopped just after it was saved, or resumed at its end
         return final
     partial = final.with_name(final.name + PARTIAL)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        sizes = {}
+        sizes, digests = {}, {}
         for name, tensors in snapshot.tensors.items():
             path = partial / f"{name}.safetensors"
             save_file({key: storable(value) for key, value in tensors.items()}, path)
             _flush(path)
-            sizes[path.name] = path.stat().st_size
+            sizes[path.name], digests[path.name] = path.stat().st_size, _digest(path)
         state = partial / STATE
         state.write_text(json.dumps({"format": FORMAT, "sizes": sizes, **snapshot.values}))
         _flush(state)
+        digests[STATE] = _digest(state)
+        (partial / DIGESTS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
+        _flush(partial / DIGESTS)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
     except (OSError, SafetensorError) as error:
@@ -129,15 +141,69 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
         good = latest(folder)
         rest = "there is no earlier checkpoint" if good is None else f"the last good checkpoint is {good}"
         raise VitrimError(f"cannot save {final}: {reason(error)}; {rest}") from error
-    for old in (*_complete(folder)[:-keep], *folder.glob(f"update-*{PARTIAL}")):  # killed while saving
-        shutil.rmtree(old)
+    whole = [path for path in found(folder) if path == final or damage(path) is None][-max(keep, LEAST_KEPT) :]
+    old = [path for path in found(folder) if path < whole[0]]
+    for path in (*old, *folder.glob(f"update-*{PARTIAL}")):  # killed while saving
+        shutil.rmtree(path)
     return final
 
 
+def found(folder: Path) -> list[Path]:
+    """All checkpoints in ``folder``, damaged or not, oldest first; not those whose saving was interrupted."""
+    return sorted(path for path in folder.glob("update-*") if re.fullmatch(r"update-\d+", path.name))
+
+
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint in ``folder``, or None."""
-    complete = _complete(folder)
-    return complete[-1] if complete else None
+    """The newest undamaged checkpoint in ``folder``, or None."""
+    return next((path for path in reversed(found(folder)) if damage(path) is None), None)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint: a file that is missing or not what was written; None if nothing is.
+
+    Reads all of it, once: what it found is kept as long as the files stay as they are.
+    """
+    try:
+        stats = [(file.name, file.stat()) for file in sorted(path.iterdir())]
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+    return _damage(path, tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+
+
+@functools.lru_cache(maxsize=64)
+def _damage(path: Path, _: tuple[tuple[str, int, int, int], ...]) -> str | None:
+    try:
+        values = json.loads((path / STATE).read_text())
+        sizes, form = values["sizes"], values["format"]
+        sound = isinstance(values["update"], int) and values["update"] >= 0 and isinstance(sizes, dict)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # cut short, or changed by another program
+        sound, sizes, form = False, {}, FORMAT
+    if not sound:
+        return f"{STATE} is not what was written"
+    for name, size in sizes.items():
+        if not (path / name).is_file() or (path / name).stat().st_size != size:
+            return f"{name} is missing or not as long as it was written"
+    if form != FORMAT and not (path / DIGESTS).exists():  # an older version's; of a newer one `load` says so
+        return None
+    return _wrong_digest(path, {*sizes, STATE})
+
+
+def _wrong_digest(path: Path, names: set[str]) -> str | None:
+    """The first of these files whose digest is not the one that was written."""
+    try:
+        lines = [line.split("  ", 1) for line in (path / DIGESTS).read_text().splitlines()]
+        written = {name: digest for digest, name in lines}
+    except (OSError, ValueError):
+        return f"{DIGESTS} is missing or not what was written"
+    for name in sorted(names):
+        if written.get(name) != _digest(path / name):
+            return f"{name} is not what was written: its digest is another one"
+    return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load(path: Path) -> Snapshot:
@@ -146,10 +212,12 @@ def load(path: Path) -> Snapshot:
     Raises:
         VitrimError: it cannot be read, or another version of vitrim wrote it.
     """
+    formats = (OLD_FORMAT, FORMAT)
     try:
         values = json.loads((path / STATE).read_text())
-        if values["format"] != FORMAT:
-            raise VitrimError(f"{path} has format {values['format']}, this version of vitrim reads format {FORMAT}")
+        if values["format"] not in formats:
+            valid = " and ".join(map(str, formats))
+            raise VitrimError(f"{path} has format {values['format']}, this version of vitrim reads {valid}")
         tensors = {file.removesuffix(".safetensors"): load_file(path / file) for file in values["sizes"]}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise VitrimError(f"cannot read the checkpoint {path}: {error}") from error
@@ -164,27 +232,6 @@ def reason(error: Exception) -> str:
 def storable(value: Tensor) -> Tensor:
     """A tensor with memory of its own: safetensors refuses two names for one memory."""
     return value.detach().to("cpu").contiguous().clone(memory_format=torch.contiguous_format)
-
-
-def _complete(folder: Path) -> list[Path]:
-    """Checkpoints whose files are all as long as they were written, oldest first."""
-    found = sorted(path for path in folder.glob("update-*") if path.suffix != PARTIAL)
-    return [path for path in found if _is_whole(path)]
-
-
-def _is_whole(path: Path) -> bool:
-    state = path / STATE
-    if not state.is_file():
-        return False
-    try:
-        values = json.loads(state.read_text())
-        sizes = values["sizes"]
-        sound = isinstance(values["update"], int) and values["update"] >= 0 and isinstance(sizes, dict)
-    except (ValueError, KeyError, TypeError):  # cut short or changed by something other than this program
-        return False
-    return sound and all(
-        (path / name).is_file() and (path / name).stat().st_size == size for name, size in sizes.items()
-    )
 
 
 def _flush(path: Path) -> None:

@@ -78,7 +78,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
 
     Args:
         before: of the checkpoint.
-        now: of this run: ``recipe``, ``data`` (images, classes) and ``start``.
+        now: of this run: ``recipe``, ``data`` (images, classes, fingerprints) and ``start``.
         path: of the checkpoint; used in messages.
     """
     # read as a recipe again: a checkpoint may be older than one of the keys
@@ -88,13 +88,22 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
         raise VitrimError(
             f"{path} is of another recipe, which differs in {', '.join(other)}: resume with the values in recipe.yaml"
         )
-    if before["data"] != now["data"]:
-        then, today = (
-            f"{facts['images']} images of {facts['classes']} classes" for facts in (before["data"], now["data"])
-        )
-        raise VitrimError(f"{path} is of other data: {then}, and this has {today}")
+    _check_same_data(before["data"], now["data"], path)
     if before["start"] != now["start"]:
         then, today = (
             f"--checkpoint {start}" if start else "no --checkpoint" for start in (before["start"], now["start"])
         )
         raise VitrimError(f"{path} is of a run that was begun with {then}, not with {today}")
+
+
+def _check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    then, today = (f"{facts['images']} images of {facts['classes']} classes" for facts in (before, now))
+    if then != today:
+        raise VitrimError(f"{path} is of other data: {then}, and this has {today}")
+    marks = before.get("fingerprints", {})  # a checkpoint may be older than these
+    other = [name for name, mark in marks.items() if now["fingerprints"].get(name) != mark]
+    if other:
+        what = " and ".join({"train": "to train on", "eval": "to watch", "test": "to test on"}[name] for name in other)
+        raise VitrimError(
+            f"{path} is of other data: as many images, but those {what} have other names, sizes, labels or contents"
+        )

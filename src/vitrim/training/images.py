@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
-from timm.data.config import resolve_data_config
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode, str_to_pil_interp
@@ -25,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from vitrim.data.streaming import ImageStream
-from vitrim.data.transforms import input_channels, input_size, is_timm, normalisation
+from vitrim.data.transforms import input_channels, input_size, is_timm, normalisation, timm_config
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def geometry_of(model: nn.Module) -> Geometry:
         (32, 32)
     """
     if is_timm(model):
-        config = resolve_data_config({}, model=model)
+        config = timm_config(model)
         size, mean, std = input_size(model, config["input_size"]), tuple(config["mean"]), tuple(config["std"])
     else:
         size = _configured_size(model)
@@ -129,6 +128,11 @@ def _crop(size: tuple[int, int], augment: Augment) -> Iterator[Any]:
     how = "bicubic" if augment.interpolation == "random" else augment.interpolation
     yield transforms.Resize(size, str_to_interp_mode(how))
     if augment.crop == "padded" and augment.padding:
+        if augment.padding >= min(size):
+            raise VitrimError(
+                f"augment.padding={augment.padding} is a reflection of the image, which has {size[0]} x {size[1]} "
+                f"pixels: at most {min(size) - 1}"
+            )
         yield transforms.RandomCrop(size, padding=augment.padding, padding_mode="reflect")
 
 
@@ -200,7 +204,7 @@ class Cutout:
 # ---- order -----------------------------------------------------------------------------------------------------------
 
 
-def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1) -> list[int]:
+def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1, shuffle: bool = True) -> list[int]:
     """The images of one epoch, in order.
 
     With ``repeats`` each image comes that many times in a row, for DeiT's repeated augmentation: neighbours go to
@@ -211,6 +215,7 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1) -> l
         epoch: 0, 1, ...
         seed: of the recipe.
         repeats: 1 or more.
+        shuffle: false keeps the order of the dataset in every epoch; with ``repeats`` those at its end never come.
 
     Returns:
         Indices below ``count``; all of them once if ``repeats`` is 1.
@@ -220,10 +225,12 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1) -> l
         [0, 1, 2, 3, 4]
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    order = torch.randperm(count, generator=generator)
+    order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
     if repeats == 1:
         return order.tolist()
-    return order.repeat_interleave(repeats)[: epoch_length(count, repeats)].tolist()
+    length = epoch_length(count, repeats)
+    seen = order[: -(-length // repeats)]  # the others would be cut off
+    return seen.repeat_interleave(repeats)[:length].tolist()
 
 
 def epoch_length(count: int, repeats: int = 1) -> int:
@@ -263,7 +270,7 @@ class TrainOrder:
         batch_size: images of an update, over all processes.
         micro_batch: images at once in this process; divides ``batch_size / world_size``.
         start, stop: updates, the first and one beyond the last.
-        seed, repeats: as `epoch_order`.
+        seed, repeats, shuffle: as `epoch_order`.
         rank, world_size: of this process, and how many there are.
 
     Raises:
@@ -285,6 +292,7 @@ class TrainOrder:
         micro_batch: int | None = None,
         seed: int = 0,
         repeats: int = 1,
+        shuffle: bool = True,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -298,7 +306,7 @@ class TrainOrder:
                 f"a process takes {share} of {batch_size} images of an update: micro_batch must divide it, not be "
                 f"{self.micro_batch}"
             )
-        self.images = images or partial(_indices, count, seed, repeats)
+        self.images = images or partial(_indices, count, seed, repeats, shuffle)
         self.batch_size, self.start, self.stop = batch_size, start, stop
         self.rank, self.world_size = rank, world_size
 
@@ -327,8 +335,8 @@ class TrainOrder:
                 yield mine[begin : begin + self.micro_batch]
 
 
-def _indices(count: int, seed: int, repeats: int, epoch: int, start: int) -> Iterator[int]:
-    return iter(epoch_order(count, epoch, seed=seed, repeats=repeats)[start:])
+def _indices(count: int, seed: int, repeats: int, shuffle: bool, epoch: int, start: int) -> Iterator[int]:
+    return iter(epoch_order(count, epoch, seed=seed, repeats=repeats, shuffle=shuffle)[start:])
 
 
 def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:

@@ -14,8 +14,9 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitrim.config import MethodConfig
+from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, write_text
@@ -47,6 +49,7 @@ from vitrim.training.checks import (
 )
 from vitrim.training.evaluate import evaluate
 from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, seed_all, train_loader, updates_per_epoch
+from vitrim.training.lock import only_run
 from vitrim.training.log import Bar, Log, writing
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
 from vitrim.training.recipe import PATCH_DROP, Recipe, Resolved
@@ -66,7 +69,7 @@ class Running:
         eval_batch: images at once in evaluations, on one device; methods that decide by a batch decide by these.
         save_minutes: time between checkpoints.
         log_every: updates between rows of the log.
-        keep: checkpoints that are kept.
+        keep: checkpoints that are kept, at least two: one may turn out to be damaged.
         tensorboard: also write TensorBoard's files.
         max_updates: stop after this many updates, as if interrupted; None: at the end.
     """
@@ -94,6 +97,7 @@ class Trainer:
         accelerator: devices and processes.
         running: how it is run.
         console: where progress is shown, or None.
+        test_data: map-style, as ``eval_data``: scored once, after the last update; or None.
         start: the file or folder whose weights the model has. If it is the folder of a run under a method that learned
             parameters, a run under a method starts from those, and it must be the same method.
 
@@ -113,6 +117,7 @@ class Trainer:
         console: Console | None = None,
         *,
         start: Path | None = None,
+        test_data: Dataset[Any] | None = None,
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
         check_folder(running.out)
@@ -120,17 +125,18 @@ class Trainer:
         self.console = console if accelerator.is_main_process else None
         recipe = self.recipe
         config = parse_method(recipe.method)
-        if isinstance(eval_data, ImageStream):
-            raise VitrimError(f"{eval_data.source} is a stream: evaluations need images that can be read in any order")
+        for data in (eval_data, test_data):
+            if isinstance(data, ImageStream):
+                raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
         self.task = make_task(recipe.task, cast(Any, train_data).num_classes)
-        for data in (train_data, eval_data):
+        for data in (train_data, eval_data, test_data):
             if data is not None:
                 self.task.check(data)
         self.criterion = self.task.criterion(recipe.loss)
         self.mixer = self.task.mixer(recipe.mix)
         self.task.fit_head(model)
         cast(Any, train_data).transform = TrainTransform(geometry_of(model), recipe.augment)
-        self.train_data, self.eval_data = train_data, eval_data
+        self.train_data, self.eval_data, self.test_data = train_data, eval_data, test_data
         self.images = number_of_images(train_data)
         self.updates_per_epoch = updates_per_epoch(self.images, recipe.batch_size, recipe.augment.repeats)
         self.updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
@@ -172,12 +178,11 @@ class Trainer:
         self.stopping = False
         self.best: dict[str, Any] | None = None
         self.last_evaluation: dict[str, Any] | None = None
+        self.seen = checkpoint.found(self.checkpoints)
         if running.resume:
             self._resume()
-        elif checkpoint.latest(self.checkpoints) is not None:
-            raise VitrimError(f"{running.out} has a run already: continue it with --resume, or give another --out")
-        elif (running.out / RESULT).exists():
-            raise VitrimError(f"{running.out} has a finished run: give another --out")
+        else:
+            self._check_new()
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -191,8 +196,13 @@ class Trainer:
         Raises:
             KeyboardInterrupt: `request_stop` was called; the run is saved.
             VitrimError: a loss that is not finite, an image that cannot be read, a checkpoint that cannot be written;
-                the message names the last good checkpoint.
+                the message names the last good checkpoint. Or another run is at work in ``out``, or was since this
+                one looked; nothing is changed then.
         """
+        with self._alone():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         self.begun = time.monotonic()
         main = self.accelerator.is_main_process
         stop = self.updates if self.running.max_updates is None else min(self.updates, self.running.max_updates)
@@ -218,6 +228,8 @@ class Trainer:
             "best": self.best,
         }
         if self.update == self.updates:
+            if self.test_data is not None:
+                result["test"] = self._test()
             self._write_weights(result)
         return result
 
@@ -247,6 +259,7 @@ class Trainer:
             "trained_parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
             "train_images": self.images,
             "eval_images": 0 if self.eval_data is None else len(cast(Any, self.eval_data)),
+            "test_images": 0 if self.test_data is None else len(cast(Any, self.test_data)),
             "classes": self.task.num_classes,
             "updates_per_epoch": self.updates_per_epoch,
             "updates": self.updates,
@@ -292,15 +305,19 @@ class Trainer:
     def _loader(self, stop: int) -> DataLoader[Any]:
         recipe, accelerator = self.recipe, self.accelerator
         data = self.train_data
+        shuffle = recipe.augment.shuffle
+        if isinstance(data, ImageStream):
+            data = data.shuffled(recipe.seed) if shuffle else data
         order = TrainOrder(
             self.images,
-            data.shuffled(recipe.seed).encoded if isinstance(data, ImageStream) else None,
+            data.encoded if isinstance(data, ImageStream) else None,
             batch_size=recipe.batch_size,
             start=self.update,
             stop=stop,
             micro_batch=recipe.micro_batch,
             seed=recipe.seed,
             repeats=recipe.augment.repeats,
+            shuffle=shuffle,
             rank=accelerator.process_index,
             world_size=accelerator.num_processes,
         )
@@ -384,31 +401,36 @@ class Trainer:
         return every is not None and self.update % max(round(every * self.updates_per_epoch), 1) == 0
 
     def _evaluate(self, log: Log, bar: Bar) -> None:
-        """Measure the averaged weights, or the model where none are averaged, and keep the best."""
+        """Measure on the images that are watched, and keep the best."""
+        row = self._scores(cast(Any, self.eval_data))
+        self.last_evaluation = row
+        if self.best is None or row[self.task.selects_by] > self.best[self.task.selects_by]:
+            self.best = row
+        log.evaluation(row)
+        bar.say(f"evaluation of the {row['weights']}: {_shown(row)}")
+
+    def _test(self) -> dict[str, Any]:
+        """Measure once, at the end, on images that nothing was decided by."""
+        row = self._scores(cast(Any, self.test_data))
+        if self.console is not None:
+            self.console.print(f"test of the {row['weights']}: {_shown(row)}", highlight=False)
+        return row
+
+    def _scores(self, data: Dataset[Any]) -> dict[str, Any]:
+        """The metrics of the averaged weights, or of the model where none are averaged, under the amounts of now."""
         self._set_amounts(self.update / self.updates_per_epoch)
         model = self.wrapped if self.sharded else self.model if self.ema is None else self.ema.module
         self._share_buffers(model)
         running = self.running
         scores = evaluate(
-            model,
-            self.task,
-            cast(Any, self.eval_data),
-            self.accelerator,
-            batch_size=running.eval_batch,
-            workers=running.workers,
+            model, self.task, data, self.accelerator, batch_size=running.eval_batch, workers=running.workers
         )
-        row = {
+        return {
             "update": self.update,
             "epoch": self.update / self.updates_per_epoch,
             "weights": "model" if self.ema is None else "average",
             **scores,
         }
-        self.last_evaluation = row
-        if self.best is None or row[self.task.selects_by] > self.best[self.task.selects_by]:
-            self.best = row
-        log.evaluation(row)
-        shown = "  ".join(f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights"))
-        bar.say(f"evaluation of the {row['weights']}: {shown}")
 
     def _share_buffers(self, model: nn.Module) -> None:
         """Give all processes the first one's running statistics (BatchNorm), which are those that are written."""
@@ -447,18 +469,59 @@ class Trainer:
             checkpoint.save(self.checkpoints, snapshot, keep=self.running.keep)
         self.accelerator.wait_for_everyone()
 
+    @cached_property
+    def _fingerprints(self) -> dict[str, str]:
+        """Which images are trained on, watched and tested on."""
+        parts = {"train": self.train_data, "eval": self.eval_data, "test": self.test_data}
+        return {name: fingerprint(data) for name, data in parts.items() if data is not None}
+
     def _facts(self) -> dict[str, Any]:
         """What a run that goes on with this one must share."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
-            "data": {"images": self.images, "classes": self.task.num_classes},
+            "data": {"images": self.images, "classes": self.task.num_classes, "fingerprints": self._fingerprints},
             "start": None if self.start is None else str(self.start),
         }
 
+    def _check_new(self) -> None:
+        """Refuse a folder that has a run: its checkpoints, damaged or not, or what it reached."""
+        out = self.running.out
+        if self.seen:
+            raise VitrimError(f"{out} has a run already: continue it with --resume, or give another --out")
+        if (out / RESULT).exists():
+            raise VitrimError(f"{out} has a finished run: give another --out")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One run in a folder at a time: the first process of a run holds the lock, and all of them hear of it."""
+        with ExitStack() as stack:
+            refusal = None
+            if self.accelerator.is_main_process:
+                try:
+                    stack.enter_context(only_run(self.running.out))
+                    self._check_unchanged()
+                except VitrimError as error:
+                    refusal = error
+            if self._together(refusal is not None):
+                raise refusal or VitrimError(f"{self.running.out} is in use by another run")
+            yield
+
+    def _check_unchanged(self) -> None:
+        """Refuse a folder that another run worked in after this one had looked."""
+        if checkpoint.found(self.checkpoints) != self.seen:
+            raise VitrimError(f"another run has just been at work in {self.running.out}: start this one again")
+        if not self.running.resume:
+            self._check_new()
+
     def _resume(self) -> None:
-        path = checkpoint.latest(self.checkpoints)
+        found = {path: checkpoint.damage(path) for path in self.seen}
+        path = next((path for path in reversed(self.seen) if found[path] is None), None)
+        damaged = [
+            f"{other} is damaged ({what})" for other, what in found.items() if what and (not path or other > path)
+        ]
         if path is None:
-            raise VitrimError(f"nothing to resume in {self.running.out}: no complete checkpoint in {self.checkpoints}")
+            why = "; ".join(damaged[::-1]) or f"no complete checkpoint in {self.checkpoints}"
+            raise VitrimError(f"nothing to resume in {self.running.out}: {why}")
         snapshot = checkpoint.load(path)
         check_same(snapshot.values, self._facts(), path)
         checkpoint.put_back(
@@ -469,8 +532,9 @@ class Trainer:
         self.update = snapshot.values["update"]
         self.seconds_before = snapshot.values["seconds"]
         self.best, self.last_evaluation = snapshot.values["best"], snapshot.values["last_evaluation"]
-        if self.console is not None:
-            self.console.print(f"resumed from {path}", highlight=False)
+        for text in (*damaged, f"resumed from {path}"):
+            if self.console is not None:
+                self.console.print(text, highlight=False)
 
     def _write_weights(self, result: Mapping[str, Any]) -> None:
         """The host's weights, the reduction beside them, and what was reached. All processes must call it."""
@@ -528,6 +592,11 @@ def _checkpoint_gradients(model: nn.Module) -> None:
             enable()
             return
     raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    """The numbers of an evaluation in one line."""
+    return "  ".join(f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights"))
 
 
 def _plain(value: Any) -> Any:

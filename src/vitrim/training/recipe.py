@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,14 @@ FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 NUMBERS = (int, float, int | None, float | None)
+MAX_EPOCHS = 1e5
+MAX_REPEATS = 1000
+"""Far above what is useful: typing errors are told at once."""
+MAX_NAME = 200
+"""Characters of a name: file systems refuse longer ones."""
+MAX_DEPTH = 32
+MAX_VALUES = 100_000
+"""How deeply values of a recipe may lie within each other, and how many there may be, aliases written out."""
 
 
 class _Section(BaseModel):
@@ -63,8 +72,14 @@ class Augment(_Section):
     repeats: int = Field(
         1,
         ge=1,
+        le=MAX_REPEATS,
         description="times an image comes in an epoch, each time changed anew; an epoch "
         "stays as long and sees fewer images",
+    )
+    shuffle: bool = Field(
+        True,
+        description="false: images come in the order of the data in every epoch, as of DeiT's repeated augmentation "
+        "with shuffle=False, which then sees the first 1 / repeats of them only",
     )
 
     @model_validator(mode="after")
@@ -134,18 +149,22 @@ class Optimizer(_Section):
         description="what backbone_scale and freeze_epochs are for; trunk: blocks, class token, last norm; host: "
         "everything but what the method adds, so that the head, positions and patch embedding belong to it as well",
     )
-    freeze_epochs: float = Field(0.0, ge=0, description="epochs in which the learning rate of the backbone is 0")
+    freeze_epochs: float = Field(
+        0.0, ge=0, le=MAX_EPOCHS, description="epochs in which the learning rate of the backbone is 0"
+    )
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
 
 
 class Schedule(_Section):
     """The learning rate over time: linear warm-up, then a cosine, changed at every update."""
 
-    warmup_epochs: float = Field(0.0, ge=0)
+    warmup_epochs: float = Field(0.0, ge=0, le=MAX_EPOCHS)
     warmup_lr: float = Field(1e-6, ge=0, description="at the first update")
     min_lr: float = Field(1e-5, ge=0, description="at the end, of all groups")
     shift: bool = Field(False, description="true: the cosine begins after the warm-up; false: it runs from the start")
-    cooldown_epochs: float = Field(0.0, ge=0, description="epochs at min_lr after the cosine, beyond `epochs`")
+    cooldown_epochs: float = Field(
+        0.0, ge=0, le=MAX_EPOCHS, description="epochs at min_lr after the cosine, beyond `epochs`"
+    )
 
 
 class Ema(_Section):
@@ -228,9 +247,14 @@ class Recipe(_Section):
         "that are too large to download or to index",
     )
     split: str | None = Field("train", description="the part of the data to train on; null where it has only one")
-    eval_split: str | None = Field("test", description="the part to evaluate on; null for none")
+    eval_split: str | float | None = Field(
+        "test",
+        description="what is watched while training: a part of the data, or a share of the training images, e.g. 0.1, "
+        "that are held out (the same ones whatever the seed); null for none",
+    )
+    test_split: str | None = Field(None, description="the part that is scored once, at the end; null for none")
 
-    epochs: float = Field(gt=0, le=1e5)
+    epochs: float = Field(gt=0, le=MAX_EPOCHS)
     batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
     micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
     augment: Augment = Augment()
@@ -251,6 +275,15 @@ class Recipe(_Section):
     def _none_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value
 
+    @field_validator("eval_split", mode="before")
+    @classmethod
+    def _split_or_share(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            raise ValueError("expected the name of a part of the data, a share of the training images, or null")
+        if isinstance(value, int | float) and not 0 < value < 1:
+            raise ValueError("a share of the training images is above 0 and below 1")
+        return value
+
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
         if self.micro_batch is not None and self.batch_size % self.micro_batch:
@@ -263,6 +296,8 @@ class Recipe(_Section):
             raise ValueError("init is for models of timm that are not pretrained: set init=default")
         if self.stream and self.augment.repeats > 1:
             raise ValueError("a stream gives every image once in an epoch: set augment.repeats=1 or stream=false")
+        if self.stream and isinstance(self.eval_split, float):
+            raise ValueError("of a stream no images can be held out: name an eval_split, or set it to null")
         optimizer = self.optimizer
         if optimizer.layer_decay is not None and (optimizer.backbone_scale != 1 or optimizer.freeze_epochs > 0):
             raise ValueError(
@@ -365,12 +400,16 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
 
 def _find(name: str | Path) -> Path:
     if Path(name).suffix in (".yaml", ".yml"):
-        if not Path(name).is_file():
-            raise VitrimError(f"no recipe file {name}")
+        try:
+            there = Path(name).is_file()
+        except OSError as error:  # a name that is too long
+            raise VitrimError(f"no recipe file {_short(str(name))}: {error.strerror}") from None
+        if not there:
+            raise VitrimError(f"no recipe file {_short(str(name))}")
         return Path(name)
     known = recipes()
     if str(name) not in known:
-        hint = str(unknown("recipe", str(name), known)).partition(" valid:")[0]
+        hint = str(unknown("recipe", _short(str(name)), known)).partition(" valid:")[0]
         raise VitrimError(f"{hint} valid: a YAML file, or a name that `vitrim train --list` prints")
     return known[str(name)]
 
@@ -380,18 +419,52 @@ def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, dict[str, Any]
     if path in seen:
         raise VitrimError(f"{path.name} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
     try:
-        given = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise VitrimError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+        given = _read_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, OSError) as error:  # also a date that does not exist
+        raise VitrimError(f"cannot read {path}: {_line(str(error))}") from None
     if not isinstance(given, dict):
         raise VitrimError(f"{path} is not a recipe: expected keys and values")
     base = given.pop("base", None)
-    below = [] if base is None else _chain(_beside(path, str(base)), (*seen, path))
+    below = [] if base is None else _chain(_beside(path, base), (*seen, path))
     return [*below, (path.stem, given)]
 
 
-def _beside(path: Path, base: str) -> Path:
+def _read_yaml(text: str) -> Any:
+    """The value of a text, of which a person could have written every part.
+
+    Raises:
+        yaml.YAMLError: it is no YAML, or its values lie too deep, within themselves, or are too many.
+        ValueError: a date that does not exist, or a number of thousands of digits.
+    """
+    try:
+        value = yaml.load(text, _UniqueKeys)
+    except RecursionError:
+        raise yaml.YAMLError(f"values lie more than {MAX_DEPTH} deep within each other") from None
+    level, count = [value], 1
+    for _ in range(MAX_DEPTH):
+        level = list(islice((inner for outer in level for inner in _inside(outer)), MAX_VALUES + 1))
+        count += len(level)
+        if count > MAX_VALUES:
+            raise yaml.YAMLError(f"it has more than {MAX_VALUES} values, its aliases written out")
+        if not level:
+            return value
+    raise yaml.YAMLError(f"values lie more than {MAX_DEPTH} deep within each other, or within themselves")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """The values directly within a value."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple | set) else ()
+
+
+def _beside(path: Path, base: Any) -> Path:
     """The base of a recipe: a file next to it, or one of the package's."""
+    if not isinstance(base, str) or not base or base != Path(base).name:
+        wanted = "the name of a recipe: a file beside this one, without .yaml, or one of the package"
+        raise VitrimError(f"{path}: base is {wanted}, not {_short(base)}")
+    if len(base) > MAX_NAME:
+        raise VitrimError(f"{path}: base is a name of at most {MAX_NAME} characters, not {_short(base)}")
     near = path.with_name(f"{base}.yaml")
     if near == path and base in recipes():  # a user's file may be called like the recipe that it changes
         return recipes()[base]
@@ -403,8 +476,10 @@ def _nested(changes: Sequence[str]) -> dict[str, Any]:
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise VitrimError(f"cannot read '{_line(text)}': write key=value, e.g. optimizer.lr=1e-4")
+            raise VitrimError(f"cannot read '{_short(text)}': write key=value, e.g. optimizer.lr=1e-4")
         inner: Any = _scalar(text, value)
+        if key.count(".") >= MAX_DEPTH:
+            raise VitrimError(f"cannot read '{_short(text)}': no key has more than {MAX_DEPTH} parts")
         for part in reversed(key.split(".")):
             inner = {part: inner}
         _merge(nested, inner)
@@ -413,11 +488,11 @@ def _nested(changes: Sequence[str]) -> dict[str, Any]:
 
 def _scalar(text: str, value: str) -> Any:
     try:
-        read = yaml.load(value, _UniqueKeys)
-    except yaml.YAMLError:
-        raise VitrimError(f"cannot read '{_line(text)}': its value is not YAML") from None
-    except ValueError as error:  # a date that does not exist, a number of thousands of digits
-        raise VitrimError(f"cannot read '{_line(text)}': {error}") from None
+        read = _read_yaml(value)
+    except yaml.MarkedYAMLError:
+        raise VitrimError(f"cannot read '{_short(text)}': its value is not YAML") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise VitrimError(f"cannot read '{_short(text)}': {_line(str(error))}") from None
     if isinstance(read, str):  # YAML 1.1 takes 1e-4 for a text
         try:
             return float(read)
@@ -448,7 +523,7 @@ def _one_line(name: str, error: ValidationError) -> str:
     """What is wrong with a recipe: a key that there is not before all else, for it explains one that is missing."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
-    where = _line(".".join(str(part) for part in first["loc"]))
+    where = _short(".".join(str(part) for part in first["loc"]))
     if first["type"] == "extra_forbidden":
         valid = _keys(first["loc"][:-1])
         close = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1)
@@ -457,8 +532,14 @@ def _one_line(name: str, error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{name}: {where} is missing"
     message = str(first["msg"]).removeprefix("Value error, ")
-    given = "" if not where else f" (got {first['input']!r})"
+    given = "" if not where else f" (got {_short(repr(first['input']))})"
     return _line(f"{name}: {where + ': ' if where else ''}{message}{given}")
+
+
+def _short(value: Any, most: int = 100) -> str:
+    """A value in one line, cut where it is long."""
+    text = _line(str(value))
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _line(text: str) -> str:

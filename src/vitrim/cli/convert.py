@@ -1,0 +1,27 @@
+"""``vitrim convert``: weights of PyTorch's own format as safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitrim.cli import common
+
+Source = Annotated[Path, typer.Argument(metavar="IN.pth", help="a checkpoint that torch.save wrote")]
+Target = Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="the file to write")]
+Key = Annotated[
+    str | None, typer.Option("--key", help="which weights, if there are several, e.g. model_ema; dots for inner ones")
+]
+
+
+def convert(source: Source, target: Target, key: Key = None, json: common.Json = None) -> None:
+    """Write the weights of a .pth file as safetensors, under the same names. Nothing in the file is executed."""
+    common.check_json(json)
+    out = common.console(json)
+    from vitrim.weights import convert_weights
+
+    count, values = convert_weights(source, target, key=key)
+    out.print(f"{target}: {count} tensors, {values:,} values", highlight=False)
+    common.write_json(json, {"command": "convert", "file": str(target), "tensors": count, "values": values})

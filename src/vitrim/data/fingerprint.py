@@ -1,0 +1,112 @@
+"""Which images a dataset has, as one short text: two datasets that differ have other fingerprints.
+
+It covers the order, the labels, the class names, the names and sizes of all images, and the contents of a few hundred
+of them; of images in memory, or in a table that is not large, all contents. It does not cover where a dataset lies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrim.data.dataset import Chosen
+from vitrim.data.errors import DataError
+from vitrim.data.streaming import ImageStream
+from vitrim.data.tables import Rows
+
+if TYPE_CHECKING:
+    from vitrim.data.decoding import EncodedImages
+
+SAMPLED = 256
+"""Images whose contents are read where all would be too many, spread evenly."""
+MOST_BYTES = 2**30
+"""Tables up to here are read whole."""
+NAMES = 2
+"""Parts of a path that count, the folder and the file: a dataset may be moved."""
+
+
+def fingerprint(data: Any) -> str:
+    """The fingerprint of a dataset: 64 hexadecimal digits.
+
+    Args:
+        data: of this package, or any map-style dataset: of one that has neither ``images`` nor ``labels`` or
+            ``targets`` only the length counts.
+
+    Raises:
+        DataError: a file that is gone.
+
+    Example:
+        >>> from vitrim.data import ImageDataset
+        >>> one, other = (ImageDataset([image, b"b"], [0, 1]) for image in (b"a", b"c"))
+        >>> fingerprint(one) == fingerprint(one), fingerprint(one) == fingerprint(other)
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    for part in _parts(data):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(data: Any) -> Iterator[bytes]:
+    names = getattr(data, "class_names", None)
+    yield repr(None if names is None else list(names)).encode()
+    if isinstance(data, ImageStream):
+        yield repr((data.split, data.length, *data.files)).encode()
+        return
+    yield str(len(data)).encode()
+    for name in ("labels", "targets"):
+        values = getattr(data, name, None)
+        if values is not None:
+            yield np.ascontiguousarray(values).tobytes()
+    images = getattr(data, "images", None)
+    if images is not None:
+        yield from _images(images)
+
+
+def _images(images: EncodedImages) -> Iterator[bytes]:
+    if isinstance(images, Chosen):
+        yield np.asarray(images.indices, dtype=np.int64).tobytes()
+        yield from _images(images.images)
+    elif isinstance(images, Rows):
+        sizes = images.sizes()
+        yield sizes.tobytes()
+        everything = int(sizes.sum()) <= MOST_BYTES
+        yield from images.contents() if everything else (_content(images[place]) for place in _spread(len(images)))
+    else:
+        yield from _listed(images)
+
+
+def _listed(images: EncodedImages) -> Iterator[bytes]:
+    """Names and sizes of files; contents of some of them, and of all images in memory."""
+    for place in range(len(images)):
+        image = images[place]
+        if isinstance(image, Path):
+            yield f"{'/'.join(image.parts[-NAMES:])} {_size(image)}".encode()
+        else:
+            yield _content(image)
+    yield from (_content(images[place]) for place in _spread(len(images)))
+
+
+def _spread(count: int) -> list[int]:
+    return [int(place) for place in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).round())]
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _content(image: bytes | Path | None) -> bytes:
+    if isinstance(image, Path):
+        try:
+            return image.read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read {image}: {error.strerror}") from error
+    return image or b""

@@ -1,0 +1,146 @@
+"""What was damaged after it was written is passed over, and said; a run goes on with the images it was begun with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tiny_training import recipe, trainer
+from vitrim.errors import VitrimError
+from vitrim.training import checkpoint
+from vitrim.training.loop import Trainer
+
+FILES = ("model.safetensors", "optimizer.safetensors", "ema.safetensors", "state.json", "SHA256SUMS")
+SAVED = {"save_minutes": 0, "max_updates": 4}
+RECIPE = {"ema": {"decay": 0.9}, "eval_split": None}
+
+
+class Lines:
+    """A console that keeps what is printed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print(self, text: str, **_: object) -> None:
+        self.lines.append(text)
+
+
+def flip(file: Path) -> None:
+    """Two bytes of what a file holds; its length and its header stay."""
+    content = bytearray(file.read_bytes())
+    for place in (len(content) // 2, len(content) - 3):
+        content[place] ^= 1
+    file.write_bytes(content)
+
+
+def resumed(images: Path, out: Path) -> tuple[Trainer, list[str]]:
+    """A run that goes on, and what it said."""
+    run = trainer(recipe(**RECIPE), images, out, resume=True)
+    again = Lines()
+    run.console = again
+    run._resume()
+    return run, again.lines
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name: str, images: Path, tmp_path: Path) -> None:
+    trainer(recipe(**RECIPE), images, tmp_path, **SAVED).run()
+    newest = checkpoint.latest(tmp_path / "checkpoints")
+    assert newest.name == "update-00000004"
+    flip(newest / name)
+    run, said = resumed(images, tmp_path)
+    assert run.update == 3
+    assert len(said) == 2
+    told = name if name != "SHA256SUMS" else ""  # with another digest there the file it is of is told
+    assert f"update-00000004 is damaged ({told}" in said[0]
+    assert "is not what was written" in said[0]
+    assert said[1].endswith("resumed from " + str(newest.with_name("update-00000003")))
+    run.console = None
+    run.run()
+    trainer(recipe(**RECIPE), images, tmp_path / "whole").run()
+    whole, parts = (checkpoint.load(checkpoint.latest(out / "checkpoints")) for out in (tmp_path / "whole", tmp_path))
+    for part, tensors in whole.tensors.items():
+        assert all(bool((value == parts.tensors[part][key]).all()) for key, value in tensors.items())
+
+
+def test_a_run_without_an_undamaged_checkpoint_is_neither_resumed_nor_overwritten(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(**RECIPE), images, tmp_path, **SAVED).run()
+    for path in checkpoint.found(tmp_path / "checkpoints"):
+        flip(path / "optimizer.safetensors")
+    with pytest.raises(VitrimError, match=r"nothing to resume in .*: .*04 is damaged \(optimizer.*03 is damaged") as no:
+        trainer(recipe(**RECIPE), images, tmp_path, resume=True)
+    assert "\n" not in str(no.value)
+    with pytest.raises(VitrimError, match="has a run already"):
+        trainer(recipe(**RECIPE), images, tmp_path)
+
+
+def test_two_undamaged_checkpoints_are_kept_whatever_lies_beside_them(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(**RECIPE), images, tmp_path, keep=1, **SAVED).run()
+    folder = tmp_path / "checkpoints"
+    assert [path.name for path in checkpoint.found(folder)] == ["update-00000003", "update-00000004"]
+    flip(folder / "update-00000004" / "model.safetensors")
+    trainer(recipe(**RECIPE), images, tmp_path, keep=1, resume=True, max_updates=5).run()  # it saves the fifth only
+    whole = [path.name for path in checkpoint.found(folder) if checkpoint.damage(path) is None]
+    assert whole == ["update-00000003", "update-00000005"]
+
+
+def test_digests_are_those_of_sha256sum(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(**RECIPE), images, tmp_path, max_updates=1).run()
+    folder = checkpoint.latest(tmp_path / "checkpoints")
+    lines = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    assert set(lines) == set(FILES) - {"SHA256SUMS"} == {path.name for path in folder.iterdir()} - {"SHA256SUMS"}
+    for name, digest in lines.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+def test_checkpoints_of_versions_without_digests_are_resumed(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(**RECIPE), images, tmp_path, max_updates=2).run()
+    folder = checkpoint.latest(tmp_path / "checkpoints")
+    (folder / "SHA256SUMS").unlink()
+    assert checkpoint.latest(tmp_path / "checkpoints") is None
+    state = json.loads((folder / "state.json").read_text())
+    del state["data"]["fingerprints"], state["recipe"]["test_split"], state["recipe"]["augment"]["shuffle"]
+    (folder / "state.json").write_text(json.dumps({**state, "format": 2}))
+    assert trainer(recipe(**RECIPE), images, tmp_path, resume=True).update == 2
+    (folder / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(VitrimError, match=r"damaged \(model.safetensors is missing or not as long"):
+        trainer(recipe(**RECIPE), images, tmp_path, resume=True)
+
+
+# ---- other images ----------------------------------------------------------------------------------------------------
+
+
+def pixels(file: Path) -> None:
+    """Another image of the same size in bytes."""
+    length = file.stat().st_size
+    other = np.random.default_rng(5).integers(0, 128, (16, 16, 3), dtype=np.uint8)
+    Image.fromarray(other).save(file, compress_level=9)
+    file.write_bytes(file.read_bytes()[:length].ljust(length, b"\0"))
+
+
+CHANGES = {
+    "a size": ("train", lambda root: (root / "train/ant/0.png").write_bytes(b"longer or shorter")),
+    "a name": ("train", lambda root: (root / "train/ant/0.png").rename(root / "train/ant/00.png")),
+    "a label": ("train", lambda root: (root / "train/ant/0.png").rename(root / "train/bee/00.png")),
+    "contents": ("train", lambda root: pixels(root / "train/ant/0.png")),
+    "what is watched": ("watch", lambda root: pixels(root / "test/bee/0.png")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_is_not_resumed_on_as_many_other_images(change: str, images: Path, tmp_path: Path) -> None:
+    trainer(recipe(), images, tmp_path / "out", max_updates=2).run()
+    other = tmp_path / "moved"
+    shutil.copytree(images, other)
+    assert trainer(recipe(), other, tmp_path / "out", resume=True).update == 2  # where they lie does not count
+    what, edit = CHANGES[change]
+    edit(other)
+    with pytest.raises(VitrimError, match=f"other data: as many images, but those to .*{what}.* have other") as refused:
+        trainer(recipe(), other, tmp_path / "out", resume=True)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,106 @@
+"""What is watched while training is held out of the training images, and the test images are scored once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
+
+from tiny_training import TINY, recipe, trainer
+from vitrim.errors import VitrimError
+from vitrim.training import loop
+from vitrim.training.build import hold_out, open_data
+from vitrim.training.recipe import load_recipe, recipes
+from vitrim.training.runs import load_run
+
+WATCHED = {"eval_split": 0.25, "test_split": "test"}
+
+
+def test_a_share_is_held_out_and_the_test_images_are_scored_once(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[tuple[int, list[str]]] = []
+    evaluate = loop.evaluate
+
+    def seen(model: Any, task: Any, data: Any, *rest: Any, **options: Any) -> dict[str, float]:
+        measured.append((run.update, [str(data.images[place]) for place in range(len(data))]))
+        return evaluate(model, task, data, *rest, **options)
+
+    monkeypatch.setattr(loop, "evaluate", seen)
+    resolved = recipe(**WATCHED, epochs=2, batch_size=6, ema={"decay": 0.5})
+    run = trainer(resolved, images, tmp_path)
+    trained = {str(run.train_data.images[place]) for place in range(len(run.train_data))}
+    result = run.run()
+    assert [update for update, _ in measured] == [3, 6, 6]  # two epochs are watched, then the test
+    assert measured[0] == (3, measured[1][1])
+    assert len(trained) == 18
+    assert len(measured[0][1]) == 6
+    assert not trained & set(measured[0][1])
+    assert trained | set(measured[0][1]) == set(map(str, (images / "train").rglob("*.png")))
+    assert set(measured[2][1]) == set(map(str, (images / "test").rglob("*.png")))
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert written["test"] == result["test"]
+    assert written["last"] == result["last"]
+    assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 2
+    data = ImageFolder(str(images / "test"))
+    pixels = torch.stack([(pil_to_tensor(image) / 255 - 0.5) / 0.5 for image, _ in data])
+    with torch.no_grad():
+        right = load_run(tmp_path)(pixels).argmax(dim=1) == torch.tensor(data.targets)
+    assert result["test"]["top1"] == pytest.approx(100 * float(right.float().mean()), abs=1e-4)
+    assert result["test"]["weights"] == "average"
+
+
+@pytest.mark.parametrize("stop", [3, 6, 8])
+def test_it_is_resumed_exactly(stop: int, images: Path, tmp_path: Path) -> None:
+    resolved = recipe(**WATCHED, batch_size=6)
+    whole = trainer(resolved, images, tmp_path / "whole").run()
+    trainer(resolved, images, tmp_path / "parts", max_updates=stop).run()
+    assert not (tmp_path / "parts/result.json").exists()
+    parts = trainer(resolved, images, tmp_path / "parts", resume=True).run()
+    assert {**whole, "seconds": 0} == {**parts, "seconds": 0}
+
+
+def test_the_same_images_are_held_out_whatever_the_seed(images: Path) -> None:
+    """A run that starts from another's weights must not watch what that was trained on."""
+    sets = []
+    for seed in (0, 1):
+        kept, watched, test = open_data(recipe(**WATCHED, seed=seed).recipe, images)
+        sets.append([[str(data.images[place]) for place in range(len(data))] for data in (kept, watched, test)])
+    assert sets[0] == sets[1]
+    for count in (4, 10, 1000):
+        small, large = (set(hold_out(count, share)[1]) for share in (0.25, 0.5))
+        assert small <= large
+        assert len(large) == count // 2
+
+
+@pytest.mark.parametrize(("count", "share", "left"), [(24, 0.01, "watch"), (24, 0.99, "train on"), (1, 0.5, "watch")])
+def test_a_share_that_leaves_nothing(count: int, share: float, left: str) -> None:
+    with pytest.raises(VitrimError, match=f"of {count} images leaves none to {left}"):
+        hold_out(count, share)
+
+
+def test_a_run_under_another_share_is_not_resumed(images: Path, tmp_path: Path) -> None:
+    trainer(recipe(**WATCHED, batch_size=6), images, tmp_path, max_updates=2).run()
+    with pytest.raises(VitrimError, match="differs in eval_split"):
+        trainer(recipe(**{**WATCHED, "eval_split": 0.125}, batch_size=6), images, tmp_path, resume=True)
+    with pytest.raises(VitrimError, match="differs in test_split"):
+        trainer(recipe(**{**WATCHED, "test_split": None}, batch_size=6), images, tmp_path, resume=True)
+
+
+def test_no_recipe_of_the_package_watches_test_images() -> None:
+    """Only what is measured once, at the end, may be of the part that is reported."""
+    for name in recipes():
+        found = load_recipe(name).recipe
+        assert found.eval_split != "test" or (found.eval_every is None and found.test_split is None), name
+        assert found.eval_split != found.test_split or found.eval_split is None, name
+
+
+def test_a_recipe_that_says_nothing_is_as_it_was() -> None:
+    found = recipe().recipe
+    assert "eval_split" not in TINY
+    assert (found.eval_split, found.test_split, found.augment.shuffle) == ("test", None, True)
