@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from vitrim.training.step import Step
 
 
+MOST_BITS = 4096
+"""Of a number that a message shows."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """What a method may know about the layer it builds a reducer for.
@@ -58,7 +62,7 @@ class MethodConfig(BaseModel):
         'tome:r=13'
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -98,6 +102,12 @@ class MethodConfig(BaseModel):
                 super().__init__(**options)
             except ValidationError as error:
                 raise VitrimError(f"{self.name}: {_problems(error)}") from None
+
+        def __setattr__(self, key: str, value: Any) -> None:
+            raise VitrimError(_frozen(self, f"{key}={_text(value)}"))
+
+        def __delattr__(self, key: str) -> None:
+            raise VitrimError(_frozen(self, f"del {key}"))
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
         """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
@@ -179,9 +189,19 @@ class StagedConfig(MethodConfig):
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
 
 
+def _frozen(config: MethodConfig, change: str) -> str:
+    amounts = f", reduction.set(...) for the amounts of a reduced model ({', '.join(sorted(config.runtime))})"
+    return (
+        f"{config.describe()}: {change}: options do not change once they are made; make another {type(config).__name__}"
+        f"(...){amounts if config.runtime else ''}"
+    )
+
+
 def _text(value: Any) -> str:
     if value is None:
         return "null"
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:  # Python refuses to write it
+        return f"a number of {value.bit_length()} bits"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitrim.errors import VitrimError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_folder(folder: Path) -> None:
@@ -72,6 +77,36 @@ def write_text(file: Path, text: str) -> None:
             beside.write_text(text)
     except OSError as error:
         raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+
+
+def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors' ``save_file`` with the mode that other files get here: its own are readable by their owner alone.
+
+    Raises:
+        OSError, SafetensorError: it cannot be written.
+
+    Example:
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path, other = Path(folder) / "weights.safetensors", Path(folder) / "other"
+        ...     save_file({"a": torch.zeros(2)}, path)
+        ...     other.touch()
+        ...     path.stat().st_mode == other.stat().st_mode
+        True
+    """
+    from safetensors import torch as library
+
+    new = not file.exists()
+    file.touch()
+    mode = stat.S_IMODE(file.stat().st_mode)
+    try:
+        library.save_file(tensors, file, metadata=metadata)
+    except BaseException:
+        if new:
+            file.unlink(missing_ok=True)
+        raise
+    file.chmod(mode)
 
 
 @contextmanager

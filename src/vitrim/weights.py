@@ -168,10 +168,19 @@ def _names(path: Path) -> list[str]:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """The one error of a file that is not there or not of this format."""
-    if not path.is_file():
+    try:
+        there = path.is_file()
+        empty = there and not path.stat().st_size  # so are the files of /proc, which cannot be mapped
+    except OSError as error:  # no permission to look, or a name that is too long
+        raise VitrimError(f"cannot read the checkpoint {path}: {error.strerror}") from error
+    if not there:
         raise VitrimError(f"no checkpoint at {path}")
+    if empty:
+        raise VitrimError(f"{path} is not a safetensors file: it is empty, or no regular file")
     try:
         yield
+    except OSError as error:
+        raise VitrimError(f"cannot read the checkpoint {path}: {error.strerror or first_line(error)}") from error
     except SafetensorError as error:
         raise VitrimError(
             f"{path} is not a safetensors file ({first_line(error)}); other formats must be converted to it"

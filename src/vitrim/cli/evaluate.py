@@ -29,7 +29,9 @@ ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column 
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, max=common.MAX_WORKERS, help="processes that read images; 0: this one")
+]
 
 
 def evaluate(
@@ -62,6 +64,7 @@ def evaluate(
 
     from vitrim.data import batches, eval_transform, load_images
     from vitrim.evaluation import Evaluation
+    from vitrim.profiling.bench import one_line_errors
 
     target = common.select_device(device)
     options = common.parse_options(model_option)
@@ -90,7 +93,8 @@ def evaluate(
     }
     problem: str | None = "stopped before the end"
     try:
-        _run(evaluation, batches(dataset, batch_size, limit=limit, workers=workers), record["data"]["images"])
+        with one_line_errors(f"batch {batch_size}, {dtype}", kept="; what was gathered is kept"):
+            _run(evaluation, batches(dataset, batch_size, limit=limit, workers=workers), record["data"]["images"])
         problem = None
     except VitrimError as error:
         problem = str(error)
@@ -126,7 +130,8 @@ def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("images", total=planned)
         for images, labels in loader:
             evaluation.update(images, labels)

@@ -36,7 +36,9 @@ DryRun = Annotated[
 ]
 List = Annotated[bool, typer.Option("--list", help="list the recipes, as `vitrim list recipes`")]
 Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="processes that read images; 0: this one")]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, max=common.MAX_WORKERS, help="processes that read images; 0: this one")
+]
 SaveMinutes = Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")]
 LogEvery = Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")]
 EvalBatch = Annotated[
