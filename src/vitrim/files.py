@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from vitrim.errors import VitrimError
@@ -145,3 +147,10 @@ def _check_way(folder: Path, wanted: Path) -> None:
         raise VitrimError(f"cannot write to {wanted}: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
         raise VitrimError(f"cannot write to {wanted}: no permission in {there}")
+    try:
+        with TemporaryFile(dir=there):  # gone at once; tells what a permission does not, such as /proc
+            longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    except OSError as error:
+        raise VitrimError(f"cannot write to {wanted}: {error.strerror}") from error
+    if any(len(os.fsencode(part)) > longest for part in wanted.parts):
+        raise VitrimError(f"cannot write to {wanted}: {os.strerror(errno.ENAMETOOLONG)}")

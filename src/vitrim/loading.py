@@ -28,7 +28,7 @@ Creator = Callable[[str, bool, Options], "nn.Module"]
 PIXELS, WIDTH = 2**14, 2**18
 SIZES: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("img_size", "image_size", "patch_size"), (1, PIXELS)),
-    **dict.fromkeys(("in_chans", "num_channels"), (1, 2**12)),
+    **dict.fromkeys(("in_chans", "num_channels"), (1, 2**16)),
     **dict.fromkeys(("depth", "num_layers", "num_hidden_layers"), (0, 1000)),
     **dict.fromkeys(("embed_dim", "hidden_dim", "mlp_dim", "hidden_size", "intermediate_size"), (1, WIDTH)),
     **dict.fromkeys(("num_heads", "num_attention_heads"), (1, 2**12)),
@@ -108,7 +108,9 @@ def _created(
 
 def _said(error: Exception) -> str:
     """What a library says, and where an error of the system says nothing, its file."""
-    return str(error.filename) + ": " + str(error.strerror) if getattr(error, "filename", None) else first_line(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return first_line(error)
 
 
 def _check_option(name: str, key: str, value: Any) -> None:

@@ -447,14 +447,15 @@ def saved_method(folder: Path) -> str:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        there = path.is_file()
-        saved = json.loads(path.read_text()) if there else None
+        if not path.is_file():
+            raise FileNotFoundError
+        saved = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing") from None
     except OSError as error:  # no permission, or a name that is too long
         raise VitrimError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not JSON, not even text, or lists in lists without end
         raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
-    if not there:
-        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing")
     complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
     if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
         raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")

@@ -142,7 +142,7 @@ def _batch_sizes(texts: Sequence[str], more: Sequence[str]) -> list[int]:
     sizes = []
     given = _words(texts, "--batch-size")
     for text in (*given, *(_words(more, "the argument") if more else ())):
-        if not text.isdecimal() or not 1 <= int(text) <= common.MAX_BATCH:
+        if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= common.MAX_BATCH:
             what = "batch size" if text in given else "argument"
             raise VitrimError(
                 f"unexpected {what} '{text}'; valid batch sizes: whole numbers from 1 to {common.MAX_BATCH}, as in 1,8"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import re
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from vitrim.data.tables import (
 )
 
 _RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
-MOST_ARCHIVES = 1_000_000
+MOST_ARCHIVES = 100_000
 """That a pattern may mean: large collections have some ten thousand."""
 _CLASS = "cls"
 _JSON = ("json", "jsn")
@@ -75,7 +76,9 @@ def _archives(path: str, source: str) -> list[Path]:
     """The archives a pattern means, in its order."""
     names = _expanded(str(from_home(path)))
     if len(names) == 1 and "*" in names[0]:
-        files = sorted(Path(name) for name in glob.glob(names[0]))
+        files = sorted(Path(name) for name in islice(glob.iglob(names[0]), MOST_ARCHIVES + 1))
+        if len(files) > MOST_ARCHIVES:
+            raise DataError(f"the pattern {names[0]} means more than {MOST_ARCHIVES} files")
     elif len(names) == 1 and existing(Path(names[0])).is_dir():
         files = sorted(file for file in Path(names[0]).iterdir() if file.suffix == ".tar")
     else:
