@@ -233,7 +233,7 @@ def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"dim": 2**30}, "must be a whole number from 1 to"),
         ({"dim": 2**18, "heads": 1, "mlp": 2**18}, "has weights of .* GiB; there are .* GiB of memory"),
         ({"classes": -1}, "must be a whole number from 0"),
-        ({"classes": 2**24, "dim": 2**16}, "GiB of memory"),
+        ({"classes": 2**24, "dim": 2**16}, "GiB of memory|must be a whole number"),
     ],
     ids=str,
 )
@@ -301,3 +301,17 @@ def test_classes_are_those_of_a_run_or_refused() -> None:
 def test_what_is_no_regular_file_is_no_checkpoint(name: str) -> None:
     with pytest.raises(VitrimError, match="is not a safetensors file: it is empty, or no regular file"):
         create_model("test_vit", checkpoint=Path(name))
+
+
+@pytest.mark.parametrize(("name", "options"), [(None, None), (3, None), ("test_vit", 3), ("test_vit", ["a"])])
+def test_what_is_no_name_is_one_line(name: str, options: dict[str, int]) -> None:
+    with pytest.raises(VitrimError, match="a model is a name"):
+        create_model(name, options=options)
+
+
+def test_a_checkpoint_may_be_text(tmp_path: Path) -> None:
+    options = {"img_size": 32, "depth": 1}
+    weights = create_model("test_vit", options=options).state_dict()
+    save_file(weights, tmp_path / "weights.safetensors")
+    found = create_model("test_vit", options=options, checkpoint=str(tmp_path / "weights.safetensors"))
+    assert torch.equal(found.state_dict()["cls_token"], weights["cls_token"])

@@ -124,8 +124,20 @@ def test_numbers_are_finite(name: str) -> None:
 
 
 def test_a_number_that_python_does_not_write() -> None:
-    with pytest.raises(vitrim.VitrimError, match="a number of 33220 bits"):
-        make_method("topk", keep_rate=10**10_000)
+    for number in (10**400, -(10**400), 10**10_000):
+        for options in ({"r": number}, {"r": [1, number]}, {"keep_rate": number}):
+            with pytest.raises(vitrim.VitrimError, match=r"a number of \d+ bits: Input should be less than"):
+                make_method("tome", **options)
+        with pytest.raises(vitrim.VitrimError, match="a number of"):
+            vitrim.reduce_(tiny.HOSTS["vit"](), "tome:r=1").set(r=number)
+
+
+@pytest.mark.parametrize("given", [None, 3, b"tome", ["tome"], object()], ids=lambda given: type(given).__name__)
+def test_what_is_no_text_is_one_line(given: Any) -> None:
+    with pytest.raises(vitrim.VitrimError, match="expected the name of a method"):
+        make_method(given)
+    with pytest.raises(vitrim.VitrimError, match="expected a method as text"):
+        parse_method(given)
 
 
 @pytest.mark.parametrize("name", sorted(methods()))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vitrim.training.step import Step
 
 
-MOST_BITS = 4096
-"""Of a number that a message shows."""
+LONGEST_INTEGER = 64
+"""Bits of a whole number, with its sign: what a tensor holds."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class MethodConfig(BaseModel):
                 if key not in type(self).model_fields:
                     raise unknown(f"option of {self.name}", key, type(self).model_fields)
                 _check_switch(self.name, key, options[key], type(self).model_fields[key].annotation)
+                _check_range(self.name, key, options[key])
             try:
                 super().__init__(**options)
             except ValidationError as error:
@@ -200,7 +201,7 @@ def _frozen(config: MethodConfig, change: str) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return "null"
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:  # Python refuses to write it
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:  # Python refuses to write thousands of digits
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, bool):
         return str(value).lower()
@@ -213,6 +214,13 @@ def _check_switch(method: str, key: str, value: Any, kinds: Any) -> None:
     """Refuse true and false for a number, which Python would take for 1 and 0."""
     if isinstance(value, bool) and bool not in (kinds, *get_args(kinds)):
         raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a number or a word, not true or false")
+
+
+def _check_range(method: str, key: str, value: Any) -> None:
+    """Refuse whole numbers, also in a list, of more bits than counts of anything have."""
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
+            raise VitrimError(f"{method}: {key}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
 
 
 def _problems(error: ValidationError) -> str:

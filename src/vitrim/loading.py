@@ -32,7 +32,8 @@ SIZES: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("depth", "num_layers", "num_hidden_layers"), (0, 1000)),
     **dict.fromkeys(("embed_dim", "hidden_dim", "mlp_dim", "hidden_size", "intermediate_size"), (1, WIDTH)),
     **dict.fromkeys(("num_heads", "num_attention_heads"), (1, 2**12)),
-    **dict.fromkeys(("num_classes", "num_labels"), (0, 2**24)),
+    "num_classes": (0, 2**24),
+    "num_labels": (0, 2**17),  # transformers makes a name for each
     **dict.fromkeys(("reg_tokens", "num_register_tokens"), (0, 2**16)),
 }
 """The sizes among the options of timm, torchvision and transformers, with their least and their most: far beyond what
@@ -49,7 +50,7 @@ def create_model(
     name: str,
     *,
     pretrained: bool = False,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     options: Options | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
@@ -73,8 +74,10 @@ def create_model(
     """
     import torch
 
+    if not isinstance(name, str) or not isinstance(options, dict | None):
+        raise VitrimError("a model is a name, e.g. deit_small_patch16_224, and its options a dict of keyword arguments")
     create, own_name = creator(name)
-    options = options or {}
+    options = {} if options is None else options
     if pretrained and checkpoint is not None:
         raise VitrimError("give either pretrained weights or a checkpoint, not both")
     for key, value in options.items():
@@ -86,7 +89,7 @@ def create_model(
     if checkpoint is not None:
         from vitrim.weights import load_checkpoint, weights_file
 
-        load_checkpoint(model, weights_file(checkpoint))
+        load_checkpoint(model, weights_file(Path(checkpoint)))
     return model.eval()
 
 

@@ -131,6 +131,8 @@ def make_method(name: str, /, **options: Any) -> MethodConfig:
         8
     """
     table = methods()
+    if not isinstance(name, str):
+        raise VitrimError(f"expected the name of a method, e.g. tome, got {type(name).__name__}")
     if name not in table:
         raise unknown("method", name, table)
     return table[name](**options)
@@ -146,6 +148,8 @@ def parse_method(text: str) -> MethodConfig:
         >>> parse_method("tome:r=[16,8,4]").r
         (16, 8, 4)
     """
+    if not isinstance(text, str):
+        raise VitrimError(f"expected a method as text, e.g. tome:r=13, got {type(text).__name__}")
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for part in _split(rest):
