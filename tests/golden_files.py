@@ -36,8 +36,7 @@ ABOUT = ("config", "params")
 INPUTS = ("teacher_params", "fixed/*", "*gradnorm_names")
 """Inputs of every file, besides those that its row of the index calls given. They must be read."""
 
-EXCEPTIONS: dict[tuple[str, str], str] = {
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(file, array) -> why it cannot be compared. Both may have wildcards."""
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from vitrim.errors import VitrimError
-from vitrim.files import check_file, check_folder, write_text
+from vitrim.files import check_file, check_folder, save_file, write_text
 
 NOBODY = 65534
 
@@ -130,3 +132,29 @@ def test_no_permission() -> None:
         assert (folder / "read_only").read_text() == "old"
         assert not list(closed.iterdir())
         assert not list((folder / "secret").iterdir())
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077], ids=oct)
+def test_weights_have_the_mode_of_other_files(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        save_file({"a": torch.zeros(2)}, tmp_path / "weights.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "weights.safetensors").stat().st_mode) == 0o666 & ~umask
+    assert torch.equal(load_file(tmp_path / "weights.safetensors")["a"], torch.zeros(2))
+
+
+def test_weights_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
+    shared = torch.zeros(2)
+    with pytest.raises(RuntimeError, match="share memory"):
+        save_file({"a": shared, "b": shared}, tmp_path / "weights.safetensors")
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", [f"a/{'x' * 300}/b.json", f"{'é' * 200}/b.json"], ids=["long", "bytes"])
+def test_a_folder_whose_name_is_too_long_is_found_beforehand(tmp_path: Path, name: str) -> None:
+    for check in (check_file, check_folder):
+        with pytest.raises(VitrimError, match="File name too long"):
+            check(tmp_path / name)
+    assert not os.listdir(tmp_path)

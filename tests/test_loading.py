@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -218,3 +219,99 @@ def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingPackageError, match=r"models of transformers need .*: pip install 'vitrim\[hf\]'"):
         loading.hf_model("some/name", False, {})
+
+
+@pytest.mark.parametrize("library", ["timm", "hf", "torchvision"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image": 10**6}, "must be a whole number from 1 to 16384"),
+        ({"image": True}, "must be a whole number"),
+        ({"patch": 0}, "must be a whole number from 1"),
+        ({"image": 32, "patch": 64}, "does not work with|cannot create|memory"),
+        ({"depth": 100_000}, "must be a whole number from 0 to 1000"),
+        ({"dim": 2**30}, "must be a whole number from 1 to"),
+        ({"dim": 2**18, "heads": 1, "mlp": 2**18}, "has weights of .* GiB; there are .* GiB of memory"),
+        ({"classes": -1}, "must be a whole number from 0"),
+        ({"classes": 2**24, "dim": 2**16}, "GiB of memory|must be a whole number"),
+    ],
+    ids=str,
+)
+def test_sizes_are_refused_before_anything_is_made(
+    folder: Path, library: str, options: dict[str, int], message: str
+) -> None:
+    name, words = {
+        "timm": ("test_vit", ["img_size", "patch_size", "depth", "embed_dim", "num_heads", "mlp_ratio", "num_classes"]),
+        "hf": (
+            f"hf:{folder}",
+            [
+                *("image_size", "patch_size", "num_hidden_layers", "hidden_size", "num_attention_heads"),
+                *("intermediate_size", "num_labels"),
+            ],
+        ),
+        "torchvision": (
+            "torchvision:vit_b_16",
+            ["image_size", "patch_size", "num_layers", "hidden_dim", "num_heads", "mlp_dim", "num_classes"],
+        ),
+    }[library]
+    spelled = dict(zip(("image", "patch", "depth", "dim", "heads", "mlp", "classes"), words, strict=True))
+    given = {spelled[key]: value for key, value in options.items()}
+    if library == "torchvision" and set(given) & {"num_layers", "hidden_dim", "num_heads", "mlp_dim", "patch_size"}:
+        given = {key: value for key, value in given.items() if key in ("image_size", "num_classes")}
+        if not given or options.get("classes") == 2**24 or "patch" in options:
+            pytest.skip("sizes that the library fixes by the name")
+    if library == "timm" and "mlp_ratio" in given:
+        given["mlp_ratio"] = 1
+    with pytest.raises(VitrimError, match=message) as caught:
+        create_model(name, options=given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "hf"])
+def test_the_trial_draws_nothing(folder: Path, tmp_path: Path, name: str) -> None:
+    ViTConfig(**TINY, num_labels=4).save_pretrained(tmp_path)
+    options = {"num_labels": 5} if name == "hf" else {"num_classes": 5, "depth": 1}
+    torch.manual_seed(3)
+    found = create_model(f"hf:{tmp_path}" if name == "hf" else name, options=options)
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    if name == "hf":
+        expected = ViTForImageClassification(ViTConfig(**TINY, num_labels=5))
+    else:
+        expected = timm.create_model(name, **options)
+    assert torch.equal(after, torch.rand(1))
+    for key, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[key], value)
+
+
+@pytest.mark.parametrize(("key", "option"), [("pretrained", "--pretrained"), ("checkpoint_path", "--checkpoint")])
+def test_weights_are_no_option_of_a_model(key: str, option: str) -> None:
+    with pytest.raises(VitrimError, match=f"{key} is no option of a model here: use {option}"):
+        create_model("test_vit", options={key: "x"})
+
+
+def test_classes_are_those_of_a_run_or_refused() -> None:
+    assert create_model("vitrim:cifar10_vit", options={"num_classes": 10}).num_classes == 10
+    with pytest.raises(VitrimError, match=r"head.* has shape"):
+        create_model("vitrim:cifar10_vit", options={"num_classes": 3})
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="this system has no /proc")
+@pytest.mark.parametrize("name", ["/proc/self/mem", "/proc/self/environ"])
+def test_what_is_no_regular_file_is_no_checkpoint(name: str) -> None:
+    with pytest.raises(VitrimError, match="is not a safetensors file: it is empty, or no regular file"):
+        create_model("test_vit", checkpoint=Path(name))
+
+
+@pytest.mark.parametrize(("name", "options"), [(None, None), (3, None), ("test_vit", 3), ("test_vit", ["a"])])
+def test_what_is_no_name_is_one_line(name: str, options: dict[str, int]) -> None:
+    with pytest.raises(VitrimError, match="a model is a name"):
+        create_model(name, options=options)
+
+
+def test_a_checkpoint_may_be_text(tmp_path: Path) -> None:
+    options = {"img_size": 32, "depth": 1}
+    weights = create_model("test_vit", options=options).state_dict()
+    save_file(weights, tmp_path / "weights.safetensors")
+    found = create_model("test_vit", options=options, checkpoint=str(tmp_path / "weights.safetensors"))
+    assert torch.equal(found.state_dict()["cls_token"], weights["cls_token"])

@@ -209,7 +209,7 @@ UNSUPPORTED: dict[str, Callable[[], nn.Module]] = {
 def test_unsupported_hosts_are_named_with_what_is_supported(name: str) -> None:
     model = UNSUPPORTED[name]().eval()
     inputs = torch.randn(2, 16) if name == "Linear" else torch.randn(2, 3, 16, 16)
-    message = rf"{name} \(from .*\) is not a supported host.* Supported: .*timm VisionTransformer"
+    message = rf"{name} \(from .*\) is not a supported host.*`vitrim list hosts`"
     with unchanged(model, inputs), refused(message, vitrim.UnsupportedModelError):
         vitrim.reduce_(model, "tome:r=1")
 
@@ -664,3 +664,37 @@ def test_a_copy_notices_a_change_of_its_own_and_no_other() -> None:
         twin.global_pool = "avg"
         with pytest.raises(vitrim.UnsupportedModelError, match="was changed after it was reduced"):
             twin(tiny.images())
+
+
+@pytest.mark.parametrize("folder", [None, "", 3], ids=repr)
+def test_what_is_no_folder_is_one_line(folder: Any) -> None:
+    model = tiny.HOSTS["vit"]()
+    with refused(f"a reduction is saved in a folder, and {folder!r} names none"):
+        vitrim.Reduction.load(model, folder)
+    reduction = vitrim.reduce_(model, "tome:r=4")
+    for answer in (reduction.save, reduction.load_parameters):
+        with refused(f"a reduction is saved in a folder, and {folder!r} names none"):
+            answer(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "is not valid JSON: maximum recursion depth"),
+        ('{"format": ' + "9" * 5000 + "}", "is not valid JSON: Exceeds the limit"),
+        ("{", "is not valid JSON"),
+    ],
+    ids=["deep", "digits", "broken"],
+)
+def test_a_saved_reduction_that_is_no_json(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "reduction.json").write_text(text)
+    model = tiny.HOSTS["vit"]()
+    with unchanged(model, tiny.images()), refused(message):
+        vitrim.Reduction.load(model, tmp_path)
+
+
+def test_learned_parameters_are_readable_by_others(tmp_path: Path) -> None:
+    vitrim.reduce_(tiny.HOSTS["vit"](), "patchmerger").save(tmp_path)
+    (tmp_path / "other").touch()
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes["reducers.safetensors"] == modes["reduction.json"] == modes["other"]

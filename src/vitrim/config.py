@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from vitrim.training.step import Step
 
 
+LONGEST_INTEGER = 64
+"""Bits of a whole number, with its sign: what a tensor holds."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """What a method may know about the layer it builds a reducer for.
@@ -96,10 +100,17 @@ class MethodConfig(BaseModel):
                 if key not in type(self).model_fields:
                     raise unknown(f"option of {self.name}", key, type(self).model_fields)
                 _check_switch(self.name, key, options[key], type(self).model_fields[key].annotation)
+                _check_range(self.name, key, options[key])
             try:
                 super().__init__(**options)
             except ValidationError as error:
                 raise VitrimError(f"{self.name}: {_problems(error)}") from None
+
+        def __setattr__(self, key: str, value: Any) -> None:
+            raise VitrimError(_frozen(self, f"{key}={_text(value)}"))
+
+        def __delattr__(self, key: str) -> None:
+            raise VitrimError(_frozen(self, f"del {key}"))
 
     def schedule(self, num_layers: int) -> list[Amount | None]:
         """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
@@ -185,9 +196,19 @@ class StagedConfig(MethodConfig):
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
 
 
+def _frozen(config: MethodConfig, change: str) -> str:
+    amounts = f", reduction.set(...) for the amounts of a reduced model ({', '.join(sorted(config.runtime))})"
+    return (
+        f"{config.describe()}: {change}: options do not change once they are made; make another {type(config).__name__}"
+        f"(...){amounts if config.runtime else ''}"
+    )
+
+
 def _text(value: Any) -> str:
     if value is None:
         return "null"
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:  # Python refuses to write thousands of digits
+        return f"a number of {value.bit_length()} bits"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -199,6 +220,13 @@ def _check_switch(method: str, key: str, value: Any, kinds: Any) -> None:
     """Refuse true and false for a number, which Python would take for 1 and 0."""
     if isinstance(value, bool) and bool not in (kinds, *get_args(kinds)):
         raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a number or a word, not true or false")
+
+
+def _check_range(method: str, key: str, value: Any) -> None:
+    """Refuse whole numbers, also in a list, of more bits than counts of anything have."""
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
+            raise VitrimError(f"{method}: {key}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
 
 
 def _problems(error: ValidationError) -> str:

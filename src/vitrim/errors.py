@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+LONGEST_WORD = 200
+LONGEST_LINE = 500
+"""Characters that a message shows of one word (a name, a path, a number) and in all."""
+
+
+def one_line(text: str) -> str:
+    """A message as one line that can be read: what a user gave may hold line breaks, or thousands of characters.
+
+    Example:
+        >>> one_line("unknown method 'a\\nb'")
+        "unknown method 'a b'"
+        >>> len(one_line("x" * 5000))
+        133
+    """
+    text = re.sub(r"\s*[\r\n]+\s*", " ", text)
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _middle_cut(word.group(), 80, 30), text)
+    return text if len(text) <= LONGEST_LINE else _middle_cut(text, LONGEST_LINE - 180, 140)
+
+
+def _middle_cut(text: str, start: int, end: int) -> str:
+    return f"{text[:start]}...({len(text)} characters)...{text[-end:]}"
 
 
 class VitrimError(ValueError):
-    """Bad input: the command line prints its one line and exits with code 2. Nothing was changed."""
+    """Bad input: the command line prints its one line and exits with code 2. Nothing was changed.
+
+    Example:
+        >>> str(VitrimError("no folder called\\n" + "x" * 300))[:30]
+        'no folder called xxxxxxxxxxxxx'
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(one_line(text) if isinstance(text, str) else text for text in args))
 
 
 class UnsupportedModelError(VitrimError):
@@ -31,7 +63,7 @@ def unknown(what: str, given: str, valid: Iterable[str]) -> VitrimError:
     """
     names = sorted(valid)
     spelled = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(given.lower(), spelled, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(given[:LONGEST_WORD].lower(), spelled, n=1, cutoff=0.5)
     hint = f" did you mean '{spelled[near[0]]}'?" if near else ""
     return VitrimError(f"unknown {what} '{given}';{hint} valid: {', '.join(names)}")
 

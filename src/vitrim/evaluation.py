@@ -332,6 +332,8 @@ class Evaluation:
             DataError: labels of another shape or kind, or beyond the model's classes.
             VitrimError: a model's outputs are not finite.
         """
+        if images.ndim != 4:
+            raise DataError(f"expected images (B, C, H, W), got a tensor of {tuple(images.shape)}")
         _check_labels(labels, images.shape[0], self.num_classes)
         images, labels = images.to(self.device, self.dtype), labels.to(self.device)
         measured, dense = [], None

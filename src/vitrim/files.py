@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
 
 from vitrim.errors import VitrimError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_folder(folder: Path) -> None:
@@ -74,6 +81,36 @@ def write_text(file: Path, text: str) -> None:
         raise VitrimError(f"cannot write {file}: {error.strerror}") from error
 
 
+def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors' ``save_file`` with the mode that other files get here: its own are readable by their owner alone.
+
+    Raises:
+        OSError, SafetensorError: it cannot be written.
+
+    Example:
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path, other = Path(folder) / "weights.safetensors", Path(folder) / "other"
+        ...     save_file({"a": torch.zeros(2)}, path)
+        ...     other.touch()
+        ...     path.stat().st_mode == other.stat().st_mode
+        True
+    """
+    from safetensors import torch as library
+
+    new = not file.exists()
+    file.touch()
+    mode = stat.S_IMODE(file.stat().st_mode)
+    try:
+        library.save_file(tensors, file, metadata=metadata)
+    except BaseException:
+        if new:
+            file.unlink(missing_ok=True)
+        raise
+    file.chmod(mode)
+
+
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
     """A file to write instead of ``file``, which it replaces once it is whole; after an error ``file`` is as it was.
@@ -110,3 +147,10 @@ def _check_way(folder: Path, wanted: Path) -> None:
         raise VitrimError(f"cannot write to {wanted}: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
         raise VitrimError(f"cannot write to {wanted}: no permission in {there}")
+    try:
+        with TemporaryFile(dir=there):  # gone at once; tells what a permission does not, such as /proc
+            longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    except OSError as error:
+        raise VitrimError(f"cannot write to {wanted}: {error.strerror}") from error
+    if any(len(os.fsencode(part)) > longest for part in wanted.parts):
+        raise VitrimError(f"cannot write to {wanted}: {os.strerror(errno.ENAMETOOLONG)}")

@@ -9,7 +9,10 @@ Libraries are imported when a model of theirs is created.
 from __future__ import annotations
 
 import importlib
+import math
+import os
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,25 @@ if TYPE_CHECKING:
     from torch import nn
 
 Options = dict[str, Any]
+Creator = Callable[[str, bool, Options], "nn.Module"]
+
+PIXELS, WIDTH = 2**14, 2**18
+SIZES: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("img_size", "image_size", "patch_size"), (1, PIXELS)),
+    **dict.fromkeys(("in_chans", "num_channels"), (1, 2**16)),
+    **dict.fromkeys(("depth", "num_layers", "num_hidden_layers"), (0, 1000)),
+    **dict.fromkeys(("embed_dim", "hidden_dim", "mlp_dim", "hidden_size", "intermediate_size"), (1, WIDTH)),
+    **dict.fromkeys(("num_heads", "num_attention_heads"), (1, 2**12)),
+    "num_classes": (0, 2**24),
+    "num_labels": (0, 2**17),  # transformers makes a name for each
+    **dict.fromkeys(("reg_tokens", "num_register_tokens"), (0, 2**16)),
+}
+"""The sizes among the options of timm, torchvision and transformers, with their least and their most: far beyond what
+is built, so that a slip of the hand is told before anything is made."""
+RATES = ("_rate", "dropout", "dropout_prob")
+"""How options are called that are shares in [0, 1]."""
+INSTEAD = {"pretrained": "--pretrained", "checkpoint_path": "--checkpoint"}
+"""What timm takes among the options, and the option of vitrim that checks what it loads."""
 
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -28,7 +50,7 @@ def create_model(
     name: str,
     *,
     pretrained: bool = False,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     options: Options | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
@@ -52,21 +74,108 @@ def create_model(
     """
     import torch
 
+    if not isinstance(name, str) or not isinstance(options, dict | None):
+        raise VitrimError("a model is a name, e.g. deit_small_patch16_224, and its options a dict of keyword arguments")
     create, own_name = creator(name)
+    options = {} if options is None else options
     if pretrained and checkpoint is not None:
         raise VitrimError("give either pretrained weights or a checkpoint, not both")
-    try:
-        with torch.device(device):
-            model = create(own_name, pretrained, options or {})
-    except VitrimError:
-        raise
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, OSError, AssertionError) as error:
-        raise VitrimError(f"cannot create {name}: {first_line(error)}") from error
+    for key, value in options.items():
+        _check_option(name, key, value)
+    # sizes are a library's own without options; references and runs come back here with the model that they are of
+    if create is hf_model or (options and create in (timm_model, torchvision_model)):
+        _check_fit(name, _created(name, create, own_name, False, options, "meta"), options, torch.device(device))
+    model = _created(name, create, own_name, pretrained, options, device)
     if checkpoint is not None:
         from vitrim.weights import load_checkpoint, weights_file
 
-        load_checkpoint(model, weights_file(checkpoint))
+        load_checkpoint(model, weights_file(Path(checkpoint)))
     return model.eval()
+
+
+def _created(
+    name: str, create: Creator, own_name: str, pretrained: bool, options: Options, device: str | torch.device
+) -> nn.Module:
+    """What the library makes of it; its errors are those of the name, the options or the files, in one line."""
+    import torch
+
+    # a trial on the meta device must not change what is drawn afterwards
+    with torch.random.fork_rng(devices=[], enabled=str(device) == "meta"), torch.device(device):
+        try:
+            return create(own_name, pretrained, options)
+        except VitrimError:
+            raise
+        except Exception as error:
+            raise VitrimError(f"cannot create {name}: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """What a library says, and where an error of the system says nothing, its file."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return first_line(error)
+
+
+def _check_option(name: str, key: str, value: Any) -> None:
+    """Refuse sizes and rates that no model has.
+
+    Raises:
+        VitrimError: naming the option and what is valid.
+    """
+    if key in INSTEAD:
+        raise VitrimError(f"{key} is no option of a model here: use {INSTEAD[key]}")
+    if value is None:  # the library's own
+        return
+    if key in SIZES:
+        least, most = SIZES[key]
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+                raise VitrimError(f"{name}: {key}={value} must be a whole number from {least} to {most}")
+    elif key.endswith(RATES) and isinstance(value, int | float) and (isinstance(value, bool) or not 0 <= value <= 1):
+        raise VitrimError(f"{name}: {key}={value} must be a number from 0 to 1")
+
+
+def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.device) -> None:
+    """Refuse a model that the memory cannot hold or that does not take images, told by one on the meta device.
+
+    Raises:
+        VitrimError: with the memory it needs and there is, or with what its forward says.
+    """
+    import torch
+
+    from vitrim.registry import find_backbone
+
+    need = sum(weight.numel() * weight.element_size() for weight in chain(trial.parameters(), trial.buffers()))
+    have = memory(device)
+    if need > have:
+        raise VitrimError(f"{name} has weights of {need / 2**30:.0f} GiB; there are {have / 2**30:.0f} GiB of memory")
+    host = find_backbone(trial)
+    images_alone = getattr(trial, "main_input_name", "pixel_values") == "pixel_values"
+    if not options or host is None or not host.blocks(trial) or not images_alone:
+        return
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            trial.eval()(torch.empty(1, *host.facts(trial).input_size))
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        raise VitrimError(f"{name} does not work with {given}: {first_line(error)}") from error
+
+
+def memory(device: torch.device) -> float:
+    """Bytes of memory of this machine or of an accelerator, used or not; infinity where that is not known.
+
+    Example:
+        >>> import torch
+        >>> memory(torch.device("cpu")) > 2**20, memory(torch.device("meta"))
+        (True, inf)
+    """
+    import torch
+
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    if device.type != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return math.inf
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def check_name(name: str) -> None:
@@ -83,7 +192,7 @@ def check_name(name: str) -> None:
         _check_timm_name(own_name)
 
 
-def creator(name: str) -> tuple[Callable[[str, bool, Options], nn.Module], str]:
+def creator(name: str) -> tuple[Creator, str]:
     """The function that creates models of the library in front of the colon, timm's without one, and the rest of
     ``name``. The function takes that rest, whether to load pretrained weights, and options.
 
@@ -209,7 +318,7 @@ def _import(module: str, extra: str) -> Any:
         raise MissingPackageError(f"models of {package} need that package: pip install {install}") from error
 
 
-LIBRARIES: dict[str, Callable[[str, bool, Options], nn.Module]] = {
+LIBRARIES: dict[str, Creator] = {
     "torchvision": torchvision_model,
     "hf": hf_model,
     "vitrim": reference_model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +12,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitrim.block import Idle, ReducedBlock, Reducer, sharded
 from vitrim.config import Layer, MethodConfig
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
-from vitrim.files import write_text
+from vitrim.files import save_file, write_text
 from vitrim.host import FormOfModel, GridHook, Head, Host, HostFacts
 from vitrim.registry import backbone_of, make_method, parse_method
 from vitrim.threads import refuse_while_running
@@ -245,9 +246,7 @@ class Reduction:
             VitrimError: the folder cannot be made or written to.
         """
         self._check_alive()
-        if not str(folder):
-            raise VitrimError("cannot save to a folder without a name")
-        folder = Path(folder)
+        folder = _folder(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -275,7 +274,7 @@ class Reduction:
         Raises:
             VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
         """
-        saved = _read_config(Path(folder))
+        saved = _read_config(_folder(folder))
         reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record)
         try:
             reduction.load_parameters(folder)
@@ -292,7 +291,7 @@ class Reduction:
                 The model is then unchanged.
         """
         self._check_alive()
-        folder = Path(folder)
+        folder = _folder(folder)
         saved = _read_config(folder)
         if saved["method"] != self.config.name:
             raise VitrimError(f"{folder} holds parameters of {saved['method']}, this model is under {self.config.name}")
@@ -465,6 +464,17 @@ def _reducer_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str,
     }
 
 
+def _folder(given: str | Path) -> Path:
+    """The folder of a saved reduction.
+
+    Raises:
+        VitrimError: it has no name, or is none.
+    """
+    if not isinstance(given, str | os.PathLike) or not str(given):
+        raise VitrimError(f"a reduction is saved in a folder, and {given!r} names none")
+    return Path(given)
+
+
 def saved_method(folder: Path) -> str:
     """The name of the method whose reduction was saved in ``folder``.
 
@@ -476,12 +486,16 @@ def saved_method(folder: Path) -> str:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing")
     try:
+        if not path.is_file():
+            raise FileNotFoundError
         saved = json.loads(path.read_text())
-    except ValueError as error:  # not JSON, or not even text
-        raise VitrimError(f"{path} is not valid JSON: {error}") from None
+    except FileNotFoundError:
+        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing") from None
+    except OSError as error:  # no permission, or a name that is too long
+        raise VitrimError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # not JSON, not even text, or lists in lists without end
+        raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
     complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
     if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
         raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")

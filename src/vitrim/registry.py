@@ -114,10 +114,9 @@ def backbone_of(model: nn.Module) -> type[Host]:
         if not backbone.blocks(model):
             raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")
         return backbone
-    families = ", ".join(sorted({host.name for host in backbones().values()}))
     raise UnsupportedModelError(
         f"{type(model).__name__} (from {type(model).__module__}) is not a supported host: vitrim reduces models whose "
-        f"blocks see one plain sequence of tokens. Supported: {families}"
+        "blocks see one plain sequence of tokens; `vitrim list hosts` prints them"
     )
 
 
@@ -132,6 +131,8 @@ def make_method(name: str, /, **options: Any) -> MethodConfig:
         8
     """
     table = methods()
+    if not isinstance(name, str):
+        raise VitrimError(f"expected the name of a method, e.g. tome, got {type(name).__name__}")
     if name not in table:
         raise unknown("method", name, table)
     return table[name](**options)
@@ -147,6 +148,8 @@ def parse_method(text: str) -> MethodConfig:
         >>> parse_method("tome:r=[16,8,4]").r
         (16, 8, 4)
     """
+    if not isinstance(text, str):
+        raise VitrimError(f"expected a method as text, e.g. tome:r=13, got {type(text).__name__}")
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for part in _split(rest):
@@ -155,7 +158,7 @@ def parse_method(text: str) -> MethodConfig:
             raise VitrimError(f"cannot read '{part}' in '{text}': write name:key=value,key=value, e.g. tome:r=13")
         if key.strip() in options:
             raise VitrimError(f"'{key.strip()}' is given twice in '{text}'")
-        options[key.strip()] = _value(value.strip())
+        options[key.strip()] = read_value(value.strip(), key.strip())
     return make_method(name.strip(), **options)
 
 
@@ -173,9 +176,23 @@ def _split(text: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-def _value(text: str) -> Any:
-    """A JSON value where it is one (number, true, null, list), else the text itself."""
+def read_value(text: str, key: str) -> Any:
+    """A JSON value where ``text`` is one (number, true, null, list), else the text itself.
+
+    Args:
+        text: as it was written.
+        key: what it is of, for messages.
+
+    Raises:
+        VitrimError: a number of more digits, or lists within more lists, than can be read.
+
+    Example:
+        >>> read_value("[16,8]", "r"), read_value("floor_current", "rule")
+        ([16, 8], 'floor_current')
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+    except (ValueError, RecursionError):  # what JSON allows and Python does not
+        raise VitrimError(f"{key}: a value of {len(text)} characters that cannot be read: {text[:20]}...") from None

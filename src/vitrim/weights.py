@@ -286,6 +286,8 @@ def _is_pickle(path: Path) -> bool:
     with _reading(path):
         if not path.is_file():
             raise VitrimError(f"no checkpoint at {path}")
+        if not path.stat().st_size:  # so are the files of /proc, which cannot be mapped
+            raise VitrimError(f"{path} is not a safetensors file: it is empty, or no regular file")
         return path.suffix.lower() in PICKLE_SUFFIXES or zipfile.is_zipfile(path)
 
 

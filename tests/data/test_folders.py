@@ -3,7 +3,7 @@
 import pytest
 
 from image_files import labels, write_tree
-from vitrim.data import DataError, load_images
+from vitrim.data import DataError, folders, load_images
 
 
 def test_reads_a_tree(tmp_path):
@@ -82,3 +82,38 @@ def test_other_files(tmp_path):
     (tmp_path / "x.csv").touch()
     with pytest.raises(DataError, match=r"x.csv is neither a parquet file nor a folder; valid: a .parquet file"):
         load_images(tmp_path / "x.csv")
+
+
+def test_the_whole_file_system_is_refused():
+    with pytest.raises(DataError, match="is the whole file system: name the folder of the images"):
+        load_images("/")
+
+
+def test_a_link_in_a_circle_is_refused(tmp_path):
+    write_tree(tmp_path, "a/0.png", "b/0.png")
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    with pytest.raises(DataError, match=r"again is a link to a folder that it lies in"):
+        load_images(tmp_path)
+
+
+def test_a_link_beside_is_followed(tmp_path):
+    write_tree(tmp_path, "data/a/0.png", "elsewhere/1.png")
+    (tmp_path / "data" / "a" / "more").symlink_to(tmp_path / "elsewhere")
+    assert len(load_images(tmp_path / "data")) == 2
+
+
+def test_very_many_files_without_an_image_are_not_searched_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "MOST_OTHERS", 5)
+    (tmp_path / "a").mkdir()
+    for index in range(6):
+        (tmp_path / "a" / f"{index}.txt").touch()
+    with pytest.raises(DataError, match=r"no images among the first 5 files and folders of .*a"):
+        load_images(tmp_path)
+    write_tree(tmp_path, "a/0.png")
+    assert len(load_images(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("source", ["~no-such-user/x", "imagenet:~no-such-user/x", "coco:~no-such-user/x"])
+def test_a_home_folder_that_is_not_there(source):
+    with pytest.raises(DataError, match="there is no such home folder"):
+        load_images(source)

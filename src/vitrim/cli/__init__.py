@@ -6,6 +6,7 @@ Nothing here imports torch until a command runs, so that ``vitrim --help`` answe
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import threading
@@ -18,7 +19,14 @@ import typer
 
 from vitrim.cli import bench, convert, demo, evaluate, listing, profile, train
 from vitrim.cli.common import INTERRUPTED, TERMINATED
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, one_line
+
+OF_THE_SYSTEM = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),  # no permission
+    *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE),  # no room
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO),
+}
+"""Errors that are of names and of the user's system, and not of this program."""
 
 app = typer.Typer(
     help="Faster Vision Transformers by reducing their tokens.",
@@ -44,6 +52,8 @@ def main() -> None:
     """Entry point of the ``vitrim`` script: bad input is one line on standard error and exit code 2; Ctrl-C and SIGTERM
     end it with the codes that shells have for them, after files that are half written are gone."""
     warnings.showwarning = _warn
+    if not sys.stderr.isatty():  # the bars of `datasets` would stand in logs, and before errors
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
         with _terminable():
             code = app(standalone_mode=False)
@@ -53,8 +63,8 @@ def main() -> None:
         # without a subcommand typer prints the help and raises an error that says nothing
         sys.exit(_fail(error.format_message()) if error.format_message() else 2)
     except OSError as error:
-        if not isinstance(error, PermissionError) and error.errno != errno.ENOSPC:
-            raise  # these two are of the user's system; any other is a defect, whose traceback is wanted
+        if error.errno not in OF_THE_SYSTEM:
+            raise  # a defect, whose traceback is wanted
         where = "" if error.filename is None else f"{error.filename}: "
         sys.exit(_fail(f"{where}{error.strerror}"))
     except (typer.Abort, KeyboardInterrupt):
@@ -90,9 +100,9 @@ def _terminate(*_: object) -> None:
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     """A warning as one line, without the place in the code that raised it."""
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {one_line(str(message))}", file=sys.stderr)
 
 
 def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     return 2

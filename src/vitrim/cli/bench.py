@@ -37,8 +37,12 @@ def bench(
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile every model, dense too")] = False,
     device: common.Device = "cpu",
     threads: common.Threads = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="time every model at least so often")] = 10,
-    min_seconds: Annotated[float, typer.Option("--min-seconds", min=0.0, help="and at least so long")] = 1.0,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, max=common.MAX_REPEATS, help="time every model at least so often")
+    ] = 10,
+    min_seconds: Annotated[
+        float, typer.Option("--min-seconds", min=0.0, max=common.MAX_SECONDS, help="and at least so long")
+    ] = 1.0,
     images: Annotated[
         str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
     ] = None,
@@ -55,6 +59,7 @@ def bench(
     over rounds of the ratio within a round, with its quartiles; peak memory is what one forward allocates.
     """
     common.check_json(json)
+    common.check_images(images, split=split)
     sizes = _batch_sizes(["1", "8", "32"] if batch_size is None else batch_size, more or [])
     dtypes = _dtypes(["fp32"] if dtype is None else dtype)
     methods = {config.describe(): config for config in common.parse_methods(method)}
@@ -137,7 +142,7 @@ def _batch_sizes(texts: Sequence[str], more: Sequence[str]) -> list[int]:
     sizes = []
     given = _words(texts, "--batch-size")
     for text in (*given, *(_words(more, "the argument") if more else ())):
-        if not text.isdecimal() or not 1 <= int(text) <= common.MAX_BATCH:
+        if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= common.MAX_BATCH:
             what = "batch size" if text in given else "argument"
             raise VitrimError(
                 f"unexpected {what} '{text}'; valid batch sizes: whole numbers from 1 to {common.MAX_BATCH}, as in 1,8"

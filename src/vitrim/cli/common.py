@@ -55,6 +55,8 @@ MAX_BATCH = 2**20
 MAX_SEED = 2**63 - 1
 MAX_THREADS = 1024
 MAX_WORKERS = 256
+MAX_SECONDS = 24 * 3600.0
+MAX_REPEATS = 100_000
 """Far above what is useful: typing errors are told at once, and not by the library that fails on them."""
 INTERRUPTED = 130
 TERMINATED = 143
@@ -83,6 +85,8 @@ def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
 
 def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
     """``["img_size=384"]`` as ``{"img_size": 384}``."""
+    from vitrim.registry import read_value
+
     options: dict[str, Any] = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -90,11 +94,19 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
             raise VitrimError(f"cannot read '{text}': write key=value, e.g. img_size=384")
         if key in options:
             raise VitrimError(f"model option {key} is given twice")
-        try:
-            options[key] = json.loads(value)
-        except json.JSONDecodeError:
-            options[key] = value
+        options[key] = read_value(value, f"model option {key}")
     return options
+
+
+def check_images(images: str | None, **of_images: Any) -> None:
+    """Refuse options that say which images to read where none are.
+
+    Raises:
+        VitrimError: naming the first such option.
+    """
+    given = next((name for name, value in of_images.items() if value is not None), None)
+    if images is None and given is not None:
+        raise VitrimError(f"--{given} says which images to read, and none are: give --images too")
 
 
 def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:

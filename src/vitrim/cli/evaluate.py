@@ -64,6 +64,7 @@ def evaluate(
 
     from vitrim.data import batches, eval_transform, load_images
     from vitrim.evaluation import Evaluation
+    from vitrim.profiling.bench import one_line_errors
 
     target = common.select_device(device)
     options = common.parse_options(model_option)
@@ -92,7 +93,8 @@ def evaluate(
     }
     problem: str | None = "stopped before the end"
     try:
-        _run(evaluation, batches(dataset, batch_size, limit=limit, workers=workers), record["data"]["images"])
+        with one_line_errors(f"batch {batch_size}, {dtype}", kept="; what was gathered is kept"):
+            _run(evaluation, batches(dataset, batch_size, limit=limit, workers=workers), record["data"]["images"])
         problem = None
     except VitrimError as error:
         problem = str(error)
@@ -128,7 +130,8 @@ def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("images", total=planned)
         for images, labels in loader:
             evaluation.update(images, labels)

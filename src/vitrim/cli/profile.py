@@ -33,7 +33,11 @@ Images = Annotated[
         "--images", help="images, as --data of `vitrim eval`, for methods that adapt to them; default: random images"
     ),
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=common.MAX_BATCH, help="so many images, for such methods")]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, max=common.MAX_BATCH, help="so many images, for such methods; default: 32"),
+]
+IMAGES = 32
 
 
 def profile(
@@ -43,7 +47,7 @@ def profile(
     images: Images = None,
     split: common.Split = None,
     batch_size: common.BatchSize = 8,
-    limit: Limit = 32,
+    limit: Limit = None,
     pretrained: common.Pretrained = False,
     checkpoint: common.Checkpoint = None,
     model_option: common.ModelOptions = None,
@@ -56,6 +60,7 @@ def profile(
     Random weights are enough, unless the method adapts to the images: then give --pretrained and --images.
     """
     common.check_json(json)
+    common.check_images(images, split=split)
     configs = [config for config in common.parse_methods(methods or ()) if config.describe() != DENSE]
     options = common.parse_options(model_option)
     if checkpoint is not None and len(models) > 1:
@@ -67,8 +72,12 @@ def profile(
     import torch
 
     from vitrim.data import load_images
+    from vitrim.profiling.bench import one_line_errors
 
     adaptive = [config.describe() for config in configs if config.adaptive]
+    if limit is not None and not adaptive:
+        raise VitrimError("--limit says how many images to run, and none are: no method here adapts to its images")
+    limit = limit or IMAGES
     # shapes are all that counts, unless a method looks at the content
     device = "cpu" if adaptive or pretrained or checkpoint is not None else "meta"
     dataset = load_images(images, split=split) if adaptive and images is not None else None
@@ -76,7 +85,8 @@ def profile(
     for name in models:
         torch.manual_seed(seed)
         host = create_model(name, pretrained=pretrained, checkpoint=checkpoint, options=options, device=device)
-        rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, limit, seed))
+        with one_line_errors(name, kept=""):
+            rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, limit, seed))
     count = limit if dataset is None else min(limit, len(dataset))
     found = [common.weights_of(name, pretrained=pretrained, checkpoint=checkpoint) for name in models]
     weights = "random" if device == "meta" else ", ".join(dict.fromkeys(found))

@@ -14,12 +14,18 @@ from vitrim.data.paths import listed, pick_split
 _IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 
 
+MOST_OTHERS = 100_000
+"""Files and folders without an image, after which a folder is none of images."""
+
+
 def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
     """A tree of class/image, or of split/class/image.
 
     Raises:
-        DataError: the tree has another form, or no such split.
+        DataError: the tree has another form, or no such split; or it is the whole of the file system.
     """
+    if root.resolve() == Path(root.resolve().anchor):
+        raise DataError(f"{source} is the whole file system: name the folder of the images")
     base, splits = _choose_folder(root, source, split)
     return read_classes(base, splits, source, None if base == root else base.name)
 
@@ -98,9 +104,23 @@ def has_images(folder: Path) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """All images below a folder, in no order; through links, as datasets are often subsets made of them."""
-    for base, _, names in os.walk(folder, followlinks=True):
-        yield from (Path(base) / name for name in names if _is_image_file(name))
+    """All images below a folder, in no order; through links, as datasets are often subsets made of them.
+
+    Raises:
+        DataError: a link leads back to a folder above it, or there are very many files and no image among them.
+    """
+    others, found = 0, False
+    for base, folders, names in os.walk(folder, followlinks=True):
+        for name in folders:
+            below = Path(base) / name
+            if below.is_symlink() and Path(base).resolve().is_relative_to(below.resolve()):
+                raise DataError(f"{below} is a link to a folder that it lies in: the images would be read without end")
+        images = [Path(base) / name for name in names if _is_image_file(name)]
+        yield from images
+        found = found or bool(images)
+        others += len(names) + len(folders)
+        if not found and others > MOST_OTHERS:
+            raise DataError(f"no images among the first {MOST_OTHERS} files and folders of {folder}")
 
 
 def _is_image_file(name: str) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 from typing import Any
 
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.errors import DataError
 from vitrim.data.folders import from_folder
-from vitrim.data.paths import HUB_PREFIX, check_given, existing
+from vitrim.data.paths import HUB_PREFIX, check_given, existing, from_home
 from vitrim.data.readers import Reader, readers
 from vitrim.data.tables import from_hub, from_parquet, parquet_files
 from vitrim.errors import unknown
@@ -77,12 +78,15 @@ def load_data(
     if str(source).startswith(HUB_PREFIX):
         return from_hub(str(source), split, image_column, label_column)
     path = existing(_not_a_reader(str(source)))
-    files = parquet_files(path)
-    if files:
-        return from_parquet(files, str(source), split, image_column, label_column)
-    if image_column is not None or label_column is not None:
-        raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
-    return from_folder(path, str(source), split)
+    try:
+        files = parquet_files(path)
+        if files:
+            return from_parquet(files, str(source), split, image_column, label_column)
+        if image_column is not None or label_column is not None:
+            raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
+        return from_folder(path, str(source), split)
+    except OSError as error:  # a folder without permission, or one that goes away meanwhile
+        raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
 
 
 def load_images(
@@ -135,8 +139,8 @@ def _checked_reader(name: str, options: dict[str, Any]) -> Reader:
 
 def _not_a_reader(source: str) -> Path:
     """The source as a path; refuses a misspelt reader, so that the message is about readers and not about folders."""
-    path = Path(source).expanduser()
+    path = from_home(source)
     name, colon, _ = source.partition(":")
-    if colon and len(name) > 1 and name.isidentifier() and not path.exists():  # one letter is a drive
+    if colon and len(name) > 1 and name.isidentifier() and not os.path.exists(path):  # one letter is a drive
         raise DataError(str(unknown("reader", name, readers())))
     return path

@@ -70,17 +70,32 @@ def check_given(source: str | Path, split: str | None) -> None:
         raise DataError(f"the split of {source} has an empty name: name one, or leave it out")
 
 
+def from_home(source: str) -> Path:
+    """The path with the home folder for a leading ``~``.
+
+    Raises:
+        DataError: there is no such user.
+    """
+    try:
+        return Path(source).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"cannot read {source}: there is no such home folder") from error
+
+
 def existing(path: Path) -> Path:
     """The path itself.
 
     Raises:
         DataError: it does not exist; the message names the first part that does not, and a similar one that does.
     """
-    if path.exists():
-        return path
-    missing = path
-    while not missing.parent.exists():
-        missing = missing.parent
+    try:
+        if path.exists():
+            return path
+        missing = path
+        while not missing.parent.exists():
+            missing = missing.parent
+    except OSError as error:  # no permission to look, or a name that is too long
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
     entries = missing.parent.iterdir() if missing.parent.is_dir() else ()
     names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     close = difflib.get_close_matches(missing.name, names, n=1)

@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from vitrim.data.decoding import decode_at, to_tensor
 from vitrim.data.errors import DataError
-from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing
+from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing, from_home
 from vitrim.data.tables import (
     check_parquet,
     choose_hub_split,
@@ -267,7 +267,7 @@ def _parquet_rows(
     source: str | Path, split: str | None
 ) -> tuple[Any, str | None, int | None, list[tuple[str, int, str]]]:
     datasets = import_datasets()
-    found = parquet_files(existing(Path(source).expanduser()))
+    found = parquet_files(existing(from_home(str(source))))
     if not found:
         raise DataError(f"{source} has no parquet files: only tables and Hub datasets can be streamed")
     files, chosen = choose_files(found, split, str(source))

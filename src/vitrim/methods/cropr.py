@@ -79,14 +79,14 @@ class Cropr(MethodConfig):
     fusion: Literal["last_layer", "concat", "none"] = Field(
         "last_layer", description="pruned tokens rejoin before the last block, after it, or never"
     )
-    num_queries: int = Field(1, ge=1, description="learned queries per router; 1 for classification")
+    num_queries: int = Field(1, ge=1, le=4096, description="learned queries per router; 1 for classification")
     num_heads: int = Field(1, ge=1, description="heads of the cross-attention")
     pre_attn_norm: bool = Field(False, description="layer norm before the router")
     q_proj: bool = Field(False, description="project the queries")
     k_proj: bool = Field(False, description="project the keys")
     v_proj: bool = Field(False, description="project the values")
     mlp: bool = Field(True, description="MLP in the cross-attention")
-    mlp_ratio: float = Field(4.0, gt=0.0, description="width of the MLP in channels of the model")
+    mlp_ratio: float = Field(4.0, gt=0.0, le=64.0, description="width of the MLP in channels of the model")
 
     def routers(self, num_layers: int) -> range:
         """The blocks before which a router acts."""

@@ -57,7 +57,7 @@ class KMedoids(StagedConfig):
     kind = "merge"
     needs_attention_map = True
 
-    iterations: int = Field(3, ge=0, description="rounds of assignment and choice of medoids")
+    iterations: int = Field(3, ge=0, le=1000, description="rounds of assignment and choice of medoids")
     cost: Literal["cluster", "all"] = Field(
         "cluster",
         description="what a medoid minimises: weighted distances to its members; 'all': as published",

@@ -44,7 +44,7 @@ class Sinkhorn(SoftMixing):
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
 
     eps: float = Field(0.05, gt=0.0, description="temperature of the transport; 1 as published, where tokens collapse")
-    iterations: int = Field(3, ge=1, description="rounds of scaling rows, then columns")
+    iterations: int = Field(3, ge=1, le=1000, description="rounds of scaling rows, then columns")
     in_place: bool = Field(False, description="overwrite the centres by unit vectors in every forward, as published")
 
     def mixer(self, layer: Layer, num_tokens: int) -> Reducer:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.config import MethodConfig
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, first_line
 from vitrim.profiling.latency import (
     Budget,
     FloatArray,
@@ -156,19 +156,23 @@ def compilation(compiled: bool) -> Iterator[None]:
 
 
 @contextmanager
-def one_line_errors(setting: str) -> Iterator[None]:
-    """Turn running out of memory, and a dtype that the device cannot compute in, into a `VitrimError`."""
+def one_line_errors(setting: str, kept: str = "; settings finished before are kept") -> Iterator[None]:
+    """Turn running out of memory, and a dtype that the device cannot compute in, into a `VitrimError`.
+
+    Args:
+        setting: what ran, for the message.
+        kept: what the message says of what was there before.
+    """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise VitrimError(f"out of memory at {setting}; settings finished before are kept") from error
+        raise VitrimError(f"out of memory at {setting}{kept}") from error
     except RuntimeError as error:
         message = str(error)
-        if "can't allocate memory" in message:
-            raise VitrimError(f"out of memory at {setting}; settings finished before are kept") from error
+        if any(sign in message for sign in ("can't allocate memory", "Storage size calculation overflowed")):
+            raise VitrimError(f"out of memory at {setting}{kept}") from error
         if "not implemented for" in message:
-            problem = message.strip().splitlines()[0]
-            raise VitrimError(f"cannot run at {setting}: {problem}; settings finished before are kept") from error
+            raise VitrimError(f"cannot run at {setting}: {first_line(error)}{kept}") from error
         raise
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from vitrim.errors import VitrimError, unknown
+from vitrim.files import save_file
 from vitrim.training.log import EVALUATIONS, UPDATES
 from vitrim.training.recipe import Recipe, load_recipe
 from vitrim.training.runs import RECIPE, RESULT, load_run

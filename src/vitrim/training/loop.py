@@ -26,7 +26,6 @@ from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast
 from rich.console import Console
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -35,7 +34,7 @@ from vitrim.config import MethodConfig
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.files import check_folder, write_text
+from vitrim.files import check_folder, save_file, write_text
 from vitrim.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
 from vitrim.registry import parse_method
 from vitrim.tasks import make_task

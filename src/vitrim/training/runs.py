@@ -16,7 +16,7 @@ from torch import nn
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.training.recipe import load_recipe
-from vitrim.weights import WEIGHTS_FILE, load_host
+from vitrim.weights import WEIGHTS_FILE, load_checkpoint, load_host
 
 RECIPE = "recipe.yaml"
 """All values of its recipe."""
@@ -45,5 +45,8 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     recipe = load_recipe(folder / RECIPE).recipe
     given = {key: value for key, value in recipe.model_options.items() if not key.endswith("_rate")}
     model = create_model(recipe.model, options={**given, **options}, device=torch.get_default_device())
-    load_host(model, folder / WEIGHTS_FILE)
+    if "num_classes" in options:  # as asked, or not at all
+        load_checkpoint(model, folder / WEIGHTS_FILE)
+    else:
+        load_host(model, folder / WEIGHTS_FILE)
     return model

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
 from vitrim.data.errors import DataError
-from vitrim.data.paths import check_files, existing, pick_split, read_text
+from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
 from vitrim.data.readers import register_reader
 
 
@@ -32,7 +32,7 @@ def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
         DataError: a JSON file or an image that is missing, a file of another form, an annotation of an unknown image
             or class, or no such split.
     """
-    root, source = existing(Path(path).expanduser()), f"coco:{path}"
+    root, source = existing(from_home(path)), f"coco:{path}"
     present = [name for name in ("train", "val") if _annotations(root, name).is_file()]
     if not present:
         raise DataError(f"{source} has no {_annotations(Path(), 'train')} and no {_annotations(Path(), 'val')}")

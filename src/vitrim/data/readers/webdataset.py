@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import re
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.errors import DataError
-from vitrim.data.paths import check_files, choose_files, existing
+from vitrim.data.paths import check_files, choose_files, existing, from_home
 from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
@@ -22,7 +23,9 @@ from vitrim.data.tables import (
     read_source,
 )
 
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
+MOST_ARCHIVES = 100_000
+"""That a pattern may mean: large collections have some ten thousand."""
 _CLASS = "cls"
 _JSON = ("json", "jsn")
 _FIELD = "label"
@@ -71,9 +74,11 @@ def read_webdataset(
 
 def _archives(path: str, source: str) -> list[Path]:
     """The archives a pattern means, in its order."""
-    names = _expanded(str(Path(path).expanduser()))
+    names = _expanded(str(from_home(path)))
     if len(names) == 1 and "*" in names[0]:
-        files = sorted(Path(name) for name in glob.glob(names[0]))
+        files = sorted(Path(name) for name in islice(glob.iglob(names[0]), MOST_ARCHIVES + 1))
+        if len(files) > MOST_ARCHIVES:
+            raise DataError(f"the pattern {names[0]} means more than {MOST_ARCHIVES} files")
     elif len(names) == 1 and existing(Path(names[0])).is_dir():
         files = sorted(file for file in Path(names[0]).iterdir() if file.suffix == ".tar")
     else:
@@ -92,10 +97,11 @@ def _expanded(pattern: str) -> list[str]:
     start, stop = found.groups()
     if int(start) > int(stop):
         raise DataError(f"the range {found.group()} of {pattern} ends before it starts")
+    rest = _expanded(pattern[found.end() :])
+    if (int(stop) - int(start) + 1) * len(rest) > MOST_ARCHIVES:
+        raise DataError(f"the ranges of {pattern} mean more than {MOST_ARCHIVES} archives")
     numbers = (f"{number:0{len(start)}d}" for number in range(int(start), int(stop) + 1))
-    return [
-        name for number in numbers for name in _expanded(pattern[: found.start()] + number + pattern[found.end() :])
-    ]
+    return [f"{pattern[: found.start()]}{number}{name}" for number in numbers for name in rest]
 
 
 def _check_images(rows: Rows, table: Any, image: str, source: str) -> None:

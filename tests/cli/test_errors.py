@@ -1,0 +1,211 @@
+"""What a user gets wrong on the command line: one short line, exit code 2, nothing made or changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from cli_runs import Run, runner
+
+LONG = "x" * 400
+DEEP = "[" * 100_000 + "]" * 100_000
+DIGITS = "9" * 5000
+QUICK = ["-b", "1", "--repeats", "1", "--min-seconds", "0"]
+COMMANDS = {
+    "profile": ["profile", "test_vit"],
+    "eval": ["eval", "test_vit", "--data", "images"],
+    "bench": ["bench", "test_vit", "-m", "tome:r=3", *QUICK],
+}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """``vitrim`` with the given arguments in a folder with the folder ``images`` of four classes, and checkpoints."""
+    for name in "abcd":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / "images" / name / "0.png")
+    monkeypatch.chdir(tmp_path)
+    return runner(monkeypatch, capfd)
+
+
+def refused(run: Run, message: str, *arguments: object) -> None:
+    """The command says ``message`` in one short line, exits with 2, prints nothing and leaves the folder as it was."""
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert len(err) < 600
+    assert message in err
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("img_size=1000000", "test_vit: img_size=1000000 must be a whole number from 1 to 16384"),
+        ("img_size=true", "img_size=True must be a whole number"),
+        ("img_size=1.5", "img_size=1.5 must be a whole number"),
+        ("img_size=[224,0]", "img_size=[224, 0] must be a whole number"),
+        ("img_size=161", "test_vit does not work with img_size=161: Input height (161) should be divisible"),
+        (f"img_size={DIGITS}", "model option img_size: a value of 5000 characters that cannot be read: 999"),
+        (f"img_size={DEEP}", "model option img_size: a value of 200000 characters that cannot be read: [[["),
+        ("patch_size=0", "patch_size=0 must be a whole number from 1"),
+        ("patch_size=true", "patch_size=True must be a whole number"),
+        ("patch_size=10000", "test_vit "),  # too large for the images, or its weights for the memory
+        ("in_chans=0", "in_chans=0 must be a whole number from 1"),
+        ("depth=100000", "depth=100000 must be a whole number from 0 to 1000"),
+        ("embed_dim=10000000", "embed_dim=10000000 must be a whole number from 1"),
+        ("num_heads=-1", "num_heads=-1 must be a whole number from 1"),
+        ("num_classes=-1", "num_classes=-1 must be a whole number from 0"),
+        ("drop_path_rate=5", "drop_path_rate=5 must be a number from 0 to 1"),
+        ("drop_path_rate=NaN", "drop_path_rate=nan must be a number from 0 to 1"),
+        ("checkpoint_path=weights.pth", "checkpoint_path is no option of a model here: use --checkpoint"),
+        ("norm_layer=5", "cannot create test_vit: "),
+        (f"{'a' * 400}=1", "cannot create test_vit: "),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_model_options(run: Run, command: str, option: str, message: str) -> None:
+    refused(run, message, *COMMANDS[command], "--model-option", option)
+
+
+@pytest.mark.parametrize("option", ["embed_dim=262144", "mlp_ratio=1e9"])
+def test_a_model_that_the_memory_cannot_hold(run: Run, option: str) -> None:
+    refused(run, "GiB of memory", *COMMANDS["eval"], "--model-option", option)
+    code, _, err = run(*COMMANDS["profile"], "--model-option", option)  # on the meta device, which holds any
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (f"tome:r={DIGITS}", "r: a value of 5000 characters that cannot be read: 999"),
+        (f"tome:r={DEEP}", "r: a value of 200000 characters that cannot be read"),
+        (LONG, "characters)..."),
+        (f"tome:{LONG}=1", "unknown option of tome"),
+        (f"tome:r={LONG}", "or a list in brackets"),
+        ("tome:r=\n", "cannot read"),
+        ("gtp:alpha=Infinity", "gtp: alpha=inf: Input should be a finite number"),
+        ("topk:keep_rate=NaN", "topk: keep_rate=nan"),
+        ("kmedoids:iterations=1000000000", "less than or equal to 1000"),
+        ("sinkhorn:iterations=1000000000", "less than or equal to 1000"),
+        ("zero_tprune:iterations=1000000000", "less than or equal to 1000"),
+        ("cropr:num_queries=1000000000", "less than or equal to"),
+        ("topk:blocks=[" + ",".join(map(str, range(5000))) + "]", "characters)..."),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_methods(run: Run, method: str, message: str) -> None:
+    refused(run, message, "profile", "test_vit", "-m", method)
+
+
+@pytest.mark.parametrize(
+    "name", [LONG, f"torchvision:{LONG}", f"hf:{LONG}", f"hf:./{LONG}", f"vitrim:{LONG}", f"run:{LONG}"]
+)
+def test_long_names_of_models(run: Run, name: str) -> None:
+    refused(run, "error: ", "profile", name)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("checkpoint", "message"),
+    [
+        ("/proc/self/mem", "/proc/self/mem is not a safetensors file: it is empty, or no regular file"),
+        ("/dev/zero", "no checkpoint at /dev/zero"),
+        ("empty.safetensors", "empty.safetensors is not a safetensors file: it is empty"),
+        (LONG, "File name too long"),
+        ("images", "no checkpoint at images"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_checkpoints(run: Run, command: str, checkpoint: str, message: str) -> None:
+    if checkpoint.startswith("/proc") and not Path("/proc/self/mem").exists():
+        pytest.skip("this system has no /proc")
+    Path("empty.safetensors").touch()
+    refused(run, message, *COMMANDS[command], "--checkpoint", checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("/", "/ is the whole file system: name the folder of the images"),
+        (LONG, "File name too long"),
+        ("~no-such-user/x", "there is no such home folder"),
+        ("webdataset:x/{0..1000000000}.tar", "mean more than 100000 archives"),
+        ("webdataset:x/{0..9999}{0..9999}.tar", "mean more than 100000 archives"),
+        (f"webdataset:x/{{0..{DIGITS}}}.tar", "File name too long"),
+        ("images/a/0.png", "neither a parquet file nor a folder"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_data(run: Run, data: str, message: str) -> None:
+    refused(run, message, "eval", "test_vit", "--model-option", "num_classes=4", "--data", data)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval", "test_vit", "--data", "images", "--workers", "100000"], "--workers"),
+        (["train", "cifar10_vit", "--data", "images", "--workers", "100000"], "--workers"),
+        (["bench", "test_vit", "-m", "tome", "--min-seconds", "inf"], "--min-seconds"),
+        (["bench", "test_vit", "-m", "tome", "--min-seconds", "1e18"], "--min-seconds"),
+        (["bench", "test_vit", "-m", "tome", "--repeats", "1000000000"], "--repeats"),
+        (["bench", "test_vit", "-m", "tome", "--batch-size", DIGITS], "valid batch sizes"),
+        (["bench", "test_vit", "-m", "tome", "--split", "test"], "--split says which images to read, and none are"),
+        (["profile", "test_vit", "-m", "atm", "--split", "test"], "--split says which images to read, and none are"),
+        (["profile", "test_vit", "--limit", "4"], "--limit says how many images to run, and none are"),
+        (["profile", "test_vit", "--convention", LONG], "unknown convention"),
+        (["list", "methods", LONG], "no name in the list of methods"),
+        (["list", LONG], "unknown list"),
+        (["train", LONG, "--show"], "error: "),
+        (["eval", "test_vit", "--data", "images", "--json", f"a/{LONG}/b"], "File name too long"),
+        (["demo", "--json", f"a/{LONG}/b"], "File name too long"),
+        (["eval", "test_vit", "--data", "images", "--split", LONG], "no split"),
+        ([LONG], "No such command"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_bounds_and_options_without_effect(run: Run, arguments: list[str], message: str) -> None:
+    refused(run, message, *arguments)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
+def test_a_place_that_takes_no_files_is_found_before_the_work(run: Run) -> None:
+    refused(run, "cannot write", "eval", "test_vit", "--data", "images", "--json", "/proc/x.json")
+
+
+def test_a_limit_counts_random_images_too(run: Run) -> None:
+    arguments = ["--model-option", "img_size=64", "--model-option", "depth=2"]
+    code, out, err = run("profile", "test_vit", "-m", "atm", "--limit", "2", *arguments)
+    assert code == 0, err
+    assert "means over 2 random images" in out
+
+
+def test_memory_that_is_missing_in_eval_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrim.evaluation import Evaluation
+
+    def full(*_: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory\nlong story")
+
+    monkeypatch.setattr(Evaluation, "update", full)
+    small = ["--model-option", "img_size=64", "--model-option", "num_classes=4"]
+    refused(run, "out of memory at batch 32, fp32; what was gathered is kept", *COMMANDS["eval"], *small)
+
+
+def test_a_checkpoint_of_other_classes_is_not_taken_for_those_asked_for(run: Run) -> None:
+    refused(run, "has shape", "profile", "vitrim:cifar10_vit", "--model-option", "num_classes=3")
+
+
+def test_files_have_the_mode_of_the_user(run: Run) -> None:
+    before = os.umask(0o027)
+    try:
+        code, _, err = run("list", "methods", "--json", "record.json")
+    finally:
+        os.umask(before)
+    assert code == 0, err
+    assert Path("record.json").stat().st_mode & 0o777 == 0o640
