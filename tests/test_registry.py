@@ -249,8 +249,7 @@ def test_a_class_that_only_shares_the_name_is_not_the_host() -> None:
     message = str(caught.value)
     assert "VisionTransformer (from torchvision.models.somewhere) is not a supported host" in message
     assert "\n" not in message
-    for supported in backbones().values():
-        assert supported.name in message
+    assert len(message) < 200
 
 
 def test_options_are_validated_by_make_method_too() -> None:

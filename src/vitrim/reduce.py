@@ -19,7 +19,7 @@ from vitrim.config import Layer, MethodConfig
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
 from vitrim.files import write_text
 from vitrim.host import FormOfModel, Head, Host, HostFacts
-from vitrim.registry import backbone_of, make_method, parse_method
+from vitrim.registry import access, backbone_of, make_method, parse_method
 from vitrim.threads import refuse_while_running
 from vitrim.tokens import TokenState, Trace
 
@@ -105,6 +105,7 @@ def restore_(model: nn.Module) -> None:
         VitrimError: the model is not reduced, or runs in another thread.
     """
     reduction = get_reduction(model)
+    model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
     host = backbone_of(model)
     with reduction.changing():
         for block in host.blocks(model):
@@ -121,9 +122,18 @@ def get_reduction(model: nn.Module) -> Reduction:
         VitrimError: the model is not reduced.
     """
     reduction = getattr(model, HANDLE, None)
-    if not isinstance(reduction, Reduction):
-        raise VitrimError(f"this {type(model).__name__} is not reduced: call vitrim.reduce_(model, method) first")
-    return reduction
+    if isinstance(reduction, Reduction):
+        return reduction
+    inside = [access(name) for name, _ in reduced_parts(model)]
+    hint = f"{inside[0]} in it is: give that" if inside else "call vitrim.reduce_(model, method) first"
+    raise VitrimError(f"this {type(model).__name__} is not reduced: {hint}")
+
+
+def reduced_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules in ``model``, itself among them as "", that were given to `reduce_`, by name."""
+    if not isinstance(model, nn.Module):
+        return []
+    return [(name, part) for name, part in model.named_modules() if isinstance(vars(part).get(HANDLE), Reduction)]
 
 
 class Reduction:
@@ -322,7 +332,8 @@ def _host(model: nn.Module) -> type[Host]:
         raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
     host = backbone_of(model)
     if any(isinstance(block, ReducedBlock) for block in host.blocks(model)):
-        raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
+        name = next((name for name, _ in reduced_parts(model)), "")
+        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(name)}) first")
     if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
         raise UnsupportedModelError(
             f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
