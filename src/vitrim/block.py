@@ -10,10 +10,12 @@ from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from vitrim.assignment import Hard, Soft
 from vitrim.attention import Attention
 from vitrim.config import Layer, MethodConfig
+from vitrim.errors import UnsupportedModelError
 from vitrim.schedule import Amount, effective_keep
 from vitrim.tokens import STAMP, TokenState, Trace, take, unmerge
 
@@ -216,6 +218,11 @@ class ReducedBlock(nn.Module):
 
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         """What the host's ``forward`` becomes: find the state, step, hand tokens and state on."""
+        if isinstance(x, Proxy):
+            raise UnsupportedModelError(
+                "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
+                "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.block.ReducedBlock]})"
+            )
         state = self.incoming(x)
         if state.held is not None:
             x, state = state.held, replace(state, held=None)

@@ -42,6 +42,11 @@ def flat_index(index: Tensor, n: int) -> Tensor:
     return (index + offset).reshape(-1)
 
 
+def whole(size: int) -> int:
+    """A length as a number: `torch.jit.trace` gives tensors instead, and a traced model has fixed numbers of tokens."""
+    return int(size) if isinstance(size, Tensor) else size
+
+
 class Banked(NamedTuple):
     """Tokens that one reduction set aside: values (B, K, C), input index of the anchor and size (B, K), which of the K
     holds each input token, (B, N0), -1 for none, and what the method carried with them, (B, K, ...)."""
@@ -110,12 +115,12 @@ class TokenState:
     @property
     def num_tokens(self) -> int:
         """N, prefix included."""
-        return self.size.shape[1]
+        return whole(self.size.shape[1])
 
     @property
     def num_patches(self) -> int:
         """Current number of patch tokens (padding slots included where counts differ per image)."""
-        return self.size.shape[1] - self.num_prefix
+        return self.num_tokens - self.num_prefix
 
     def mean_tokens(self) -> float:
         """Tokens per image, prefix included, padding not: a mean where images keep different numbers."""
@@ -124,7 +129,7 @@ class TokenState:
     @property
     def initial_patches(self) -> int:
         """Number of patch tokens that entered the first block."""
-        return self.source.shape[1] - self.num_prefix
+        return whole(self.source.shape[1]) - self.num_prefix
 
     def key_bias(self, dtype: torch.dtype, proportional: bool) -> Tensor | None:
         """What attention adds to its logits on the key axis, (B, 1, 1, N): log(size) and a mask; None if neither.

@@ -99,7 +99,7 @@ class ATSReducer(Reducer):
         real = real_patches(state)
         with torch.no_grad():
             picks = self.sample(self.scores(attention, state), real, points)
-            chosen = torch.zeros_like(real).scatter(1, picks, True)
+            chosen = torch.zeros_like(real).scatter(1, picks, 1)
         return prune_flagged(state, chosen, min(points, state.num_patches), self.to_bound)
 
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
@@ -181,11 +181,11 @@ def nearest(cdf: Tensor, height: Tensor) -> Tensor:
 def prune_flagged(state: TokenState, chosen: Tensor, most: int, to_bound: bool = False) -> Hard | None:
     """Keep the patch tokens flagged in ``chosen`` (B, P), in order; images may keep different numbers of them.
 
-    Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported or
-    with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
+    Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported,
+    traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
     """
     order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
-    if to_bound or torch.compiler.is_compiling():
+    if to_bound or torch.compiler.is_compiling() or torch.jit.is_tracing():
         keep = order[:, :most]
         return prune(state, keep, valid=chosen.gather(1, keep))
     counts = chosen.sum(1).tolist()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from vitrim.block import ReducedBlock, class_of, split_heads
 from vitrim.errors import UnsupportedModelError
@@ -18,6 +19,8 @@ SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
     """Raise ValueError for what a reduced block cannot be given: a mask made for all N0 tokens."""
+    if isinstance(mask, Proxy):  # torch.fx asks what would be done with one: the block says why it cannot be traced
+        return
     if mask is not None or is_causal:
         raise ValueError(
             "a reduced model takes no attn_mask and no is_causal (padded NaFlex batches bring a mask): a mask for the "
