@@ -202,8 +202,9 @@ class Reduction:
         """
         self._check_alive()
         config = self._changed(changes)
-        with self.changing():
+        with self.changing(), torch.inference_mode(False):  # as in `_build`
             for block in self._blocks():
+                block.reducer.config = config
                 block.reducer.configure(config)
             self.config = config
 
@@ -361,10 +362,11 @@ def _layers(facts: HostFacts, num_layers: int) -> list[Layer]:
 
 def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer:
     """The reducer of one layer on the device and dtype and in the mode of its block."""
-    reducer = config.build(layer) or Idle(config, layer)
-    parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
-    if parameter is not None:
-        reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
+    with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
+        reducer = config.build(layer) or Idle(config, layer)
+        parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
+        if parameter is not None:
+            reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
     return reducer.train(block.training)
 
 
