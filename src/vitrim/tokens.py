@@ -239,15 +239,26 @@ class Form(Protocol):
         """Raise `UnsupportedModelError` if the model has another form now than when it was reduced."""
 
 
-class _Call(threading.local):
-    """What the forward that runs in this thread, or ran last in it, left. Every thread sees attributes of its own."""
+class _Call:
+    """What the forward that runs in a thread, or ran last in it, left."""
 
-    full_grids: bool = False
-    next_full_grid: bool = False
-    latest: tuple[int, TokenState] | None = None
-    final: TokenState | None = None
-    states: tuple[TokenState, ...] = ()
-    running: tuple[TokenState, ...] = ()
+    def __init__(self) -> None:
+        self.full_grids = False
+        self.next_full_grid = False
+        self.latest: tuple[int, TokenState] | None = None
+        self.final: TokenState | None = None
+        self.states: tuple[TokenState, ...] = ()
+        self.running: tuple[TokenState, ...] = ()
+
+
+class _Calls(threading.local):
+    """The `_Call` of this thread. Every thread has its own.
+
+    An ordinary object inside, because torch.compile does not carry out what a graph would set on a thread's local.
+    """
+
+    def __init__(self) -> None:
+        self.own = _Call()
 
 
 class Trace:
@@ -268,7 +279,11 @@ class Trace:
         self.recording = recording
         self.form = form
         self.changing = False
-        self._call = _Call()
+        self._calls = _Calls()
+
+    @property
+    def _call(self) -> _Call:
+        return self._calls.own
 
     @property
     def latest(self) -> tuple[int, TokenState] | None:
