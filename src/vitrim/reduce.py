@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,6 +95,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             trace=trace,
         )
     host.install(model, trace)
+    if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
+        importlib.import_module("vitrim.backbones.transformers.saving")
     reduction = Reduction(model, config, trace)
     setattr(model, HANDLE, reduction)
     return reduction
@@ -239,7 +243,7 @@ class Reduction:
         _check_amounts(config, backbone_of(self.model).facts(self.model), len(self._blocks()), stacklevel=4)
         return config
 
-    def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
         """Write the method's options and its learned parameters, and nothing of the host, into ``folder``.
 
         Two files: ``reduction.json`` and, if the method learns anything, ``reducers.safetensors``.
@@ -247,6 +251,7 @@ class Reduction:
         Args:
             folder: made if it does not exist.
             state: the model's whole ``state_dict``, where the model itself has only shards of it.
+            module: what the reduced model is called in the model that is saved beside it; "" where it is that model.
 
         Raises:
             VitrimError: the folder cannot be made or written to.
@@ -273,16 +278,22 @@ class Reduction:
             "model": type(self.model).__name__,
             "weights": REDUCERS_FILE if weights else None,
         }
+        if module:
+            record["module"] = module
         write_text(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
         """Reduce ``model`` as the saved reduction in ``folder`` says, learned parameters included.
 
+        Where a part of a model was reduced when it was saved (``model.vit``), the same part of ``model`` is reduced, or
+        ``model`` itself where it is that part; the handle is that of the part.
+
         Raises:
             VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
         """
         saved = _read_config(Path(folder))
+        model = _saved_part(model, saved, Path(folder))
         reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record)
         try:
             reduction.load_parameters(folder)
@@ -481,6 +492,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
     if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
         raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
+    if not isinstance(saved.get("module", ""), str):
+        raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
     if saved["format"] != FORMAT:
         raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
     if saved.get("weights") not in (None, REDUCERS_FILE):
@@ -488,6 +501,22 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
         )
     return dict(saved)
+
+
+def _saved_part(model: nn.Module, saved: dict[str, Any], folder: Path) -> nn.Module:
+    """The part of ``model`` that was reduced when ``saved`` was written; ``model`` where it is such a part itself."""
+    name = saved.get("module", "")
+    if not name or not isinstance(model, nn.Module):
+        return model
+    parts = dict(model.named_modules())
+    if name in parts:
+        return parts[name]
+    if type(model).__name__ == saved.get("model"):
+        return model
+    raise VitrimError(
+        f"{folder} holds the reduction of {access(name)}, a {saved.get('model')}, and this {type(model).__name__} "
+        "has no such part"
+    )
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
