@@ -165,3 +165,23 @@ def test_a_forward_that_failed_does_not_count_as_running() -> None:
         assert isinstance(pool.submit(model, tiny.images()).exception(SECONDS), ZeroDivisionError)
         hook.remove()
         reduction.set(r=2)  # its thread is still alive
+
+
+def test_a_compiled_model_leaves_its_state_in_the_thread_that_called_it() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, "tome:r=4")
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    sizes: list[torch.Size] = []
+
+    def call(batch: int) -> None:
+        with torch.no_grad():
+            compiled(tiny.images(batch=batch))
+        sizes.append(reduction.state.size.shape)
+
+    call(2)
+    other = threading.Thread(target=call, args=(3,))
+    other.start()
+    other.join()
+    assert sizes == [(2, 21), (3, 21)]
+    assert reduction.state.size.shape == (2, 21)

@@ -5,15 +5,19 @@ A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from vitrim.assignment import Hard, Soft
 from vitrim.attention import Attention
 from vitrim.config import Layer, MethodConfig
+from vitrim.errors import UnsupportedModelError
 from vitrim.schedule import Amount, effective_keep
 from vitrim.tokens import STAMP, TokenState, Trace, take, unmerge
 
@@ -47,6 +51,7 @@ class Reducer(nn.Module):
 
     def __init__(self, config: MethodConfig, layer: Layer) -> None:
         super().__init__()
+        self.config = config
         self.layer = layer
         self.least_kept = config.least_kept
         self.configure(config)
@@ -54,6 +59,26 @@ class Reducer(nn.Module):
     def configure(self, config: MethodConfig) -> None:
         """Take over the amounts of ``config``: at construction, and when ``reduction.set`` changes them."""
         self.amount = config.schedule(self.layer.num_layers)[self.layer.depth]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Reducer:
+        """As every module does (``to``, ``to_empty``, ...); what leaves the meta device gets its first values again.
+
+        ``to_empty`` leaves memory as it finds it, and neither tables nor parameters of a method are in the weights of
+        the host that are loaded afterwards.
+        """
+        was_meta = any(tensor.is_meta for tensor in self.state_tensors().values())
+        super()._apply(fn, recurse)
+        if was_meta and not any(tensor.is_meta for tensor in self.state_tensors().values()):
+            with torch.inference_mode(False), torch.no_grad():
+                first = self.config.build(self.layer)
+                assert isinstance(first, Reducer)
+                for name, tensor in first.state_tensors().items():
+                    copy_into(self.state_tensors()[name], tensor)
+        return self
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, those that are not in the ``state_dict``, too."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
     def num_keep(self, state: TokenState) -> int:
         """How many patch tokens this layer keeps, a Python int."""
@@ -216,6 +241,11 @@ class ReducedBlock(nn.Module):
 
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         """What the host's ``forward`` becomes: find the state, step, hand tokens and state on."""
+        if isinstance(x, Proxy):
+            raise UnsupportedModelError(
+                "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
+                "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.block.ReducedBlock]})"
+            )
         state = self.incoming(x)
         if state.held is not None:
             x, state = state.held, replace(state, held=None)
@@ -295,6 +325,17 @@ class ReducedBlock(nn.Module):
         for name in self.OWN:
             delattr(self, name)
         change_class(self, self.host_class)
+
+
+def copy_into(target: Tensor, values: Tensor) -> None:
+    """Copy ``values``, which every process has whole, into ``target``, of which FSDP2 may leave each a part."""
+    if type(target.data).__module__.startswith("torch.distributed"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(target.data, DTensor)
+        whole = values.to(device=target.device, dtype=target.dtype)
+        values = distribute_tensor(whole, target.data.device_mesh, target.data.placements)
+    target.copy_(values)
 
 
 def sharded(block: nn.Module) -> bool:

@@ -217,7 +217,7 @@ def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: 
         cluster: (B, P) which of them each patch belongs to, in [0, K).
         weight: (B, P) weights of the patches in their sums.
     """
-    is_centre = torch.zeros_like(cluster, dtype=torch.bool).scatter_(1, centres, True)
+    is_centre = torch.zeros_like(cluster, dtype=torch.bool).scatter_(1, centres, 1)
     others = is_centre.to(torch.int8).sort(dim=1, stable=True).indices[:, : cluster.shape[1] - centres.shape[1]]
     weight = torch.cat([weight.new_ones(weight.shape[0], state.num_prefix), weight], dim=1)
     return merge(state, centres, others, cluster.gather(1, others), weight=weight, normalise=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from vitrim.config import Layer, MethodConfig
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
 from vitrim.files import save_file, write_text
 from vitrim.host import FormOfModel, GridHook, Head, Host, HostFacts
-from vitrim.registry import backbone_of, make_method, parse_method
+from vitrim.registry import access, backbone_of, make_method, parse_method
 from vitrim.threads import refuse_while_running
 from vitrim.tokens import TokenState, Trace
 
@@ -97,6 +99,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     host.install(model, trace)
     if maker is not None:
         maker.register_forward_hook(GridHook(host, trace))
+    if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
+        importlib.import_module("vitrim.backbones.transformers.saving")
     reduction = Reduction(model, config, trace)
     setattr(model, HANDLE, reduction)
     return reduction
@@ -109,6 +113,7 @@ def restore_(model: nn.Module) -> None:
         VitrimError: the model is not reduced, or runs in another thread.
     """
     reduction = get_reduction(model)
+    model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
     host = backbone_of(model)
     with reduction.changing():
         for block in host.blocks(model):
@@ -126,9 +131,18 @@ def get_reduction(model: nn.Module) -> Reduction:
         VitrimError: the model is not reduced.
     """
     reduction = getattr(model, HANDLE, None)
-    if not isinstance(reduction, Reduction):
-        raise VitrimError(f"this {type(model).__name__} is not reduced: call vitrim.reduce_(model, method) first")
-    return reduction
+    if isinstance(reduction, Reduction):
+        return reduction
+    inside = [access(name) for name, _ in reduced_parts(model)]
+    hint = f"{inside[0]} in it is: give that" if inside else "call vitrim.reduce_(model, method) first"
+    raise VitrimError(f"this {type(model).__name__} is not reduced: {hint}")
+
+
+def reduced_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules in ``model``, itself among them as "", that were given to `reduce_`, by name."""
+    if not isinstance(model, nn.Module):
+        return []
+    return [(name, part) for name, part in model.named_modules() if isinstance(vars(part).get(HANDLE), Reduction)]
 
 
 class Reduction:
@@ -197,8 +211,9 @@ class Reduction:
         """
         self._check_alive()
         config = self._changed(changes)
-        with self.changing():
+        with self.changing(), torch.inference_mode(False):  # as in `_build`
             for block in self._blocks():
+                block.reducer.config = config
                 block.reducer.configure(config)
             self.config = config
 
@@ -233,7 +248,7 @@ class Reduction:
         _check_amounts(config, backbone_of(self.model).facts(self.model), len(self._blocks()), stacklevel=4)
         return config
 
-    def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
         """Write the method's options and its learned parameters, and nothing of the host, into ``folder``.
 
         Two files: ``reduction.json`` and, if the method learns anything, ``reducers.safetensors``.
@@ -241,6 +256,7 @@ class Reduction:
         Args:
             folder: made if it does not exist.
             state: the model's whole ``state_dict``, where the model itself has only shards of it.
+            module: what the reduced model is called in the model that is saved beside it; "" where it is that model.
 
         Raises:
             VitrimError: the folder cannot be made or written to.
@@ -265,16 +281,22 @@ class Reduction:
             "model": type(self.model).__name__,
             "weights": REDUCERS_FILE if weights else None,
         }
+        if module:
+            record["module"] = module
         write_text(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
         """Reduce ``model`` as the saved reduction in ``folder`` says, learned parameters included.
 
+        Where a part of a model was reduced when it was saved (``model.vit``), the same part of ``model`` is reduced, or
+        ``model`` itself where it is that part; the handle is that of the part.
+
         Raises:
             VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
         """
         saved = _read_config(_folder(folder))
+        model = _saved_part(model, saved, _folder(folder))
         reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record)
         try:
             reduction.load_parameters(folder)
@@ -325,7 +347,8 @@ def _host(model: nn.Module) -> type[Host]:
         raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
     host = backbone_of(model)
     if any(isinstance(block, ReducedBlock) for block in host.blocks(model)):
-        raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
+        name = next((name for name, _ in reduced_parts(model)), "")
+        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(name)}) first")
     if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
         raise UnsupportedModelError(
             f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
@@ -353,10 +376,11 @@ def _layers(facts: HostFacts, num_layers: int) -> list[Layer]:
 
 def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer:
     """The reducer of one layer on the device and dtype and in the mode of its block."""
-    reducer = config.build(layer) or Idle(config, layer)
-    parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
-    if parameter is not None:
-        reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
+    with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
+        reducer = config.build(layer) or Idle(config, layer)
+        parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
+        if parameter is not None:
+            reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
     return reducer.train(block.training)
 
 
@@ -499,6 +523,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
     if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
         raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
+    if not isinstance(saved.get("module", ""), str):
+        raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
     if saved["format"] != FORMAT:
         raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
     if saved.get("weights") not in (None, REDUCERS_FILE):
@@ -506,6 +532,22 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
         )
     return dict(saved)
+
+
+def _saved_part(model: nn.Module, saved: dict[str, Any], folder: Path) -> nn.Module:
+    """The part of ``model`` that was reduced when ``saved`` was written; ``model`` where it is such a part itself."""
+    name = saved.get("module", "")
+    if not name or not isinstance(model, nn.Module):
+        return model
+    parts: dict[str, nn.Module] = dict(model.named_modules())
+    if name in parts:
+        return parts[name]
+    if type(model).__name__ == saved.get("model"):
+        return model
+    raise VitrimError(
+        f"{folder} holds the reduction of {access(name)}, a {saved.get('model')}, and this {type(model).__name__} "
+        "has no such part"
+    )
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -107,16 +107,60 @@ def backbone_of(model: nn.Module) -> type[Host]:
     """The host family of ``model``.
 
     Raises:
-        UnsupportedModelError: naming the class and what is supported.
+        UnsupportedModelError: naming the class, and the parts of ``model`` that are supported.
     """
     backbone = find_backbone(model)
     if backbone is not None:
         if not backbone.blocks(model):
             raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")
         return backbone
+    name, parts = type(model).__name__, supported_parts(model)
+    if parts:
+        named = " or ".join(f"{access(where)} ({type(part).__name__})" for where, part in parts[:2])
+        more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
+        raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
     raise UnsupportedModelError(
-        f"{type(model).__name__} (from {type(model).__module__}) is not a supported host: vitrim reduces models whose "
-        "blocks see one plain sequence of tokens; `vitrim list hosts` prints them"
+        f"{name} (from {type(model).__module__}) is not a supported host; `vitrim list hosts` prints those that are"
+    )
+
+
+def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The outermost supported hosts inside ``model``, which is none itself, by their names in it, as they stand.
+
+    Wrappers (of adapters, compilation, several devices) and models of several parts hold one. Those whose own check
+    refuses them are left out.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    for name, part in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer, _ in found)
+        if name and not inside and _is_host(part):
+            found.append((name, part))
+    return found
+
+
+def _is_host(part: nn.Module) -> bool:
+    backbone = find_backbone(part)
+    if backbone is None or not backbone.blocks(part):
+        return False
+    try:
+        backbone.check(part)
+    except UnsupportedModelError:
+        return False
+    return True
+
+
+def access(name: str, root: str = "model") -> str:
+    """How Python reaches the submodule that ``named_modules`` calls ``name``.
+
+    Example:
+        >>> access("towers.0.vision")
+        'model.towers[0].vision'
+    """
+    if not name:
+        return root
+    return root + "".join(
+        f".{part}" if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
+        for part in name.split(".")
     )
 
 

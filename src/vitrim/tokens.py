@@ -44,6 +44,11 @@ def flat_index(index: Tensor, n: int) -> Tensor:
     return (index + offset).reshape(-1)
 
 
+def whole(size: int) -> int:
+    """A length as a number: `torch.jit.trace` gives tensors instead, and a traced model has fixed numbers of tokens."""
+    return int(size) if isinstance(size, Tensor) else size
+
+
 class Banked(NamedTuple):
     """Tokens that one reduction set aside: values (B, K, C), input index of the anchor and size (B, K), which of the K
     holds each input token, (B, N0), -1 for none, and what the method carried with them, (B, K, ...)."""
@@ -122,12 +127,12 @@ class TokenState:
     @property
     def num_tokens(self) -> int:
         """N, prefix included."""
-        return self.size.shape[1]
+        return whole(self.size.shape[1])
 
     @property
     def num_patches(self) -> int:
         """Current number of patch tokens (padding slots included where counts differ per image)."""
-        return self.size.shape[1] - self.num_prefix
+        return self.num_tokens - self.num_prefix
 
     def mean_tokens(self) -> float:
         """Tokens per image, prefix included, padding not: a mean where images keep different numbers."""
@@ -136,7 +141,7 @@ class TokenState:
     @property
     def initial_patches(self) -> int:
         """Number of patch tokens that entered the first block."""
-        return self.source.shape[1] - self.num_prefix
+        return whole(self.source.shape[1]) - self.num_prefix
 
     def known_grid(self, method: str) -> tuple[int, int]:
         """``grid``, for a method that cannot do without.
@@ -259,16 +264,27 @@ class Form(Protocol):
         """Raise `UnsupportedModelError` if the model has another form now than when it was reduced."""
 
 
-class _Call(threading.local):
-    """What the forward that runs in this thread, or ran last in it, left. Every thread sees attributes of its own."""
+class _Call:
+    """What the forward that runs in a thread, or ran last in it, left."""
 
-    full_grids: bool = False
-    next_full_grid: bool = False
-    latest: tuple[int, TokenState] | None = None
-    final: TokenState | None = None
-    states: tuple[TokenState, ...] = ()
-    running: tuple[TokenState, ...] = ()
-    grid: tuple[int, int] | None = None
+    def __init__(self) -> None:
+        self.full_grids = False
+        self.next_full_grid = False
+        self.latest: tuple[int, TokenState] | None = None
+        self.final: TokenState | None = None
+        self.states: tuple[TokenState, ...] = ()
+        self.running: tuple[TokenState, ...] = ()
+        self.grid: tuple[int, int] | None = None
+
+
+class _Calls(threading.local):
+    """The `_Call` of this thread. Every thread has its own.
+
+    An ordinary object inside, because torch.compile does not carry out what a graph would set on a thread's local.
+    """
+
+    def __init__(self) -> None:
+        self.own = _Call()
 
 
 class Trace:
@@ -289,7 +305,11 @@ class Trace:
         self.recording = recording
         self.form = form
         self.changing = False
-        self._call = _Call()
+        self._calls = _Calls()
+
+    @property
+    def _call(self) -> _Call:
+        return self._calls.own
 
     @property
     def latest(self) -> tuple[int, TokenState] | None:

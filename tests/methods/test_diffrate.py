@@ -196,7 +196,8 @@ def test_objective() -> None:
 
 def test_the_cost_reaches_every_amount_by_the_chain_rule() -> None:
     """By hand: the cost depends on the numbers P_l and M_l that pruning and merging leave in block l, and those on the
-    shares s = sum_k p_k k / K as P_l = M_(l-1) s_P and M_l = P_l s_M; p is a softmax, so ds/dlogit_k = p_k (k/K - s)."""
+    shares s = sum_k p_k k / K as P_l = M_(l-1) s_P and M_l = P_l s_M; p is a softmax, so
+    ds/dlogit_k = p_k (k/K - s)."""
     model, reduction = learning()
     generator = torch.Generator().manual_seed(0)
     pairs = [(block.reducer.prune, block.reducer.merge) for block in model.blocks]

@@ -14,6 +14,7 @@ from vitrim.assignment import Hard, merge
 from vitrim.attention import Attention
 from vitrim.block import Reducer
 from vitrim.config import Layer, MethodConfig
+from vitrim.errors import VitrimError
 from vitrim.matching import alternate_split, best_partners, merge_most_similar, unit
 from vitrim.registry import register_method
 from vitrim.tokens import TokenState, decision_dtype, take
@@ -106,6 +107,8 @@ class ATMReducer(Reducer):
     def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
         if attention is None or state.num_patches < 2:  # a single patch has no partner
             return None
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
         patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
         if self.per_image and x.shape[0] > 1:
             return self.merge_per_image(patches, state)

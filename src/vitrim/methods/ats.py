@@ -16,7 +16,7 @@ from vitrim.block import Reducer, Site
 from vitrim.config import Layer, MethodConfig
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, KeepRule, keep_rate
-from vitrim.tokens import TokenState, decision_dtype
+from vitrim.tokens import TokenState, decision_dtype, whole
 
 SMOOTHING = 1e-6
 """eps of the published softmax and of the study's normalisation."""
@@ -110,8 +110,8 @@ class ATSReducer(Reducer):
         real = real_patches(state)
         with torch.no_grad():
             picks = self.sample(self.scores(attention, state), real, points)
-            chosen = torch.zeros_like(real).scatter(1, picks, True)
-        return prune_flagged(state, chosen, min(picks.shape[1], state.num_patches), self.to_bound)
+            chosen = torch.zeros_like(real).scatter(1, picks, 1)
+        return prune_flagged(state, chosen, min(whole(picks.shape[1]), state.num_patches), self.to_bound)
 
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, P) importance of the patch tokens, in at least float32, not normalised."""
@@ -222,11 +222,11 @@ def nearest(cdf: Tensor, height: Tensor) -> Tensor:
 def prune_flagged(state: TokenState, chosen: Tensor, most: int, to_bound: bool = False) -> Hard | None:
     """Keep the patch tokens flagged in ``chosen`` (B, P), in order; images may keep different numbers of them.
 
-    Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported or
-    with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
+    Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported,
+    traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
     """
     order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
-    if to_bound or torch.compiler.is_compiling():
+    if to_bound or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         keep = order[:, :most]
         return prune(state, keep, valid=chosen.gather(1, keep))
     counts = chosen.sum(1).tolist()

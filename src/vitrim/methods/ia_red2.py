@@ -161,7 +161,7 @@ class IARED2Reducer(Reducer):
         """(B, P) bool: real patches with a ``score`` (B, P) not below the threshold, and the best one."""
         real = real_patches(state)
         best = score.masked_fill(~real, -1.0).argmax(dim=1, keepdim=True)
-        return ((score >= self.threshold) & real).scatter(1, best, True)
+        return ((score >= self.threshold) & real).scatter(1, best, 1)
 
 
 class Interpreter(nn.Module):

@@ -136,7 +136,7 @@ class ZeroTPruneReducer(Reducer):
             if similar:
                 rank = self.importance(graph, None, 1)[:, state.num_prefix :]
                 dropped = similar_patches(rank, attention.mean_keys()[:, state.num_prefix :], similar)
-                left = torch.ones_like(state.size, dtype=torch.bool).scatter(1, dropped + state.num_prefix, False)
+                left = torch.ones_like(state.size, dtype=torch.bool).scatter(1, dropped + state.num_prefix, 0)
             score = self.importance(graph, left, self.iterations)
             if left is not None:
                 score = score.masked_fill(~left, -torch.inf)

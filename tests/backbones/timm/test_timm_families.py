@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import timm
 import torch
 from timm.layers import HybridEmbed
 from timm.models import beit, eva, naflexvit, vision_transformer, vision_transformer_relpos
-from torch import nn
+from torch import Tensor, nn
 
 import tiny
 import vitrim
@@ -201,3 +202,54 @@ def test_the_heads_of_several_attentions_count_as_those_of_one() -> None:
     model: Any = tiny.HOSTS["parallel_things"]()
     vitrim.reduce_(model, "tome:r=4")
     assert {block.reducer.layer.num_heads for block in model.blocks} == {4}
+
+
+class OwnEmbed(nn.Module):
+    """A patch embedding that does not say its geometry."""
+
+    def __init__(self, embed: Any) -> None:
+        super().__init__()
+        self.proj = embed.proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("host", ["vit", "registers_no_embed_class", "no_class_token_avg"])
+def test_a_patch_embedding_of_the_users_own_works(host: str) -> None:
+    model: Any = tiny.HOSTS[host]()
+    expected, facts = copy.deepcopy(model), backbone_of(model).facts(model)
+    model.patch_embed, model.pretrained_cfg = OwnEmbed(model.patch_embed), {"input_size": (3, 24, 24)}
+    assert backbone_of(model).facts(model) == facts
+    for each in (model, expected):
+        vitrim.reduce_(each, "tome:r=4")
+    with torch.no_grad():
+        assert torch.equal(model(tiny.images()), expected(tiny.images()))
+
+
+def test_a_patch_embedding_that_says_nothing_is_refused_where_nothing_else_does() -> None:
+    model: Any = tiny.HOSTS["vit"]()
+    model.patch_embed = OwnEmbed(model.patch_embed)
+    refuses(model, r"does not say how many patches it was made for: give its patch_embed grid_size=\(rows, columns\)")
+    model.patch_embed.grid_size, model.patch_embed.img_size = (6, 6), (24, 24)
+    vitrim.reduce_(model, "tome:r=4")
+    assert model(tiny.images()).shape == (2, 5)
+
+
+@pytest.mark.parametrize("call", ["forward_features", "pool"])
+def test_calls_put_on_the_model_are_refused_as_those_of_a_subclass(call: str) -> None:
+    """NVIDIA's C-RADIO puts its own patch generator and forward on a timm model, and takes the embedding away."""
+    model: Any = tiny.HOSTS["vit"]()
+    model.patch_embed = model.pos_embed = model.cls_token = None
+    setattr(model, call, lambda images: images)
+    refuses(model, rf"^this VisionTransformer has a {call} of its own, so vitrim cannot know what its head reads")
+
+
+def test_a_forward_that_was_wrapped_on_the_model_is_the_models_own() -> None:
+    """accelerate and automatic mixed precision do that."""
+    model: Any = tiny.HOSTS["vit"]()
+    own = model.forward
+    model.forward = lambda images: own(images)
+    reduction = vitrim.reduce_(model, "tome:r=4")
+    assert model(tiny.images()).shape == (2, 5)
+    assert reduction.state.num_tokens == 21

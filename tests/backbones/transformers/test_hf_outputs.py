@@ -177,7 +177,7 @@ def test_a_layer_of_another_class_is_refused_before_anything_changes() -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_masked_image_modelling_and_text_are_refused(model_class: Any, config: Any) -> None:
-    with pytest.raises(vitrim.UnsupportedModelError, match=f"{model_class.__name__} .* is not a supported host"):
+    with pytest.raises(vitrim.UnsupportedModelError, match=f"^{model_class.__name__} .*is not a supported host"):
         vitrim.reduce_(model_class(config), "tome:r=4")
 
 

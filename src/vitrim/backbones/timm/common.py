@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from vitrim.block import ReducedBlock, class_of, split_heads
 from vitrim.errors import UnsupportedModelError
@@ -18,6 +20,8 @@ SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
     """Raise ValueError for what a reduced block cannot be given: a mask made for all N0 tokens."""
+    if isinstance(mask, Proxy):  # torch.fx asks what would be done with one: the block says why it cannot be traced
+        return
     if mask is not None or is_causal:
         raise ValueError(
             "a reduced model takes no attn_mask and no is_causal (padded NaFlex batches bring a mask): a mask for the "
@@ -167,6 +171,32 @@ class PostNorm(SerialBlock):
         return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
 
 
+def geometry(model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Rows and columns of patches, and height and width of the images, that a timm model was made for.
+
+    A patch embedding of the user's own need not say: the table of positions and the model's ``pretrained_cfg`` do then.
+
+    Raises:
+        UnsupportedModelError: nothing says it.
+    """
+    embed = getattr(model, "patch_embed", None)
+    grid_size, image_size = getattr(embed, "grid_size", None), getattr(embed, "img_size", None)
+    if grid_size is None and (table := getattr(model, "pos_embed", None)) is not None:
+        places = table.shape[1] - (0 if getattr(model, "no_embed_class", False) else model.num_prefix_tokens)
+        side = isqrt(max(places, 0))
+        grid_size = (side, side) if side * side == places > 0 else None
+    if image_size is None:
+        image_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (None, None))[-2:]
+    if grid_size is None or image_size is None or None in image_size:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} does not say how many patches it was made for: give its patch_embed "
+            "grid_size=(rows, columns) and img_size=(height, width) as attributes"
+        )
+    rows, columns = grid_size
+    height, width = image_size
+    return (rows, columns), (height, width)
+
+
 class TimmHost(Host):
     """A timm model with a list of ``blocks``, a ``head`` and ``forward_intermediates``.
 
@@ -185,6 +215,12 @@ class TimmHost(Host):
                 raise UnsupportedModelError(
                     f"{type(model).__name__} overrides {call} of timm's {cls.model_classes[0].__name__}, so vitrim "
                     f"cannot know what its head reads; supported: {supported}"
+                )
+            # who wraps forward on the instance (accelerate, autocast) calls the model's own
+            if call != "forward" and not isinstance(vars(model).get(call), DenseCall | None):
+                raise UnsupportedModelError(
+                    f"this {type(model).__name__} has a {call} of its own, so vitrim cannot know what its head reads; "
+                    f"supported: {supported} as timm builds them"
                 )
         for block in cls.blocks(model):
             classes = cls.reduced_class(block).attention_classes
@@ -217,15 +253,16 @@ class TimmHost(Host):
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
+        grid_size, image_size = geometry(model)
         return HostFacts(
             dim=model.embed_dim,
             num_heads=sum(attn.num_heads for attn in cls.attentions(model.blocks[0])),
             num_classes=model.num_classes,
             num_prefix=model.num_prefix_tokens,
             has_class_token=model.cls_token is not None,
-            grid_size=tuple(model.patch_embed.grid_size),
+            grid_size=grid_size,
             head_rows=cls.head_rows(model),
-            input_size=(model.in_chans, *model.patch_embed.img_size),
+            input_size=(model.in_chans, *image_size),
         )
 
     @classmethod

@@ -15,11 +15,7 @@ from vitrim.attention import Attention
 from vitrim.block import ReducedBlock, class_of, split_heads
 from vitrim.errors import UnsupportedModelError
 from vitrim.host import Host, HostFacts, refuse_altered
-from vitrim.reduce import get_reduction
 from vitrim.tokens import TokenState, Trace
-
-WHOLE: Any = object()
-"""No ``state_dict`` was named."""
 
 
 class ReducedLayer(ReducedBlock):
@@ -157,31 +153,6 @@ class TrunkHook:
         self.trace.next_dense(is_backbone or _wanted("output_hidden_states", trunk, kwargs))
 
 
-class SaveCall:
-    """``save_pretrained`` of a reduced model: the folder gets what the dense model's own call writes, and beside it the
-    reduction, as ``reduction.save`` writes it.
-
-    So ``from_pretrained`` finds no parameters it does not know, and ``Reduction.load(model, folder)`` finds them all.
-    Who names a ``state_dict`` decides what the weights file holds: `Trainer` always names it, and its checkpoints keep
-    the learned parameters among the others, for training to resume.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def __call__(
-        self, save_directory: Any, is_main_process: bool = True, state_dict: Any = WHOLE, *args: Any, **kwargs: Any
-    ) -> Any:
-        model: Any = self.model
-        handed_in = state_dict is not WHOLE and state_dict is not None
-        if state_dict is WHOLE:
-            state_dict = {key: value for key, value in model.state_dict().items() if ".reducer." not in key}
-        saved = type(model).save_pretrained(model, save_directory, is_main_process, state_dict, *args, **kwargs)
-        if is_main_process and not handed_in:
-            get_reduction(model).save(save_directory)
-        return saved
-
-
 def _wanted(name: str, trunk: Any, kwargs: dict[str, Any]) -> bool:
     value = kwargs.get(name)
     if value is None:
@@ -292,13 +263,12 @@ class TransformersHost(Host):
         trunk = cls.trunk(model)
         positional = tuple(inspect.signature(type(trunk).forward).parameters)[1:]
         trunk.vitrim_hook = trunk.register_forward_pre_hook(TrunkHook(trace, positional), with_kwargs=True)
-        model.save_pretrained = SaveCall(model)  # type: ignore[assignment]
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
         trunk = cls.trunk(model)
         trunk.vitrim_hook.remove()
-        del trunk.vitrim_hook, model.save_pretrained
+        del trunk.vitrim_hook
 
 
 def _pair(size: Any) -> tuple[int, int]:
