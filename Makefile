@@ -26,7 +26,7 @@ pytest: $(VENV)/.installed
 
 # Every method on every host in every contract test: takes about an hour on two cores.
 test-full: $(VENV)/.installed
-	PYTHONDONTWRITEBYTECODE= VITRIM_FULL_MATRIX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup tests/test_contract.py
+	PYTHONDONTWRITEBYTECODE= VITRIM_FULL_MATRIX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup tests/core/test_contract.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -41,15 +41,15 @@ from torch import Tensor, nn
 from cifar10_report import report
 from methods import at_share
 from vitrim.cli import common
-from vitrim.config import MethodConfig
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import make_method, methods
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.evaluation import Row, evaluate
-from vitrim.profiling.bench import measure
-from vitrim.profiling.latency import Budget
-from vitrim.profiling.macs import profile
+from vitrim.measure.bench import measure
+from vitrim.measure.evaluation import Row, evaluate
+from vitrim.measure.latency import Budget
+from vitrim.measure.macs import profile
 from vitrim.reference import load_reference
-from vitrim.registry import make_method, methods
 from vitrim.training.checkpoint import latest
 from vitrim.training.loop import recipe_text
 from vitrim.training.recipe import Resolved, load_recipe

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrim.core.registry import parse_method
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
-from vitrim.registry import parse_method
 
 Row = dict[str, Any]
 

@@ -20,11 +20,11 @@ from torch import nn
 
 from vitrim.cli import common
 from vitrim.cli.bench import setting_text
-from vitrim.config import MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.loading import create_model
-from vitrim.profiling.bench import DTYPES, Row, measure, one_line_errors, random_images
-from vitrim.profiling.latency import Budget, reduced_copy
+from vitrim.measure.bench import DTYPES, Row, measure, one_line_errors, random_images
+from vitrim.measure.latency import Budget, reduced_copy
 
 METHODS = tuple(f"tome:r={r},last_block=class_token" for r in (8, 13, 16))
 HEADER = ("dtype", "batch", "method", "dense ms", "ms", "images/s", "speed-up", "promised", "ratio", "MiB (dense)")
@@ -39,7 +39,7 @@ def settings(dtypes: Iterable[str], batch_sizes: Iterable[int]) -> list[tuple[st
 def run(
     model: nn.Module, name: str, methods: Mapping[str, MethodConfig], dtype: str, batch_size: int, budget: Budget
 ) -> list[Row]:
-    """Rows of `vitrim.profiling.bench.measure` at one setting, with the setting."""
+    """Rows of `vitrim.measure.bench.measure` at one setting, with the setting."""
     setting = {"model": name, "batch_size": batch_size, "dtype": dtype, "compiled": False}
     with one_line_errors(setting_text(setting)):
         images = random_images(model, batch_size).to(DTYPES[dtype])

@@ -15,11 +15,11 @@ from itertools import product
 
 from torch import Tensor
 
-from vitrim.config import MethodConfig
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import make_method
 from vitrim.demo.digits import load_digits_vit, load_split
 from vitrim.errors import ReductionWarning
-from vitrim.evaluation import Row, evaluate
-from vitrim.registry import make_method
+from vitrim.measure.evaluation import Row, evaluate
 
 CUTS = (0.3, 0.5)
 NEAR = 0.02

@@ -27,8 +27,8 @@ from torch import nn
 
 import vitrim
 import vitrim.models
-from vitrim.profiling.macs import profile
-from vitrim.registry import backbone_of
+from vitrim.core.registry import host_of
+from vitrim.measure.macs import profile
 
 TABLES = Path(__file__).parents[1] / "tests" / "golden" / "tables"
 
@@ -63,7 +63,7 @@ def gmacs(model: nn.Module, method: vitrim.MCTF | None) -> float:
 
 def class_token_gmacs(model: nn.Module, method: vitrim.MCTF) -> float:
     """MACs in 10^9 of the class token's similarities, with the tokens at odd places, in the blocks that fuse."""
-    host = backbone_of(model)
+    host = host_of(model)
     facts = host.facts(model)
     patches = facts.grid_size[0] * facts.grid_size[1]
     after = method.counts(patches, len(host.blocks(model))) or []

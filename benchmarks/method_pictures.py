@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitrim
+from vitrim.core.registry import methods
+from vitrim.core.tokens import TokenState
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, Split, load_digits_vit, load_split
 from vitrim.errors import unknown
 from vitrim.methods import cropr, dynamicvit
 from vitrim.plots.merged import plot_merged
-from vitrim.registry import methods
-from vitrim.tokens import TokenState
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 EPOCHS = 5

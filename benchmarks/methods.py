@@ -28,13 +28,13 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.cli import common
-from vitrim.config import MethodConfig
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import make_method, methods, parse_method
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
-from vitrim.profiling.bench import Row, measure, one_line_errors, random_images
-from vitrim.profiling.latency import Budget
-from vitrim.profiling.macs import profile
-from vitrim.registry import make_method, methods, parse_method
+from vitrim.measure.bench import Row, measure, one_line_errors, random_images
+from vitrim.measure.latency import Budget
+from vitrim.measure.macs import profile
 from vitrim.tune import match_macs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -152,7 +152,7 @@ def target_of(config: MethodConfig) -> Target | None:
 def run(
     model: nn.Module, configs: Iterable[MethodConfig], images: Tensor, setting: Mapping[str, Any], budget: Budget
 ) -> list[Row]:
-    """Rows of `vitrim.profiling.bench.measure`, dense first, each with tokens kept, share of MACs, and target."""
+    """Rows of `vitrim.measure.bench.measure`, dense first, each with tokens kept, share of MACs, and target."""
     by_name = {config.describe(): config for config in configs}
     with one_line_errors(f"batch size {setting['batch_size']}, {setting['dtype']}"):
         rows = measure(model, by_name, images, budget=budget)

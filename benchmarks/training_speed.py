@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from vitrim import reduce_
 from vitrim.cli import common
-from vitrim.config import MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
-from vitrim.profiling.bench import promised_speedup
-from vitrim.profiling.latency import (
+from vitrim.measure.bench import promised_speedup
+from vitrim.measure.latency import (
     Budget,
     dense_copies,
     fastest,

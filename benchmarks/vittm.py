@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from vitrim.cli import common
 from vitrim.errors import ReductionWarning, unknown
 from vitrim.loading import create_model
-from vitrim.profiling.bench import DTYPES, Row, one_line_errors
-from vitrim.profiling.latency import (
+from vitrim.measure.bench import DTYPES, Row, one_line_errors
+from vitrim.measure.latency import (
     Budget,
     FloatArray,
     dense_copies,
@@ -40,7 +40,7 @@ from vitrim.profiling.latency import (
     summarise,
     time_interleaved,
 )
-from vitrim.profiling.macs import count_macs
+from vitrim.measure.macs import count_macs
 
 CLOSE = 1.05
 """Published latencies whose ratio is below this have no order that another machine must keep."""

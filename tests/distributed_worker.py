@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import vitrim
 from tiny_hosts import timm_vit, transformers_vit
-from vitrim.block import ReducedBlock
-from vitrim.registry import backbone_of
+from vitrim.core.block import ReducedBlock
+from vitrim.core.registry import host_of
 
 PROCESSES = 2
 IMAGES = 4
@@ -66,7 +66,7 @@ def fsdp_first(model: nn.Module, method: str) -> nn.Module:
 
 def shard(model: nn.Module) -> nn.Module:
     mesh = init_device_mesh("cpu", (PROCESSES,))
-    for block in backbone_of(model).blocks(model):
+    for block in host_of(model).blocks(model):
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
@@ -95,7 +95,7 @@ def images_and_labels() -> tuple[Tensor, Tensor]:
 def step(model: nn.Module, wrapped: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """One step of SGD on the loss, a mean over the images that auxiliary outputs are part of."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    loss = F.cross_entropy(backbone_of(model).logits(wrapped(images)), labels)
+    loss = F.cross_entropy(host_of(model).logits(wrapped(images)), labels)
     for _, _, value in vitrim.get_reduction(model).state.aux:
         loss = loss + value.square().mean()
     loss.backward()
@@ -130,11 +130,11 @@ def difference(case: str, rank: int) -> float:
     was_sharded = isinstance(model, FSDPModule)
     for each in (model, alone):
         vitrim.restore_(each)
-    for block in backbone_of(model).blocks(model):
+    for block in host_of(model).blocks(model):
         assert not isinstance(block, ReducedBlock)
         assert isinstance(block, FSDPModule) == was_sharded
     with torch.no_grad():
-        outputs = [backbone_of(each).logits(each.eval()(images)) for each in (model, alone)]
+        outputs = [host_of(each).logits(each.eval()(images)) for each in (model, alone)]
     found.append((outputs[0] - outputs[1]).abs().max())
     return float(torch.stack(found).max())
 

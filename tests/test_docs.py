@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitrim.config import MethodConfig
-from vitrim.registry import methods
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import methods
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"

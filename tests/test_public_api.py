@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 import vitrim
-from vitrim.registry import methods
+from vitrim.core.registry import methods
 
 MODULES = sorted(
     module.name

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.evaluation import evaluate
 from vitrim.loading import create_model
+from vitrim.measure.evaluation import evaluate
 from vitrim.reference import FOLDER, reached, reference_recipe, references
 
 REAL_IMAGES = Path(__file__).parents[2] / "shared" / "data"

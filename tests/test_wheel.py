@@ -21,7 +21,7 @@ names = [module.name for module in pkgutil.walk_packages(vitrim.__path__, "vitri
 for name in names:
     if not name.endswith("__main__"):
         importlib.import_module(name)
-from vitrim.registry import methods
+from vitrim.core.registry import methods
 from vitrim.training.recipe import load_recipe
 print(vitrim.__file__, len(names), len(methods()), load_recipe("deit_small").recipe.model)
 """

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import vitrim
 from tiny_hosts import families
 from tiny_hosts.timm_vit import GEOMETRY, vit
-from vitrim.registry import backbone_of, make_method, methods
+from vitrim.core.registry import host_of, make_method, methods
 
 __all__ = ["GEOMETRY", "vit"]
 
@@ -89,9 +89,9 @@ def fits(config: vitrim.MethodConfig, model: nn.Module) -> vitrim.MethodConfig:
     """``config``, with the documented substitute where it needs a class token and ``model`` has none.
 
     Skips the test where the method cannot serve the model: counts that differ per image by pruning, on a head that
-    pools patches, are refused (`tests/test_reduce.py`).
+    pools patches, are refused (`tests/core/test_reduce.py`).
     """
-    facts = backbone_of(model).facts(model)
+    facts = host_of(model).facts(model)
     if config.kind == "prune" and config.adaptive and facts.averages_patches:
         pytest.skip("refused: the head would average padding")
     if config.kind == "mixed" and facts.averages_patches:
@@ -105,7 +105,7 @@ def fits(config: vitrim.MethodConfig, model: nn.Module) -> vitrim.MethodConfig:
 
 
 def blocks(model: nn.Module) -> list[Any]:
-    return backbone_of(model).blocks(model)
+    return host_of(model).blocks(model)
 
 
 def drop_last_block(model: nn.Module) -> None:
@@ -124,7 +124,7 @@ def is_classifier(host: str) -> bool:
 
 
 def num_prefix(model: nn.Module) -> int:
-    return backbone_of(model).facts(model).num_prefix
+    return host_of(model).facts(model).num_prefix
 
 
 def run(model: Any, images: Tensor) -> Tensor | tuple[Tensor, ...]:

@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitrim.assignment import Hard, Soft, merge, prune
-    from vitrim.attention import Attention
-    from vitrim.block import Reducer
-    from vitrim.config import Layer, MethodConfig
+    from vitrim.core.assignment import Hard, Soft, merge, prune
+    from vitrim.core.attention import Attention
+    from vitrim.core.block import Reducer
+    from vitrim.core.config import Layer, MethodConfig
+    from vitrim.core.reduce import Reduction, get_reduction, reduce_, restore_
+    from vitrim.core.registry import parse_method, register_host, register_method
+    from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
-    from vitrim.reduce import Reduction, get_reduction, reduce_, restore_
-    from vitrim.registry import parse_method, register_backbone, register_method
-    from vitrim.tokens import TokenState, unmerge
 
 __version__ = "0.1.0"
 
@@ -40,21 +40,21 @@ __all__ = [
     "parse_method",
     "prune",
     "reduce_",
-    "register_backbone",
+    "register_host",
     "register_method",
     "restore_",
     "unmerge",
 ]
 
 _HOME = {
-    "vitrim.assignment": ("Hard", "Soft", "merge", "prune"),
-    "vitrim.attention": ("Attention",),
-    "vitrim.block": ("Reducer",),
-    "vitrim.config": ("Layer", "MethodConfig"),
+    "vitrim.core.assignment": ("Hard", "Soft", "merge", "prune"),
+    "vitrim.core.attention": ("Attention",),
+    "vitrim.core.block": ("Reducer",),
+    "vitrim.core.config": ("Layer", "MethodConfig"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
-    "vitrim.reduce": ("Reduction", "get_reduction", "reduce_", "restore_"),
-    "vitrim.registry": ("parse_method", "register_backbone", "register_method"),
-    "vitrim.tokens": ("TokenState", "unmerge"),
+    "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "restore_"),
+    "vitrim.core.registry": ("parse_method", "register_host", "register_method"),
+    "vitrim.core.tokens": ("TokenState", "unmerge"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     if not name.startswith("_"):
-        from vitrim.registry import methods
+        from vitrim.core.registry import methods
 
         for config in methods().values():
             if config.__name__ == name:
@@ -72,6 +72,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from vitrim.registry import methods
+    from vitrim.core.registry import methods
 
     return sorted([*globals(), *__all__, *(config.__name__ for config in methods().values())])

@@ -143,13 +143,13 @@ def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.devi
     """
     import torch
 
-    from vitrim.registry import find_backbone
+    from vitrim.core.registry import find_host
 
     need = sum(weight.numel() * weight.element_size() for weight in chain(trial.parameters(), trial.buffers()))
     have = memory(device)
     if need > have:
         raise VitrimError(f"{name} has weights of {need / 2**30:.0f} GiB; there are {have / 2**30:.0f} GiB of memory")
-    host = find_backbone(trial)
+    host = find_host(trial)
     images_alone = getattr(trial, "main_input_name", "pixel_values") == "pixel_values"
     if not options or host is None or not host.blocks(trial) or not images_alone:
         return

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from vitrim.config import MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.profiling.macs import profile
+from vitrim.measure.macs import profile
 
 
 def match_macs(

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from vitrim.cli import app
 from vitrim.cli import bench as command
+from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
-from vitrim.profiling import bench as profiling
-from vitrim.profiling.bench import compilation, measure, one_line_errors, promised_speedup, random_images
-from vitrim.profiling.latency import Budget, reduced_copy
-from vitrim.profiling.macs import profile
-from vitrim.registry import parse_method
+from vitrim.measure import bench as profiling
+from vitrim.measure.bench import compilation, measure, one_line_errors, promised_speedup, random_images
+from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.macs import profile
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
 MODEL = ["vit_tiny_patch16_224", *(f"--model-option={key}={value}" for key, value in SMALL.items())]

@@ -187,7 +187,7 @@ def test_a_limit_counts_random_images_too(run: Run) -> None:
 
 
 def test_memory_that_is_missing_in_eval_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrim.evaluation import Evaluation
+    from vitrim.measure.evaluation import Evaluation
 
     def full(*_: object) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory\nlong story")

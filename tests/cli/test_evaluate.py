@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from cli_runs import exit_code
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.evaluation import Evaluation, evaluate
+from vitrim.measure.evaluation import Evaluation, evaluate
 
 MODEL = "test_vit"
 SMALL = ["--model-option", "img_size=64"]  # 17 tokens

@@ -13,10 +13,10 @@ import torch
 import tiny
 import vitrim
 from cli_runs import Run, runner
-from vitrim import registry
 from vitrim.cli import listing
-from vitrim.registry import backbone_of, backbones
-from vitrim.registry import methods as registered
+from vitrim.core import registry
+from vitrim.core.registry import host_of, hosts
+from vitrim.core.registry import methods as registered
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_hosts(run: Run) -> None:
     code, out, _ = run("hosts")
     assert code == 0
     rows = listing.hosts()
-    assert sorted(key for row in rows for key in row["model_classes"]) == list(backbones())
+    assert sorted(key for row in rows for key in row["model_classes"]) == list(hosts())
     assert all(f"│ {row['name']} " in out for row in rows)
     assert max(map(len, out.splitlines())) <= 120
     assert "work with score=column_mean: bat, evit" in out
@@ -66,7 +66,7 @@ def test_heads_are_explained_where_a_family_has_them(run: Run) -> None:
 def test_a_family_lists_the_heads_of_its_models(host: str) -> None:
     with torch.device("meta"):
         model = tiny.HOSTS[host]()
-    family = backbone_of(model)
+    family = host_of(model)
     assert family.facts(model).head in family.heads
 
 
@@ -75,7 +75,7 @@ def test_a_family_lists_the_heads_of_its_models(host: str) -> None:
 @pytest.mark.parametrize("host", ["vit", "avg_fc_norm", "no_class_token_avg"])
 def test_methods_do_as_they_are_listed(host: str, method: str) -> None:
     model = tiny.HOSTS[host]()
-    head = backbone_of(model).facts(model).head
+    head = host_of(model).facts(model).head
     listed = next(row for row in listing.hosts() if row["name"] == "timm VisionTransformer")["methods"][method][head]
     if listed == listing.YES:
         vitrim.reduce_(model, method)
@@ -109,7 +109,7 @@ def test_a_listed_model_of_every_module_is_a_host() -> None:
     first = {row["module"]: row["name"] for row in listing.models()}
     for name in first.values():
         with torch.device("meta"):
-            assert backbone_of(timm.create_model(name)).name
+            assert host_of(timm.create_model(name)).name
 
 
 def test_filter(run: Run) -> None:

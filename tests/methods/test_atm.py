@@ -10,10 +10,10 @@ from torch import Tensor
 
 import tiny
 import vitrim
-from vitrim.assignment import Hard
-from vitrim.attention import Attention
-from vitrim.config import Layer
-from vitrim.matching import alternate_split, unit
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.config import Layer
+from vitrim.core.matching import alternate_split, unit
 
 LOW = {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1}
 

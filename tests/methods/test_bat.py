@@ -8,11 +8,11 @@ import torch
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.attention import Attention
-from vitrim.config import Layer
-from vitrim.matching import distances, nearest_centre
+from vitrim.core.attention import Attention
+from vitrim.core.config import Layer
+from vitrim.core.matching import distances, nearest_centre
+from vitrim.core.registry import make_method
 from vitrim.methods.bat import density_peaks, log_densities, match_attentive, separations
-from vitrim.registry import make_method
 
 
 def attention_of(score: torch.Tensor) -> Attention:

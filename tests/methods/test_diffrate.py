@@ -9,11 +9,11 @@ import golden_learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.attention import Attention
-from vitrim.config import Layer
+from vitrim.core.attention import Attention
+from vitrim.core.config import Layer
+from vitrim.core.registry import make_method
+from vitrim.measure.macs import count_macs
 from vitrim.methods.diffrate import KeptShare, block_macs, learned, objective
-from vitrim.profiling.macs import count_macs
-from vitrim.registry import make_method
 from vitrim.training.step import Step
 
 

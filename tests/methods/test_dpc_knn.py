@@ -8,7 +8,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.matching import distances
+from vitrim.core.matching import distances
 from vitrim.methods.dpc_knn import DPCKNNReducer, density_peaks, log_densities
 
 HALF = vitrim.DPCKNN(keep_rate=0.5, blocks=(1, 3, 5), epsilon=1e-6)

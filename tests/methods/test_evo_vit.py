@@ -14,9 +14,9 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+from vitrim.core.registry import make_method
 from vitrim.methods.evo_vit import IMPORTANCE, objective
 from vitrim.methods.topk import patch_score
-from vitrim.registry import make_method
 from vitrim.training.step import Step
 
 NAMES = ["pruning/evovit_stage_r0.5", "pruning/evovit_layerwise_r0.5"]

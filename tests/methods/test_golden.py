@@ -12,7 +12,7 @@ from torch import Tensor
 import golden_learned as learned
 import golden_models as golden
 import vitrim
-from vitrim.attention import Attention
+from vitrim.core.attention import Attention
 from vitrim.methods.fixed_radial import WithinLine, WithinRing, _float32_distances
 from vitrim.methods.topk import patch_score
 

@@ -117,9 +117,9 @@ def test_other_selections_keep_the_highest(selection: str) -> None:
 
 def test_options_that_do_not_go_together() -> None:
     with pytest.raises(vitrim.VitrimError, match="needs last_block=full"):
-        vitrim.registry.make_method("gtp", sparsity=0.5, last_block="auto")
+        vitrim.core.registry.make_method("gtp", sparsity=0.5, last_block="auto")
     with pytest.raises(vitrim.VitrimError, match="must not be negative"):
-        vitrim.registry.make_method("gtp", num_prop=[1, -1])
+        vitrim.core.registry.make_method("gtp", num_prop=[1, -1])
     with pytest.raises(vitrim.UnsupportedModelError, match="class token"):
         vitrim.reduce_(tiny.HOSTS["map"](), GTP(num_prop=4, selection="class_token"))
 

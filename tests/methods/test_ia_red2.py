@@ -9,8 +9,8 @@ import torch
 
 import tiny
 import vitrim
+from vitrim.core.registry import make_method
 from vitrim.methods.ia_red2 import Interpreter, objective, reward
-from vitrim.registry import make_method
 from vitrim.training.step import Step
 
 

@@ -18,10 +18,10 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.attention import Attention
-from vitrim.config import Layer
+from vitrim.core.attention import Attention
+from vitrim.core.config import Layer
+from vitrim.measure.macs import profile
 from vitrim.methods.mctf import Fuse, KnownMap, draw, fuse_map, match, objective, teacher_amounts
-from vitrim.profiling.macs import profile
 from vitrim.training.step import Step
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -338,7 +338,7 @@ def test_counts() -> None:
     ],
 )
 def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    from vitrim.registry import make_method
+    from vitrim.core.registry import make_method
 
     with pytest.raises(vitrim.VitrimError, match=message) as caught:
         make_method("mctf", **options)

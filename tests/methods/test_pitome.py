@@ -8,8 +8,8 @@ import torch
 import golden_learned as learned
 import golden_models as golden
 import vitrim
-from vitrim.attention import Attention
-from vitrim.config import Layer
+from vitrim.core.attention import Attention
+from vitrim.core.config import Layer
 
 CASES: list[tuple[str, vitrim.MethodConfig]] = [
     ("merging/pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),
@@ -65,7 +65,7 @@ def test_tokens_without_look_alikes_are_protected() -> None:
     ],
 )
 def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    from vitrim.registry import make_method
+    from vitrim.core.registry import make_method
 
     with pytest.raises(vitrim.VitrimError, match=message) as caught:
         make_method("pitome", **options)

@@ -9,8 +9,8 @@ import torch
 
 import tiny
 import vitrim
+from vitrim.core.registry import methods
 from vitrim.methods.fixed_radial import _float32_axis
-from vitrim.registry import methods
 
 RULES = {  # 196 patches, keep rate 0.7, three stages: specs of the three papers
     "ceil_current": (138, 97, 68),

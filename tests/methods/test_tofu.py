@@ -9,8 +9,8 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.attention import Attention
-from vitrim.config import Layer
+from vitrim.core.attention import Attention
+from vitrim.core.config import Layer
 
 
 @golden.cases(["merging/tofu_ratio09"])
@@ -84,7 +84,7 @@ def test_heads_that_pool_patches_are_refused() -> None:
     ],
 )
 def test_invalid_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    from vitrim.registry import make_method
+    from vitrim.core.registry import make_method
 
     with pytest.raises(vitrim.VitrimError, match=message) as caught:
         make_method("tofu", **options)

@@ -10,9 +10,9 @@ from torch import Tensor
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.assignment import Hard
-from vitrim.attention import Attention
-from vitrim.config import Layer
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.config import Layer
 
 
 def reducer(config: vitrim.ToMe, tokens: int, num_prefix: int) -> vitrim.Reducer:
@@ -108,7 +108,7 @@ def test_schedules() -> None:
     ],
 )
 def test_invalid_options_are_refused_in_one_line(options: dict, message: str) -> None:
-    from vitrim.registry import make_method
+    from vitrim.core.registry import make_method
 
     with pytest.raises(vitrim.VitrimError, match=message) as caught:
         make_method("tome", **options)
@@ -130,4 +130,4 @@ def test_amount_may_change_between_forwards() -> None:
 
 def test_options_that_would_play_no_part_are_refused() -> None:
     with pytest.raises(vitrim.VitrimError, match="blocks and rule go with keep_rate"):
-        vitrim.registry.make_method("tome", r=4, blocks=(3,))
+        vitrim.core.registry.make_method("tome", r=4, blocks=(3,))

@@ -8,10 +8,10 @@ import torch
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.matching import best_partners, unit
+from vitrim.core.matching import best_partners, unit
+from vitrim.core.registry import make_method
+from vitrim.core.tokens import take
 from vitrim.methods.zero_tprune import TwoStages, ZeroTPrune, combine_heads, page_rank, similar_patches
-from vitrim.registry import make_method
-from vitrim.tokens import take
 
 FILE = "interpretation/zero_tprune_units"
 ALL = torch.ones(2, 17, dtype=torch.bool)

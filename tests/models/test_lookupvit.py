@@ -15,10 +15,10 @@ import golden_models
 from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.errors import VitrimError
+from vitrim.measure.macs import profile
 from vitrim.models import lookupvit
 from vitrim.models.lookupvit import LookupBase, LookupLayer, LookupViT, SharedLookupViT, checkpoint_filter_fn
 from vitrim.models.streams import objective
-from vitrim.profiling.macs import profile
 
 VECTORS = ("vittm/vittm_lookup_c3", "vittm/vittm_lookup_c4_nocls")
 BOTH = (LookupViT, SharedLookupViT)

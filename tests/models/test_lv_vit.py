@@ -14,8 +14,8 @@ import golden_models as golden
 import tiny
 import vitrim
 import vitrim.models
+from vitrim.measure.macs import count_macs
 from vitrim.models.lv_vit import Box, DenseLogits, LVViT, checkpoint_filter_fn, objective, sample_box, swap_box
-from vitrim.profiling.macs import count_macs
 from vitrim.training.step import Step
 
 DENSE = ["lvvit_lam2", "lvvit_headdim16", "lvvit_nodense"]

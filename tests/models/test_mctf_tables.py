@@ -13,8 +13,8 @@ import torch
 import golden_models as golden
 import vitrim
 import vitrim.models
-from vitrim.profiling.macs import profile
-from vitrim.registry import backbone_of
+from vitrim.core.registry import host_of
+from vitrim.measure.macs import profile
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "T2T-ViT_t-14": ("t2t_vit_t_14", {}),
@@ -31,7 +31,7 @@ def printed() -> dict[tuple[str, str], str]:
 
 def class_token(model: torch.nn.Module, method: vitrim.MCTF) -> int:
     """The similarities of the class token, which the published code computes, sets to -inf, and counts."""
-    host = backbone_of(model)
+    host = host_of(model)
     after = method.counts(196, len(host.blocks(model)))
     before = [196, *after[:-1]]
     odd = sum((count + 1) // 2 for count, left in zip(before, after, strict=True) if left < count)

@@ -12,9 +12,9 @@ from torch import Tensor
 import tiny
 import vitrim.models
 from vitrim.errors import VitrimError
+from vitrim.measure.macs import count_macs
+from vitrim.measure.memory import peak_memory_mib
 from vitrim.models.rev_vit import RevViT, checkpoint_filter_fn, reversible
-from vitrim.profiling.macs import count_macs
-from vitrim.profiling.memory import peak_memory_mib
 
 DROPS = {"drop_path_rate": 0.4, "proj_drop_rate": 0.2, "attn_drop_rate": 0.2, "pos_drop_rate": 0.2}
 

@@ -17,11 +17,11 @@ from cli_runs import exit_code
 from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.errors import VitrimError
+from vitrim.measure.macs import count_macs, profile
 from vitrim.models import streams, vittm, vittm_mae
 from vitrim.models.streams import objective
 from vitrim.models.vittm import ViTTM, checkpoint_filter_fn, unused_names
 from vitrim.models.vittm_mae import MaskedViTTM, StreamMask, matched_mask, pixels, random_mask
-from vitrim.profiling.macs import count_macs, profile
 from vitrim.training.step import Step
 
 HEADS = {"lin": "linear", "ca": "cross", "lca": "latent_cross", "la": "latent", "tl": "token_learner"}

@@ -17,10 +17,10 @@ from torch import nn
 
 import vitrim
 import vitrim.models  # registers the papers' own models with timm
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import parse_method
 from vitrim.loading import create_model
-from vitrim.reduce import Reduction
 from vitrim.reference import references
-from vitrim.registry import parse_method
 from vitrim.tasks import tasks
 from vitrim.training.optim import select_trainable
 from vitrim.training.recipe import Recipe, Resolved, load_recipe, recipes

@@ -15,8 +15,8 @@ import golden_files
 import tiny
 import vitrim
 import vitrim.models
+from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
-from vitrim.registry import parse_method
 from vitrim.training.step import Distillation, Objective, Step, logits_of, tokens_and_logits
 
 LEARNED = ("dynamicvit", "mctf:r=4", "cropr", "a_vit", "evo_vit:class_head=true", "diffrate:learn=true", "ia_red2")
@@ -120,7 +120,7 @@ LEARNED_CONFIGS = [config for config in CONFIGS if config is not None and not co
 @pytest.mark.parametrize("config", LEARNED_CONFIGS, ids=describe)
 def test_one_update_of_what_learns_on_every_timm_variant(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS[host]()
-    if getattr(config, "class_head", False) and not tiny.backbone_of(model).facts(model).has_class_token:
+    if getattr(config, "class_head", False) and not tiny.host_of(model).facts(model).has_class_token:
         pytest.skip("refused: a second head needs a class token")
     objective = objective_of(tiny.fits(config, model), model)
     images = tiny.images(4)

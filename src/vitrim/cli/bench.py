@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from vitrim.config import MethodConfig
+    from vitrim.core.config import MethodConfig
     from vitrim.data import ImageDataset
-    from vitrim.profiling.bench import Row
+    from vitrim.measure.bench import Row
 
 DTYPES = ("fp32", "bf16", "fp16")
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
@@ -66,8 +66,8 @@ def bench(
 
     import torch
 
-    from vitrim.profiling import bench as profiling
-    from vitrim.profiling.latency import Budget, reduced_copy
+    from vitrim.measure import bench as profiling
+    from vitrim.measure.latency import Budget, reduced_copy
 
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
     selected = common.select_device(device)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from vitrim.config import MethodConfig
+    from vitrim.core.config import MethodConfig
 
 # ---- options that several commands have; the text is their help ----------------------------------------------------
 
@@ -74,7 +74,7 @@ Seed = Annotated[
 
 def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
     """The methods written on the command line, every one of them checked before any work starts."""
-    from vitrim.registry import parse_method
+    from vitrim.core.registry import parse_method
 
     configs = [parse_method(text) for text in texts]
     for index, config in enumerate(configs):
@@ -85,7 +85,7 @@ def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
 
 def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
     """``["img_size=384"]`` as ``{"img_size": 384}``."""
-    from vitrim.registry import read_value
+    from vitrim.core.registry import read_value
 
     options: dict[str, Any] = {}
     for text in texts or ():
@@ -111,7 +111,7 @@ def check_images(images: str | None, **of_images: Any) -> None:
 
 def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
     """The folder of the run that a model or its weights are of, if a method learned parameters in it."""
-    from vitrim.reduce import REDUCERS_FILE
+    from vitrim.core.reduce import REDUCERS_FILE
 
     library, _, rest = model.partition(":")
     folder = Path(rest).expanduser() if checkpoint is None and library == "run" else checkpoint
@@ -170,7 +170,7 @@ def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None
     import torch
 
     import vitrim
-    from vitrim.registry import libraries, missing_libraries
+    from vitrim.core.registry import libraries, missing_libraries
 
     hosts = [library for library in libraries() if library not in ("vitrim", *missing_libraries())]
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()

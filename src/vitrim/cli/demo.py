@@ -11,7 +11,7 @@ from vitrim.cli import common
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.evaluation import Row
+    from vitrim.measure.evaluation import Row
 
 Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the figures")]
 Cifar10 = Annotated[

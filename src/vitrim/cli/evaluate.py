@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from vitrim.config import MethodConfig
+    from vitrim.core.config import MethodConfig
     from vitrim.data import ImageDataset
-    from vitrim.evaluation import Evaluation, Row
+    from vitrim.measure.evaluation import Evaluation, Row
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -63,8 +63,8 @@ def evaluate(
     import torch
 
     from vitrim.data import batches, eval_transform, load_images
-    from vitrim.evaluation import Evaluation
-    from vitrim.profiling.bench import one_line_errors
+    from vitrim.measure.bench import one_line_errors
+    from vitrim.measure.evaluation import Evaluation
 
     target = common.select_device(device)
     options = common.parse_options(model_option)
@@ -107,7 +107,7 @@ def evaluate(
 
 def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
     """Methods that have parameters to learn and got none."""
-    from vitrim.reduce import saved_method
+    from vitrim.core.reduce import saved_method
 
     known = None if learned is None else saved_method(learned)
     return [config.describe() for config in configs if not config.training_free and config.name != known]

@@ -15,7 +15,7 @@ from vitrim.errors import VitrimError, unknown
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from vitrim.host import Head, Host
+    from vitrim.core.host import Head, Host
 
 TIMM_MODELS = "timm.models"
 OWN_MODELS = "vitrim.models"
@@ -51,7 +51,7 @@ def list_(kind: Kind, text: Text = None, json: common.Json = None) -> None:
 
 def methods() -> list[dict[str, Any]]:
     """Every method, as its config class describes it."""
-    from vitrim import registry
+    from vitrim.core import registry
 
     return [
         {
@@ -75,10 +75,10 @@ def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def hosts() -> list[dict[str, Any]]:
     """Every host family of the installed libraries, with what its heads read and how each method works on those."""
-    from vitrim import registry
+    from vitrim.core import registry
 
     classes: dict[type[Host], list[str]] = {}
-    for key, host in registry.backbones().items():
+    for key, host in registry.hosts().items():
         classes.setdefault(host, []).append(key)
     return [
         {
@@ -94,8 +94,8 @@ def hosts() -> list[dict[str, Any]]:
 
 def fit(method: str, head: Head) -> str:
     """How a method with its default options fits models with such a head: ``work``, with which option, or why not."""
-    from vitrim.reduce import misfit
-    from vitrim.registry import make_method
+    from vitrim.core.reduce import misfit
+    from vitrim.core.registry import make_method
 
     config = make_method(method)
     if misfit(config, head) is None:
@@ -109,7 +109,7 @@ def fit(method: str, head: Head) -> str:
 
 def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
     """For every kind of head in the table: the methods that work on it, need an option, or are refused and why."""
-    from vitrim.registry import missing_libraries
+    from vitrim.core.registry import missing_libraries
 
     lines = []
     for head, meaning in HEADS.items():
@@ -152,9 +152,9 @@ def models() -> list[dict[str, Any]]:
 
 def _has_host_class(module: ModuleType) -> bool:
     """Whether a module defines or imports a model class that has a host family."""
-    from vitrim import registry
+    from vitrim.core import registry
 
-    hosts = registry.backbones()
+    hosts = registry.hosts()
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     return any(f"{base.__module__}.{base.__qualname__}" in hosts for cls in classes for base in cls.__mro__)
 

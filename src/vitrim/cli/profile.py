@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from vitrim.config import MethodConfig
+    from vitrim.core.config import MethodConfig
     from vitrim.data import ImageDataset
-    from vitrim.profiling.macs import Profile
+    from vitrim.measure.macs import Profile
 
 DENSE = "none"
 GROUPS_SHOWN = 6
@@ -65,14 +65,14 @@ def profile(
     options = common.parse_options(model_option)
     if checkpoint is not None and len(models) > 1:
         raise VitrimError(f"--checkpoint holds the weights of one model; {len(models)} models are given")
-    from vitrim.profiling.macs import CONVENTIONS
+    from vitrim.measure.macs import CONVENTIONS
 
     if convention not in CONVENTIONS:
         raise unknown("convention", convention, CONVENTIONS)
     import torch
 
     from vitrim.data import load_images
-    from vitrim.profiling.bench import one_line_errors
+    from vitrim.measure.bench import one_line_errors
 
     adaptive = [config.describe() for config in configs if config.adaptive]
     if limit is not None and not adaptive:
@@ -109,7 +109,7 @@ def _profiles(
     name: str, host: nn.Module, configs: Sequence[MethodConfig], batches: Iterable[Tensor]
 ) -> Iterator[Profile]:
     """The dense model, then every method."""
-    from vitrim.profiling.macs import profile as profile_one
+    from vitrim.measure.macs import profile as profile_one
 
     for config in (None, *configs):
         yield profile_one(host, config, batches, name=name)
@@ -133,11 +133,11 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 
 def _input_size(model: nn.Module) -> tuple[int, ...]:
     """Channels, height and width of the images that ``model`` takes, a host or any other model of timm."""
-    from vitrim.registry import backbone_of, find_backbone
+    from vitrim.core.registry import find_host, host_of
 
     facts: Any = model
-    if find_backbone(model) is not None or not hasattr(model, "pretrained_cfg"):
-        return backbone_of(model).facts(model).input_size
+    if find_host(model) is not None or not hasattr(model, "pretrained_cfg"):
+        return host_of(model).facts(model).input_size
     channels, *size = facts.pretrained_cfg["input_size"]
     return getattr(model, "in_chans", channels), *getattr(model, "img_size", size)
 

@@ -183,8 +183,8 @@ def _require(*packages: str) -> None:
 
 def _check_names(recipe: Recipe) -> None:
     """What a run would refuse first: an unknown method, model or optimiser."""
+    from vitrim.core.registry import parse_method
     from vitrim.loading import check_name
-    from vitrim.registry import parse_method
     from vitrim.training.optim import check_optimizer
 
     parse_method(recipe.method)

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.assignment import Hard
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import register_method
+from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 from vitrim.methods.ats import prune_flagged
-from vitrim.reduce import Reduction
-from vitrim.registry import register_method
-from vitrim.tokens import TokenState, decision_dtype
 
 if TYPE_CHECKING:
     from vitrim.training.step import Step

@@ -10,14 +10,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.assignment import Hard, merge
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
+from vitrim.core.registry import register_method
+from vitrim.core.tokens import TokenState, decision_dtype, take
 from vitrim.errors import VitrimError
-from vitrim.matching import alternate_split, best_partners, merge_most_similar, unit
-from vitrim.registry import register_method
-from vitrim.tokens import TokenState, decision_dtype, take
 
 ROUNDING: dict[str, Callable[[float], int]] = {
     "floor": math.floor,

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.assignment import Hard, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
-from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule, keep_rate
-from vitrim.tokens import TokenState, decision_dtype, whole
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount, KeepRule, keep_rate
+from vitrim.core.tokens import TokenState, decision_dtype, whole
 
 SMOOTHING = 1e-6
 """eps of the published softmax and of the study's normalisation."""

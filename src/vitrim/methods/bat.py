@@ -8,15 +8,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.assignment import Hard, merge
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
-from vitrim.matching import best_partners, distances, most_similar, nearest_centre, unit
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import best_partners, distances, most_similar, nearest_centre, unit
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount, KeepRule
+from vitrim.core.tokens import TokenState, take
 from vitrim.methods.topk import ScoredPruning, patch_score
-from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule
-from vitrim.tokens import TokenState, take
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Decoupled:
     """The patches that ``share`` keeps, less ``pairs`` of them, and ``clusters`` of the others.
 
     Example:
-        >>> from vitrim.schedule import Keep
+        >>> from vitrim.core.schedule import Keep
         >>> Decoupled(Keep(0.7), pairs=4, clusters=6).parts(196, 196)
         (138, 4, 6)
     """

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.assignment import Hard, prune
-from vitrim.attention import Attention
-from vitrim.block import Idle, Reducer, Site, merge_heads, split_heads
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Idle, Reducer, Site, merge_heads, split_heads
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import full_precision
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount, Remove
+from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
-from vitrim.matching import full_precision
-from vitrim.reduce import Reduction
-from vitrim.registry import register_method
-from vitrim.schedule import Amount, Remove
-from vitrim.tokens import TokenState, decision_dtype
 
 if TYPE_CHECKING:
     from vitrim.training.step import Step

@@ -11,18 +11,18 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from vitrim.assignment import Hard, merge, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Hard, merge, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import best_partners, full_precision, unit
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount, Remove
+from vitrim.core.tokens import TokenState, decision_dtype, flat_index, take
 from vitrim.errors import VitrimError
-from vitrim.matching import best_partners, full_precision, unit
 from vitrim.methods.dynamicvit import masked_softmax
 from vitrim.methods.topk import Score, patch_score
-from vitrim.reduce import Reduction
-from vitrim.registry import register_method
-from vitrim.schedule import Amount, Remove
-from vitrim.tokens import TokenState, decision_dtype, flat_index, take
 
 if TYPE_CHECKING:
     from vitrim.training.step import Step

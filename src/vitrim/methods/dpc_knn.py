@@ -6,13 +6,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.assignment import Hard
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, StagedConfig
-from vitrim.matching import distances, merge_clusters, nearest_centre
-from vitrim.registry import register_method
-from vitrim.tokens import TokenState, decision_dtype
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.matching import distances, merge_clusters, nearest_centre
+from vitrim.core.registry import register_method
+from vitrim.core.tokens import TokenState, decision_dtype
 
 
 @register_method

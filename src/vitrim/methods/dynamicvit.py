@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.assignment import Hard, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, StagedConfig
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.matching import full_precision
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import register_method
+from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
-from vitrim.matching import full_precision
-from vitrim.reduce import Reduction
-from vitrim.registry import register_method
-from vitrim.tokens import TokenState, decision_dtype
 
 if TYPE_CHECKING:
     from vitrim.training.step import Step

@@ -6,14 +6,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.assignment import Hard, merge
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import KeepRule
+from vitrim.core.tokens import TokenState
 from vitrim.methods.topk import ScoredPruning, TopKReducer, patch_score
-from vitrim.registry import register_method
-from vitrim.schedule import KeepRule
-from vitrim.tokens import TokenState
 
 
 @register_method

@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.assignment import Hard, merge, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Hard, merge, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount, KeepRule
+from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 from vitrim.methods.topk import ScoredPruning, patch_score
-from vitrim.reduce import Reduction
-from vitrim.registry import register_method
-from vitrim.schedule import Amount, KeepRule
-from vitrim.tokens import TokenState
 
 if TYPE_CHECKING:
     from vitrim.training.step import Step

@@ -12,14 +12,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.assignment import Hard, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig, StagedConfig
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, MethodConfig, StagedConfig
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import KEEP_RULES, Amount, KeepRule, check_blocks
+from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
-from vitrim.registry import register_method
-from vitrim.schedule import KEEP_RULES, Amount, KeepRule, check_blocks
-from vitrim.tokens import TokenState
 
 Norm = Literal["l1", "l2", "linf"]
 

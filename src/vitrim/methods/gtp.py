@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.assignment import Hard, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
-from vitrim.matching import full_precision
-from vitrim.registry import register_method
-from vitrim.schedule import Amount, constant, per_layer
-from vitrim.tokens import TokenState, decision_dtype, take
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import full_precision
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount, constant, per_layer
+from vitrim.core.tokens import TokenState, decision_dtype, take
 
 Graph = Literal["mixed", "spatial", "semantic"]
 

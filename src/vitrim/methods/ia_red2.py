@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.assignment import Hard
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import full_precision
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import check_blocks
+from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
-from vitrim.matching import full_precision
 from vitrim.methods.ats import prune_flagged, real_patches
-from vitrim.reduce import Reduction
-from vitrim.registry import register_method
-from vitrim.schedule import check_blocks
-from vitrim.tokens import TokenState, decision_dtype
 
 if TYPE_CHECKING:
     from vitrim.training.step import Step

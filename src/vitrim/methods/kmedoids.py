@@ -10,15 +10,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.assignment import Hard
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, StagedConfig
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.matching import distances, merge_clusters, nearest_centre
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount
+from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
-from vitrim.matching import distances, merge_clusters, nearest_centre
-from vitrim.registry import register_method
-from vitrim.schedule import Amount
-from vitrim.tokens import TokenState
 
 WEIGHT = "kmedoids_weight"
 

@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from vitrim.assignment import Hard, merge
-from vitrim.attention import CPU_HAS_BFLOAT16, Attention
-from vitrim.block import ReducedBlock, Reducer, merge_heads
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import CPU_HAS_BFLOAT16, Attention
+from vitrim.core.block import ReducedBlock, Reducer, merge_heads
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import alternate_split, full_precision, most_similar
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import host_of, register_method
+from vitrim.core.schedule import Amount, check_blocks, half
+from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
-from vitrim.matching import alternate_split, full_precision, most_similar
-from vitrim.reduce import Reduction
-from vitrim.registry import backbone_of, register_method
-from vitrim.schedule import Amount, check_blocks, half
-from vitrim.tokens import TokenState, decision_dtype
 
 if TYPE_CHECKING:
     from vitrim.training.step import Step
@@ -538,7 +538,7 @@ def _check_targets(targets: Tensor) -> None:
 
 
 def _check_model(model: nn.Module) -> None:
-    if not backbone_of(model).facts(model).has_class_token:
+    if not host_of(model).facts(model).has_class_token:
         raise VitrimError(f"mctf's training compares class tokens, and this {type(model).__name__} has none")
     if getattr(model, "grad_checkpointing", False):
         raise VitrimError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
-from vitrim.registry import register_method
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.registry import register_method
 
 
 @register_method

@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrim.assignment import Soft
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig, StagedConfig
+from vitrim.core.assignment import Soft
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, MethodConfig, StagedConfig
+from vitrim.core.registry import register_method
+from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
-from vitrim.registry import register_method
-from vitrim.tokens import TokenState, decision_dtype
 
 
 class SoftMixing(StagedConfig):

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.assignment import Hard, merge
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, StagedConfig
-from vitrim.matching import best_partners, full_precision, unit
-from vitrim.registry import register_method
-from vitrim.schedule import KeepRule, half
-from vitrim.tokens import TokenState, take
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.matching import best_partners, full_precision, unit
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import KeepRule, half
+from vitrim.core.tokens import TokenState, take
 
 
 @register_method

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrim.assignment import Hard, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, StagedConfig
-from vitrim.registry import register_method
-from vitrim.tokens import TokenState
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.registry import register_method
+from vitrim.core.tokens import TokenState
 
 
 @register_method

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.assignment import Soft
-from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Soft
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.registry import register_method
+from vitrim.core.tokens import decision_dtype
 from vitrim.methods.patchmerger import SoftMixing, SoftReducer
-from vitrim.registry import register_method
-from vitrim.tokens import decision_dtype
 
 
 @register_method

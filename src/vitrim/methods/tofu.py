@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.assignment import Hard, merge, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer, Site
-from vitrim.config import Layer, StagedConfig
-from vitrim.matching import alternate_split, best_partners, most_similar, unit
-from vitrim.registry import register_method
-from vitrim.schedule import KeepRule, half
-from vitrim.tokens import TokenState, decision_dtype, take
+from vitrim.core.assignment import Hard, merge, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.matching import alternate_split, best_partners, most_similar, unit
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import KeepRule, half
+from vitrim.core.tokens import TokenState, decision_dtype, take
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 

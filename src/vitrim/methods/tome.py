@@ -8,14 +8,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.assignment import Hard
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
-from vitrim.matching import alternate_split, best_partners, merge_sources, most_similar, unit
-from vitrim.registry import register_method
-from vitrim.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
-from vitrim.tokens import TokenState
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import alternate_split, best_partners, merge_sources, most_similar, unit
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.core.tokens import TokenState
 
 
 @register_method

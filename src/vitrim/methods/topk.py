@@ -7,12 +7,12 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.assignment import Hard, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, StagedConfig
-from vitrim.registry import register_method
-from vitrim.tokens import TokenState
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.registry import register_method
+from vitrim.core.tokens import TokenState
 
 Score = Literal["class_token", "column_mean"]
 

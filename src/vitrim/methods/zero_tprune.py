@@ -10,15 +10,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.assignment import Hard, prune
-from vitrim.attention import Attention
-from vitrim.block import Reducer
-from vitrim.config import Layer, MethodConfig
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.matching import best_partners, full_precision, most_similar, unit
+from vitrim.core.registry import register_method
+from vitrim.core.schedule import Amount, Keep, check_blocks, quarter_blocks
+from vitrim.core.tokens import TokenState, take
 from vitrim.errors import VitrimError
-from vitrim.matching import best_partners, full_precision, most_similar, unit
-from vitrim.registry import register_method
-from vitrim.schedule import Amount, Keep, check_blocks, quarter_blocks
-from vitrim.tokens import TokenState, take
 
 
 @dataclass(frozen=True)

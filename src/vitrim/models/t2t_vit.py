@@ -14,9 +14,9 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vitrim.matching import full_precision
+from vitrim.core.matching import full_precision
+from vitrim.core.tokens import decision_dtype
 from vitrim.models.common import Stem, create, pretrained_cfg, renamed, resampled_positions, unwrapped
-from vitrim.tokens import decision_dtype
 
 __all__ = ["T2TViT", "checkpoint_filter_fn", "sinusoid_table"]
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
-from vitrim.block import merge_heads, split_heads
-from vitrim.exchange import Exchange
+from vitrim.core.block import merge_heads, split_heads
+from vitrim.core.exchange import Exchange
 from vitrim.models.streams import Grid, grid_of, position_table, resample_positions
 
 __all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed"]

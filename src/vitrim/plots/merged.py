@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
-from vitrim.tokens import TokenState
 
 PRUNED_COLOUR = (0.93, 0.62, 0.60)
 """Pale red: a colour that neither grey scans nor most photographs have in large areas."""

@@ -10,10 +10,10 @@ from typing import Any, cast
 from torch import nn
 from torch.utils.data import Dataset
 
-from vitrim.config import MethodConfig
+from vitrim.core.config import MethodConfig
+from vitrim.core.reduce import Reduction
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.reduce import Reduction
 from vitrim.training.optim import ramp_value
 from vitrim.training.recipe import PATCH_DROP, Ramp, Recipe, resolve
 

@@ -30,13 +30,13 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from vitrim.config import MethodConfig
+from vitrim.core.config import MethodConfig
+from vitrim.core.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
+from vitrim.core.registry import parse_method
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, save_file, write_text
-from vitrim.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
-from vitrim.registry import parse_method
 from vitrim.tasks import make_task
 from vitrim.training import checkpoint
 from vitrim.training.checks import (

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrim.core.reduce import Reduction
+from vitrim.core.registry import find_host
 from vitrim.errors import VitrimError
-from vitrim.reduce import Reduction
-from vitrim.registry import find_backbone
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, K) and targets to a scalar."""
@@ -196,7 +196,7 @@ class Objective(nn.Module):
     @property
     def _no_split_modules(self) -> list[str]:
         """What `accelerate` shards as one, by the names of classes: a model's blocks, whose class reducing changes."""
-        host = find_backbone(self.model)
+        host = find_host(self.model)
         return [] if host is None else sorted({type(block).__name__ for block in host.blocks(self.model)})
 
     @property

@@ -1,0 +1,294 @@
+"""Assignments of N old tokens to M new ones: the one thing that moves tokens.
+
+A method decides with `prune` or `merge` (both speak patch indices, the protected prefix is added here and nowhere else)
+or with a `Soft` matrix. From the assignment follow the pooled tokens, their expansion back, sizes, source and position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrim.core.tokens import Banked, TokenState, decision_dtype, flat_index, take
+
+
+@dataclass(frozen=True)
+class Hard:
+    """Every old token goes to at most one new token. Made by `prune` or `merge`, never by hand.
+
+    Attributes:
+        anchor: (B, M) int64, the old index each new token grows from; its order is the order of the output.
+        moved: (B, R) int64, old indices that join another token, or None for a pure selection.
+        into: (B, R) int64, the new index each moved token joins; M means "nowhere" (counts that differ per image).
+        weight: (B, N) pooling weights, or None to pool by size.
+        normalise: divide by the sum of the weights of a group (False: plain weighted sum, as EViT's fused token).
+        maximum: take the elementwise maximum of a group instead; weights then play no part.
+        valid: (B, M) bool, which new tokens are real, or None when all are.
+        dropped: (B, K) int64, old indices that go to the bank instead of being forgotten, or None.
+    """
+
+    anchor: Tensor
+    moved: Tensor | None = None
+    into: Tensor | None = None
+    weight: Tensor | None = None
+    normalise: bool = True
+    maximum: bool = False
+    valid: Tensor | None = None
+    dropped: Tensor | None = None
+
+    @property
+    def is_selection(self) -> bool:
+        """No token joins another: query rows may be selected before attention."""
+        return self.moved is None
+
+    def pool(self, x: Tensor, size: Tensor) -> Tensor:
+        """New tokens (B, M, C) from old tokens ``x`` (B, N, C) and sizes (B, N).
+
+        A weighted mean is written as t + sum_s share_s (x_s - t), t being the anchor: only the R moved rows are
+        touched, not all M. Shares are float32 or better; the sum is in the dtype of x.
+        """
+        weight = size if self.weight is None else self.weight
+        pooled = take(x, self.anchor)
+        if self.maximum:
+            return self._maximum(x, pooled)
+        if not self.normalise:
+            pooled = pooled * weight.gather(1, self.anchor).unsqueeze(-1).to(x.dtype)
+        if self.moved is None or self.into is None or self.moved.shape[1] == 0:
+            return pooled
+        into, joins = self._targets()
+        share = weight.gather(1, self.moved)
+        if joins is not None:
+            share = share * joins
+        wide, flat, rows = decision_dtype(x.dtype), pooled.flatten(0, 1), flat_index(into, self.anchor.shape[1])
+        update = take(x, self.moved).flatten(0, 1).to(wide)
+        if self.normalise:
+            total = weight.gather(1, self.anchor).scatter_add(1, into, share)
+            share = share / total.gather(1, into)
+            update = update - flat.index_select(0, rows).to(wide)
+        flat.index_add_(0, rows, (update * share.view(-1, 1)).to(x.dtype))  # in place: a view of pooled, which is new
+        return pooled
+
+    def _maximum(self, x: Tensor, pooled: Tensor) -> Tensor:
+        if self.moved is None or self.moved.shape[1] == 0:
+            return pooled
+        into, joins = self._targets()
+        update = take(x, self.moved)
+        if joins is not None:
+            update = update.masked_fill(~joins.unsqueeze(-1), -torch.inf)
+        rows = flat_index(into, self.anchor.shape[1]).unsqueeze(-1).expand(-1, x.shape[2])
+        flat = pooled.flatten(0, 1).scatter_reduce(0, rows, update.flatten(0, 1), "amax")
+        return flat.view_as(pooled)
+
+    def target(self, n: int) -> Tensor:
+        """(B, n) int64: the new index of each of the n old tokens, -1 where it is gone."""
+        batch, m = self.anchor.shape
+        new = torch.arange(m, device=self.anchor.device).expand(batch, m)
+        if self.valid is None:
+            target = self.anchor.new_full((batch, n), -1).scatter(1, self.anchor, new)
+            return target if self.moved is None or self.into is None else target.scatter(1, self.moved, self.into)
+        # invalid anchors and moves that do not happen write into a spare column that is cut off
+        anchor = self.anchor if self.valid is None else torch.where(self.valid, self.anchor, n)
+        target = self.anchor.new_full((batch, n + 1), -1).scatter(1, anchor, new)
+        if self.moved is not None and self.into is not None:
+            target = target.scatter(1, torch.where(self.into < m, self.moved, n), self.into)
+        return target[:, :n]
+
+    def expand(self, y: Tensor, n: int) -> Tensor:
+        """New tokens (B, M, C) copied back to the n old places (B, n, C); places of dropped tokens get zeros."""
+        target = self.target(n)
+        if not self._loses(n) and self.dropped is None:
+            return take(y, target)
+        return take(y, target.clamp_min(0)) * (target >= 0).unsqueeze(-1).to(y.dtype)
+
+    def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        """Tokens (B, N, C) and their state after the reduction: (B, M, C) and the new `TokenState`."""
+        return self.pool(x, state.size), self.advance(x, state)
+
+    def advance(self, x: Tensor, state: TokenState) -> TokenState:
+        """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank."""
+        target = self.target(state.num_tokens)
+        source = target.gather(1, state.source.clamp_min(0) if state.pruned else state.source)
+        if state.pruned:
+            source = source.masked_fill(state.source < 0, -1)
+        bank = state.bank
+        if self.dropped is not None:
+            bank = (*bank, self._banked(x, state, self.dropped))
+        merges = self.moved is not None and self.moved.shape[1] > 0
+        return replace(
+            state,
+            size=self._sizes(state.size),
+            source=source,
+            position=state.position.gather(1, self.anchor),
+            mask=self._mask(state),
+            uniform=state.uniform and not merges,
+            reduced=True,
+            lost=state.lost or self._loses(state.num_tokens),
+            bank=bank,
+            carry={name: _take_any(value, self.anchor) for name, value in state.carry.items()},
+        )
+
+    @staticmethod
+    def _banked(x: Tensor, state: TokenState, dropped: Tensor) -> Banked:
+        place = torch.arange(dropped.shape[1], device=x.device).expand_as(dropped)
+        place = torch.full_like(state.position, -1).scatter(1, dropped, place)
+        member = place.gather(1, state.source.clamp_min(0)).masked_fill(state.source < 0, -1)
+        carry = {name: _take_any(value, dropped) for name, value in state.carry.items()}
+        return Banked(take(x, dropped), state.position.gather(1, dropped), state.size.gather(1, dropped), member, carry)
+
+    def _targets(self) -> tuple[Tensor, Tensor | None]:
+        """Where moved tokens go, in [0, M), and which moves happen (None: all of them)."""
+        assert self.into is not None
+        if self.valid is None:  # counts differ per image only where there is a valid mask: every move happens
+            return self.into, None
+        joins = self.into < self.anchor.shape[1]
+        return torch.where(joins, self.into, 0), joins
+
+    def _sizes(self, size: Tensor) -> Tensor:
+        pooled = size.gather(1, self.anchor)
+        if self.valid is not None:
+            pooled = torch.where(self.valid, pooled, torch.ones_like(pooled))  # padding: log(1) = 0
+        if self.moved is None or self.moved.shape[1] == 0:
+            return pooled
+        into, joins = self._targets()
+        gained = size.gather(1, self.moved)
+        return pooled.scatter_add(1, into, gained if joins is None else gained * joins)
+
+    def _mask(self, state: TokenState) -> Tensor | None:
+        if self.valid is not None:
+            return self.valid
+        return None if state.mask is None else state.mask.gather(1, self.anchor)
+
+    def _loses(self, n: int) -> bool:
+        """Some old token is neither kept, moved nor banked. Where counts differ per image a merge lists every token
+        it may move, so nothing is lost; a selection forgets what it does not keep."""
+        banked = 0 if self.dropped is None else self.dropped.shape[1]
+        if self.moved is None:
+            return self.valid is not None or self.anchor.shape[1] + banked < n
+        return self.valid is None and self.anchor.shape[1] + self.moved.shape[1] < n
+
+
+@dataclass(frozen=True)
+class Soft:
+    """Every new patch token is a weighted mix of all old ones (PatchMerger, SiT, Sinkhorn). The prefix is kept.
+
+    Attributes:
+        matrix: (B, M, P) weights of the P patch tokens in each of M new patch tokens.
+        values: (B, P, C) what is mixed, or None for the patch tokens themselves.
+
+    A soft token has no position of its own: `position` and `source` follow the largest weights, for plots; sizes are
+    the old sizes shared out in proportion to the weights, so that their sum is kept.
+    """
+
+    matrix: Tensor
+    values: Tensor | None = None
+
+    def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        """Tokens (B, N, C) and their state after the reduction: (B, prefix + M, C) and the new `TokenState`."""
+        if state.carry or state.bank or state.mask is not None:
+            raise NotImplementedError("a soft assignment cannot move a mask, a bank or per-token carry")
+        p = state.num_prefix
+        values = x[:, p:] if self.values is None else self.values
+        mixed = self.matrix.to(values.dtype) @ values
+        return torch.cat([x[:, :p], mixed.to(x.dtype)], dim=1), self._advance(state)
+
+    def _advance(self, state: TokenState) -> TokenState:
+        p, matrix = state.num_prefix, self.matrix.detach().to(state.size.dtype)
+        share = matrix / matrix.sum(1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+        size = (share @ state.size[:, p:, None]).squeeze(-1)
+        prefix = torch.arange(p, device=size.device).expand(size.shape[0], p)
+        target = torch.cat([prefix, matrix.argmax(1) + p], dim=1)
+        anchor = torch.cat([prefix, matrix.argmax(2) + p], dim=1)
+        source = target.gather(1, state.source.clamp_min(0)).masked_fill(state.source < 0, -1)
+        return replace(
+            state,
+            size=torch.cat([state.size[:, :p], size], dim=1),
+            source=source,
+            position=state.position.gather(1, anchor),
+            uniform=False,
+            reduced=True,
+            mixed=True,
+        )
+
+
+def prune(state: TokenState, keep: Tensor, *, valid: Tensor | None = None, dropped: Tensor | None = None) -> Hard:
+    """Keep the patch tokens ``keep`` (B, K) in that order, and the prefix.
+
+    Args:
+        state: the current state.
+        keep: (B, K) patch indices in [0, P), the prefix not counted.
+        valid: (B, K) bool, False for padding where images keep different numbers of tokens.
+        dropped: (B, R) patch indices that go to the bank, to be brought back by ``state.refill``.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
+        >>> prune(state, torch.tensor([[2, 0]])).anchor
+        tensor([[0, 3, 1]])
+    """
+    p = state.num_prefix
+    return Hard(
+        anchor=_with_prefix(keep, p),
+        valid=None if valid is None else _prefix_true(valid, p),
+        dropped=None if dropped is None else dropped + p,
+    )
+
+
+def merge(
+    state: TokenState,
+    keep: Tensor,
+    moved: Tensor,
+    into: Tensor,
+    *,
+    weight: Tensor | None = None,
+    valid: Tensor | None = None,
+    normalise: bool = True,
+    maximum: bool = False,
+) -> Hard:
+    """Keep the patch tokens ``keep`` (B, K) in that order and pool the patch tokens ``moved`` (B, R) into them.
+
+    Args:
+        state: the current state.
+        keep: (B, K) patch indices in [0, P).
+        moved: (B, R) patch indices that join another token.
+        into: (B, R) which entry of ``keep`` each joins, in [0, K); K means it does not move (only with ``valid``).
+        weight: (B, N) pooling weights counted with the prefix, or None to pool by size.
+        valid: (B, K) bool, False for padding where images keep different numbers of tokens.
+        normalise: weighted mean (True) or plain weighted sum.
+        maximum: elementwise maximum instead.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=1)
+        >>> hard = merge(state, torch.tensor([[0, 2]]), torch.tensor([[1]]), torch.tensor([[0]]))
+        >>> hard.target(4)
+        tensor([[0, 1, 1, 2]])
+    """
+    p = state.num_prefix
+    return Hard(
+        anchor=_with_prefix(keep, p),
+        moved=moved + p,
+        into=into + p,
+        weight=weight,
+        normalise=normalise,
+        maximum=maximum,
+        valid=None if valid is None else _prefix_true(valid, p),
+    )
+
+
+def _with_prefix(keep: Tensor, num_prefix: int) -> Tensor:
+    if num_prefix <= 1:  # the usual class token: padding with its index 0 is one operation instead of three
+        return F.pad(keep + num_prefix, (num_prefix, 0))
+    prefix = torch.arange(num_prefix, device=keep.device).expand(keep.shape[0], num_prefix)
+    return torch.cat([prefix, keep + num_prefix], dim=1)
+
+
+def _prefix_true(valid: Tensor, num_prefix: int) -> Tensor:
+    return torch.cat([valid.new_ones(valid.shape[0], num_prefix), valid], dim=1)
+
+
+def _take_any(value: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` (B, M) of a per-token tensor (B, N) or (B, N, ...)."""
+    if value.dim() == 2:
+        return value.gather(1, index)
+    return take(value.flatten(2), index).view(*index.shape, *value.shape[2:])

@@ -1,0 +1,170 @@
+"""The attention of one block as a method sees it, and the choice of kernel.
+
+Nothing here is computed before it is asked for: the output is one fused call, and a class-token row, column means or
+the full map exist only for the methods that are defined by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrim.core.tokens import decision_dtype, take
+
+# read once: torch.compile cannot trace the query, and the processor does not change
+_CAPABILITIES = torch.cpu.get_capabilities()
+CPU_HAS_BFLOAT16 = bool(_CAPABILITIES.get("avx512_bf16") or _CAPABILITIES.get("amx_bf16"))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Queries, keys and values of one block.
+
+    Attributes:
+        q, k, v: (B, H, M, d), (B, H, N, d), (B, H, N, d), as the host's attention uses them (after q/k norm and rotary
+            embedding). ``v`` is None only until a reducer with ``fresh_values`` has fused the tokens.
+        scale: factor of the logits.
+        bias: (B, 1, 1, N) or (B, H, M, N) additive, or None: log(size), mask, relative position.
+        dropout: probability, already 0 outside training.
+        k_raw: keys before rotary embedding, which is what matching compares; None when they are ``k``.
+        queries: (B, M) token index of each query row, None when they are all tokens in order.
+        fused: whether the host allows a fused kernel.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None
+    scale: float
+    bias: Tensor | None = None
+    dropout: float = 0.0
+    k_raw: Tensor | None = None
+    queries: Tensor | None = None
+    fused: bool = True
+
+    @property
+    def keys(self) -> Tensor:
+        """(B, H, N, d) keys for matching: before rotary embedding."""
+        return self.k if self.k_raw is None else self.k_raw
+
+    def mean_keys(self) -> Tensor:
+        """(B, N, d) keys averaged over heads, in at least float32: the similarity metric of ToMe and its successors."""
+        return self.keys.mean(dim=1, dtype=decision_dtype(self.k.dtype))
+
+    def output(self) -> Tensor:
+        """(B, H, M, d), softmax(q k^T scale + bias) v by the fastest kernel that fits."""
+        if self.v is None:
+            raise RuntimeError("the values of this attention have not been projected yet")
+        if self.fused and not unfused_is_faster(self.q.device, self.q.dtype):
+            return F.scaled_dot_product_attention(
+                self.q, self.k, self.v, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
+            )
+        probabilities = self.logits().softmax(dim=-1)
+        if self.dropout > 0.0:
+            probabilities = F.dropout(probabilities, self.dropout)
+        return probabilities @ self.v
+
+    def logits(self) -> Tensor:
+        """(B, H, M, N) in the dtype of q: q k^T scale + bias. Materialised: for methods that are defined by the map."""
+        logits = (self.q * self.scale) @ self.k.transpose(-2, -1)
+        return logits if self.bias is None else logits + self.bias
+
+    def probabilities(self) -> Tensor:
+        """(B, H, M, N) attention map in at least float32. Materialised: for methods that are defined by it."""
+        return self.logits().to(decision_dtype(self.q.dtype)).softmax(dim=-1)
+
+    def rows(self, count: int) -> Attention:
+        """The same attention for the first ``count`` query rows only (exact: rows are independent)."""
+        bias = self.bias
+        if bias is not None and bias.shape[2] != 1:
+            bias = bias[:, :, :count]
+        queries = None if self.queries is None else self.queries[:, :count]
+        return replace(self, q=self.q[:, :, :count], bias=bias, queries=queries)
+
+    def select(self, index: Tensor) -> Attention:
+        """The same attention for the query rows ``index`` (B, M) only."""
+        batch, heads, n, dim = self.q.shape
+        q = take(self.q.transpose(1, 2).reshape(batch, n, heads * dim), index)
+        q = q.view(batch, index.shape[1], heads, dim).transpose(1, 2)
+        bias = self.bias
+        if bias is not None and bias.shape[2] != 1:
+            rows = index[:, None, :, None].expand(batch, bias.shape[1], -1, bias.shape[3])
+            bias = bias.expand(batch, -1, -1, -1).gather(2, rows)  # one bias may serve all images
+        queries = index if self.queries is None else self.queries.gather(1, index)
+        return replace(self, q=q, bias=bias, queries=queries)
+
+    def with_values(self, values: Tensor) -> Attention:
+        """The same attention over other values, given as (B, N, H*d)."""
+        batch, n, width = values.shape
+        heads = self.k.shape[1]
+        return replace(self, v=values.view(batch, n, heads, width // heads).transpose(1, 2))
+
+    def detach(self) -> Attention:
+        """The same attention outside the autograd graph: decisions carry no gradient."""
+        k_raw = None if self.k_raw is None else self.k_raw.detach()
+        bias = None if self.bias is None else self.bias.detach()  # a relative position bias is learned
+        return replace(self, q=self.q.detach(), k=self.k.detach(), k_raw=k_raw, bias=bias)
+
+    def class_row(self) -> Tensor:
+        """(B, H, N) attention probabilities of the class token (query 0) over all tokens, in at least float32."""
+        return self.rows(1).probabilities().squeeze(2)
+
+    def column_mean(self) -> Tensor:
+        """(B, N) attention each token receives, averaged over heads and queries, in at least float32.
+
+        One pass over the full map, as many heads at a time as fit a small budget of memory (`MAP_BYTES`), at least one:
+        the whole map is never held for large batches. For methods that are defined by it.
+        """
+        batch, heads, m, _ = self.q.shape
+        n = self.k.shape[2]
+        step = 1
+        if not torch.compiler.is_compiling():  # a compiler fuses the steps, and must not specialise on the batch size
+            bytes_per_head = batch * m * n * decision_dtype(self.q.dtype).itemsize
+            step = heads_at_once(bytes_per_head, heads, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
+        received = self._heads(0, step).probabilities().sum(dim=(1, 2))
+        for first in range(step, heads, step):
+            received = received + self._heads(first, step).probabilities().sum(dim=(1, 2))
+        return received / (heads * m)
+
+    def _heads(self, first: int, count: int) -> Attention:
+        """``count`` heads without their values, for what is averaged over heads."""
+        if first == 0 and count >= self.q.shape[1]:
+            return self
+        own = slice(first, first + count)
+        bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, own]
+        return replace(self, q=self.q[:, own], k=self.k[:, own], v=None, k_raw=None, bias=bias)
+
+
+MAP_BYTES = {"cpu": 4 * 2**20, "gpu": 64 * 2**20}
+"""Memory that one step of `Attention.column_mean` may take: about a core's cache, and what keeps a GPU busy."""
+
+
+def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:
+    """How many of ``heads`` fit ``budget`` bytes, at least one.
+
+    Example:
+        >>> heads_at_once(197 * 197 * 4, 12, 4 * 2**20), heads_at_once(32 * 197 * 197 * 4, 12, 4 * 2**20)
+        (12, 1)
+    """
+    return heads if bytes_per_head * heads <= budget else max(1, budget // bytes_per_head)
+
+
+def add_bias(*biases: Tensor | None) -> Tensor | None:
+    """The sum of those additive biases that there are, None if there are none."""
+    total = None
+    for bias in biases:
+        if bias is not None:
+            total = bias if total is None else total + bias
+    return total
+
+
+def unfused_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether plain matrix products beat the fused kernel: the one place where that is decided.
+
+    On CPUs with bfloat16 instructions oneDNN's matrix products are taken, because the fused CPU kernel computes in
+    float32 inside; docs/results.md could not time that. On CPUs without them the fused kernel wins in bfloat16 by 1.4
+    to 1.5 times; in float32 the two are close there.
+    """
+    return device.type == "cpu" and dtype == torch.bfloat16 and CPU_HAS_BFLOAT16

@@ -1,0 +1,371 @@
+"""The data flow. `ReducedBlock.step` is the only place where the sequence of a reduced block is written.
+
+A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that says where its submodules are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Proxy
+
+from vitrim.core.assignment import Hard, Soft
+from vitrim.core.attention import Attention
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.schedule import Amount, effective_keep
+from vitrim.core.tokens import STAMP, TokenState, Trace, take, unmerge
+from vitrim.errors import UnsupportedModelError
+
+Site = Literal["before", "query", "between", "after"]
+
+
+class Reducer(nn.Module):
+    """Decides, in one block, which tokens stay. Subclasses implement `assign`; few need `reduce`, `query` or `attend`.
+
+    Class attributes:
+        site: where it acts. ``before`` the block, on its input; at the ``query``, when q and k exist but attention has
+            not run (a selection then computes only the query rows it keeps; a merge pools the output rows);
+            ``between`` attention and MLP; ``after`` the block.
+        fresh_values: its `query` projects the values itself, from the reduced tokens: the block need not.
+    """
+
+    site: ClassVar[Site] = "between"
+    fresh_values: ClassVar[bool] = False
+
+    amount: Amount | None
+
+    @property
+    def needs_full_last_block(self) -> bool:
+        """In the last block, `reduce` has something to do behind attention: all tokens must then be computed."""
+        return self.site == "after"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.site not in get_args(Site):  # a misspelt site would reduce nothing, silently
+            raise TypeError(f"{cls.__name__}.site is {cls.site!r}; valid sites: {', '.join(get_args(Site))}")
+
+    def __init__(self, config: MethodConfig, layer: Layer) -> None:
+        super().__init__()
+        self.config = config
+        self.layer = layer
+        self.least_kept = config.least_kept
+        self.configure(config)
+
+    def configure(self, config: MethodConfig) -> None:
+        """Take over the amounts of ``config``: at construction, and when ``reduction.set`` changes them."""
+        self.amount = config.schedule(self.layer.num_layers)[self.layer.depth]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Reducer:
+        """As every module does (``to``, ``to_empty``, ...); what leaves the meta device gets its first values again.
+
+        ``to_empty`` leaves memory as it finds it, and neither tables nor parameters of a method are in the weights of
+        the host that are loaded afterwards.
+        """
+        was_meta = any(tensor.is_meta for tensor in self.state_tensors().values())
+        super()._apply(fn, recurse)
+        if was_meta and not any(tensor.is_meta for tensor in self.state_tensors().values()):
+            with torch.inference_mode(False), torch.no_grad():
+                first = self.config.build(self.layer)
+                assert isinstance(first, Reducer)
+                for name, tensor in first.state_tensors().items():
+                    copy_into(self.state_tensors()[name], tensor)
+        return self
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, those that are not in the ``state_dict``, too."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+    def num_keep(self, state: TokenState) -> int:
+        """How many patch tokens this layer keeps, a Python int."""
+        if self.amount is None:
+            return state.num_patches
+        least = self.least_kept(state.num_patches)
+        return effective_keep(self.amount, least, state.initial_patches, state.num_patches)
+
+    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
+        """The decision for tokens ``x`` (B, N, C); None leaves them. ``attention`` is None only at ``before``."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
+        # a module call, so that the MAC counter can tell what is spent on deciding
+        return self.assign(x, attention, state)
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        """Called at ``before``, ``between`` and ``after`` of the block; acts at its own site."""
+        if site != self.site:
+            return x, state
+        assignment = self(x, attention, state)
+        return (x, state) if assignment is None else assignment.apply(x, state)
+
+    def query(
+        self,
+        block: ReducedBlock,
+        x: Tensor,
+        attention: Attention,
+        state: TokenState,
+        rows: int | None,
+        *host_args: Any,
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        """Called instead of plain attention where the site is ``query``: tokens (B, M, C), output (B, M, H*d), state.
+
+        ``x`` (B, N, C) are the tokens that ``attention`` was projected from. With ``rows`` the output is of the first
+        ``rows`` tokens only.
+        """
+        assignment = self(x, attention, state)
+        if rows is not None:
+            attention = attention.rows(rows)
+        if assignment is None:
+            return x, merge_heads(self.attend(attention, state)), state
+        if isinstance(assignment, Soft):
+            raise TypeError("a soft assignment cannot act at the query site; use 'before'")
+        reduced, after = assignment.apply(x, state)
+        if assignment.is_selection and rows is None:
+            return reduced, merge_heads(self.attend(attention.select(assignment.anchor), after)), after
+        out = merge_heads(self.attend(attention, state))
+        # x + attention pools to the pooled x + the pooled attention: rows are linear
+        return reduced, out if rows is not None else assignment.pool(out, state.size), after
+
+    def attend(self, attention: Attention, state: TokenState) -> Tensor:
+        """(B, H, M, d), the attention output of this block."""
+        return attention.output()
+
+
+class Idle(Reducer):
+    """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
+
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        return x, state
+
+
+class ReducedBlock(nn.Module):
+    """Mixin that replaces the forward of a host's transformer block. The host file adds the four methods marked below.
+
+    It is mixed in by giving an existing block a static subclass of its own class (`adopt`) and taken out by giving the
+    class back (`release`): module identity, parameters, hooks, state_dict keys and mode stay as they are.
+    """
+
+    host_class: ClassVar[type[nn.Module]]
+    """The host's own block class."""
+    parallel: ClassVar[bool] = False
+    """Attention and MLP read the same tokens, x + attention(x) + mlp(x). Nothing lies between them then: what a method
+    would do there happens at the end of the block, with this block's attention."""
+
+    reducer: Reducer
+    depth: int
+    num_prefix: int
+    proportional: bool
+    last: bool
+    head_rows: int | None
+    unmerge_at_end: bool
+    trace: Trace
+
+    # ---- what the host file writes ---------------------------------------------------------------------------------
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        """Attention of tokens ``x`` (B, N, C), pre-norm included; queries of the first ``rows`` tokens only if given.
+
+        ``host_args`` is what the host gives its blocks besides the tokens, for all N0 input tokens: tables of positions
+        are read through ``state.patch_rows`` and ``state.pair_bias``.
+        """
+        raise NotImplementedError
+
+    def values(self, x: Tensor) -> Tensor:
+        """(B, H, N, d) values of tokens ``x`` (B, N, C), norm included."""
+        raise NotImplementedError
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        """(B, M, H*d) attention output to the residual update (B, M, C): projection, norm or layer scale, drop path."""
+        raise NotImplementedError
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        """(B, M, C) tokens to the residual update (B, M, C): norm, MLP, layer scale, drop path."""
+        raise NotImplementedError
+
+    # ---- the data flow ---------------------------------------------------------------------------------------------
+
+    def step(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+        """One block as a pure function of tokens (B, N, C) and their state."""
+        x, state = self.reducer.reduce("before", x, None, state)
+        rows = None if state.full_grid else self.head_rows
+        if rows is not None:
+            return self.last_step(x, state, rows, *host_args)
+        attention = self.project(x, state, None, *host_args)
+        x, out, state = self.attend(x, attention, state, None, *host_args)
+        x = self.add_attention(x, out)
+        del out
+        x, state = self.reducer.reduce("between", x, attention, state)
+        seen = attention if self.reducer.site == "after" else None
+        del attention  # or q, k and v would live through the MLP, where memory peaks
+        x = self.add_mlp(x)
+        return self.reducer.reduce("after", x, seen, state)
+
+    def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
+        """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
+
+        A saving, not a reduction: size, source and position stay. Nothing is decided ``between`` any more, since
+        no token but these goes on.
+        """
+        if self.reducer.site == "query":
+            attention = self.project(x, state, None, *host_args)
+            x, out, state = self.attend(x, attention, state, rows, *host_args)
+        else:
+            attention = self.project(x, state, rows, *host_args)
+            out = merge_heads(self.reducer.attend(attention, state))
+        return self.add_mlp(self.add_attention(x[:, :rows], out)), state
+
+    def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
+        """Tokens (B, M, C) with the attention output (B, M, H*d) added; in a parallel block, with the MLP too."""
+        update = self.attention_branch(out)
+        return x + update + self.mlp_branch(x) if self.parallel else x + update
+
+    def add_mlp(self, x: Tensor) -> Tensor:
+        """Tokens (B, M, C) with the MLP added, unless `add_attention` did."""
+        return x if self.parallel else x + self.mlp_branch(x)
+
+    def attend(
+        self, x: Tensor, attention: Attention, state: TokenState, rows: int | None, *host_args: Any
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        """Attention with the reduction of the ``query`` site: tokens (B, M, C), output (B, M, H*d), state."""
+        if self.reducer.site == "query":
+            return self.reducer.query(self, x, attention, state, rows, *host_args)
+        return x, merge_heads(self.reducer.attend(attention, state)), state
+
+    def run(self, x: Tensor, *host_args: Any) -> Tensor:
+        """What the host's ``forward`` becomes: find the state, step, hand tokens and state on."""
+        if isinstance(x, Proxy):
+            raise UnsupportedModelError(
+                "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
+                "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
+            )
+        state = self.incoming(x)
+        if state.held is not None:
+            x, state = state.held, replace(state, held=None)
+        elif state.full_grid and state.reduced:
+            x = take(x, state.position)  # the anchor holds its group's value
+        x, state = self.step(x, state, *host_args)
+        return self.outgoing(x, state)
+
+    def incoming(self, x: Tensor) -> TokenState:
+        """The state of the incoming tokens: stamped on the tensor, else what the previous block left.
+
+        The stamp survives host checkpointing and two forwards before one backward; the fallback survives hooks and
+        wrappers that hand on a new tensor (FSDP2). A recomputation finds the stamp that the fallback leaves.
+        """
+        if self.trace.changing:
+            raise RuntimeError(
+                "the reduction of this model is being changed in another thread: call set, restore_ and reduce_ while "
+                "no forward runs"
+            )
+        stamp = getattr(x, STAMP, None)
+        if self.depth == 0:
+            # a recomputed first block finds on its input whether the forward it repeats handed out full grids, and
+            # what grid its patches have: the patch embedding does not run again
+            full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
+            seen = self.trace.take_grid()
+            grid = stamp.grid if seen is None and isinstance(stamp, TokenState) else seen
+            state = TokenState.start(x, self.num_prefix, full_grid, grid)
+            self.trace.start(state)
+            if full_grid or grid is not None:
+                setattr(x, STAMP, state)
+            return state
+        if isinstance(stamp, TokenState):
+            state = stamp
+        else:
+            depth, latest = self.trace.latest or (-1, None)  # of this thread
+            if latest is None or depth != self.depth - 1:
+                raise RuntimeError(
+                    f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
+                    "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
+                )
+            state = latest
+            setattr(x, STAMP, state)
+        expected = state.source.shape[1] if state.full_grid else state.num_tokens
+        if x.shape[1] != expected:
+            raise RuntimeError(
+                f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "
+                "between the blocks changed the number of tokens"
+            )
+        return state
+
+    def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
+        """Note the state, un-merge where the output must be complete, and stamp the state on the tokens."""
+        if state.full_grid and state.mixed and not self.last:
+            state = replace(state, held=x)
+        self.trace.leave(self.depth, state, self.last)
+        if state.reduced and (state.full_grid or (self.unmerge_at_end and not state.pruned)):
+            x = unmerge(x, state)
+        if not self.last:
+            setattr(x, STAMP, state)
+        return x
+
+    # ---- in and out of a model -------------------------------------------------------------------------------------
+
+    OWN = ("depth", "num_prefix", "proportional", "last", "head_rows", "unmerge_at_end", "trace")
+
+    @classmethod
+    def adopt(cls, block: nn.Module, reducer: Reducer, **settings: Any) -> None:
+        """Turn the host's ``block`` into a reduced one, in place. ``settings`` are the attributes named in ``OWN``."""
+        change_class(block, cls)
+        block.add_module("reducer", reducer)
+        for name in cls.OWN:
+            setattr(block, name, settings[name])
+
+    def release(self) -> None:
+        """Turn this block back into the host's own, in place."""
+        del self._modules["reducer"]
+        for name in self.OWN:
+            delattr(self, name)
+        change_class(self, self.host_class)
+
+
+def copy_into(target: Tensor, values: Tensor) -> None:
+    """Copy ``values``, which every process has whole, into ``target``, of which FSDP2 may leave each a part."""
+    if type(target.data).__module__.startswith("torch.distributed"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(target.data, DTensor)
+        whole = values.to(device=target.device, dtype=target.dtype)
+        values = distribute_tensor(whole, target.data.device_mesh, target.data.placements)
+    target.copy_(values)
+
+
+def sharded(block: nn.Module) -> bool:
+    """Whether FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
+    return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
+
+
+def class_of(block: nn.Module) -> type[nn.Module]:
+    """The class of ``block`` as its library wrote it, which FSDP2 turns from Block to FSDPBlock(FSDPModule, Block)."""
+    return type(block).__bases__[-1] if sharded(block) else type(block)
+
+
+def change_class(block: nn.Module, kind: Any) -> None:
+    """Give ``block`` the class ``kind`` in place of its own, below what FSDP2 may have put above it."""
+    own: Any = type(block)
+    block.__class__ = _shard_of(own, kind) if sharded(block) else kind
+
+
+@cache  # one class for all blocks: compiled code is guarded by it
+def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
+    """The class that FSDP2 would have made of ``kind`` as it made ``wrapped`` of another."""
+    return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, H*d) to (B, H, N, d)."""
+    batch, n, width = x.shape
+    return x.view(batch, n, num_heads, width // num_heads).transpose(1, 2)  # no -1: an empty batch leaves it ambiguous
+
+
+def merge_heads(out: Tensor) -> Tensor:
+    """(B, H, M, d) to (B, M, H*d)."""
+    return out.transpose(1, 2).flatten(2)

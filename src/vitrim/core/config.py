@@ -1,0 +1,240 @@
+"""What a method is told and what it may ask: `MethodConfig`, the validated options, and `Layer`, where it will act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vitrim.core.schedule import Amount, KeepRule, effective_keep, keep_rate, quarter_blocks
+from vitrim.errors import VitrimError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitrim.core.block import Reducer
+    from vitrim.training.step import Step
+
+
+LONGEST_INTEGER = 64
+"""Bits of a whole number, with its sign: what a tensor holds."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a method may know about the layer it builds a reducer for.
+
+    Attributes:
+        depth: 0-based index of the block.
+        num_layers: number of blocks.
+        dim: channels C.
+        num_heads: attention heads H.
+        num_classes: classes of the host's head (0 without one).
+        num_prefix: protected tokens at the front.
+        has_class_token: whether token 0 is a class token.
+        grid_size: rows and columns of patches at the model's own image size.
+    """
+
+    depth: int
+    num_layers: int
+    dim: int
+    num_heads: int
+    num_classes: int
+    num_prefix: int
+    has_class_token: bool
+    grid_size: tuple[int, int]
+
+    @property
+    def initial_patches(self) -> int:
+        """Patch tokens that enter the first block at the model's own image size."""
+        return self.grid_size[0] * self.grid_size[1]
+
+
+class MethodConfig(BaseModel):
+    """Options of a method: frozen, validated, versioned. A method subclasses it next to its reducer, in one file.
+
+    Class attributes describe the method for `vitrim list methods`; the fields below are options every method has.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.ToMe(r=13).describe()
+        'tome:r=13'
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    kind: ClassVar[Literal["none", "prune", "merge", "mixed", "soft"]] = "prune"
+    training_free: ClassVar[bool] = True
+    needs_class_token: ClassVar[bool] = False
+    needs_attention_map: ClassVar[bool] = False
+    adaptive: ClassVar[bool] = False
+    """Counts depend on the images: known only by running."""
+    may_fall_short: ClassVar[bool] = True
+    """A layer may keep more than its amount asks for; where it never does, nobody needs to be warned of it."""
+    batch_dependent: ClassVar[bool] = False
+    """With its default options, an image's result depends on the other images of its batch."""
+    runtime: ClassVar[frozenset[str]] = frozenset()
+    """Options that ``reduction.set`` may change."""
+    version: ClassVar[int] = 1
+
+    proportional: bool = Field(False, description="add log(size) to the attention logits once tokens have merged")
+    last_block: Literal["full", "class_token", "auto"] = Field(
+        "full",
+        description="'class_token': the last block computes only the rows the head reads (exact, a shorter output); "
+        "'auto': that, where the head reads prefix tokens only",
+    )
+    strict: bool = Field(False, description="refuse, instead of warn, when a layer cannot remove as much as asked")
+
+    if not TYPE_CHECKING:  # a type checker knows the options from the fields
+
+        def __init__(self, /, **options: Any) -> None:
+            """Validate the options.
+
+            Raises:
+                VitrimError: an unknown option or a value that is not valid, in one line.
+            """
+            for key in options:
+                if key not in type(self).model_fields:
+                    raise unknown(f"option of {self.name}", key, type(self).model_fields)
+                _check_switch(self.name, key, options[key], type(self).model_fields[key].annotation)
+                _check_range(self.name, key, options[key])
+            try:
+                super().__init__(**options)
+            except ValidationError as error:
+                raise VitrimError(f"{self.name}: {_problems(error)}") from None
+
+        def __setattr__(self, key: str, value: Any) -> None:
+            raise VitrimError(_frozen(self, f"{key}={_text(value)}"))
+
+        def __delattr__(self, key: str) -> None:
+            raise VitrimError(_frozen(self, f"del {key}"))
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
+        return [None] * num_layers
+
+    def check(self, num_layers: int) -> None:
+        """Raise `VitrimError` if these options do not fit a model of ``num_layers`` blocks. Called before any edit."""
+        self.schedule(num_layers)
+
+    def requires_class_token(self) -> bool:
+        """Whether these options need a class token; by default what the method says in general."""
+        return self.needs_class_token
+
+    def needs_grid(self) -> bool:
+        """Whether these options need the rows and columns of the patches of every forward (`TokenState.grid`)."""
+        return False
+
+    @staticmethod
+    def least_kept(current: int) -> int:
+        """The fewest patch tokens one layer can be reduced to: 1, or half for bipartite matching."""
+        return 1
+
+    def added_tokens(self) -> int:
+        """Tokens a reduction creates besides those it keeps (EViT's fused token)."""
+        return 0
+
+    def build(self, layer: Layer) -> Reducer | None:
+        """The reducer of one layer, or None where the method does not act."""
+        raise NotImplementedError
+
+    def counts(self, initial: int, num_layers: int) -> list[int] | None:
+        """Patch tokens left after each block, from ``initial``; None if that depends on the images."""
+        if self.adaptive:
+            return None
+        counts, current = [], initial
+        for amount in self.schedule(num_layers):
+            if amount is not None:
+                kept = effective_keep(amount, self.least_kept(current), initial, current)
+                current = kept + self.added_tokens() if kept < current else current
+            counts.append(current)
+        return counts
+
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """What training minimises on one batch: scalars by name, of which "total" is the whole.
+
+        By default the loss of the task alone. A method with terms of its own overrides this next to its ``objective``
+        and may take options, which a recipe gives under ``objective``.
+        """
+        return step.base_losses()
+
+    def describe(self) -> str:
+        """The method as it is written on the command line, with the options that were given."""
+        own_first = sorted(type(self).model_fields, key=lambda field: field in MethodConfig.model_fields)
+        given = {field: getattr(self, field) for field in own_first if field in self.model_fields_set}
+        options = ",".join(f"{field}={_text(value)}" for field, value in given.items())
+        return f"{self.name}:{options}" if options else self.name
+
+
+class StagedConfig(MethodConfig):
+    """Options of methods that keep a share of the patch tokens at some blocks. A subclass may give other defaults.
+
+    Example:
+        >>> from vitrim.methods.random import Random
+        >>> Random(keep_rate=0.5).stages(12)
+        (3, 6, 9)
+    """
+
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+
+    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
+    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
+    rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
+
+    def default_stages(self, num_layers: int) -> tuple[int, ...]:
+        """The stages where ``blocks`` is not given."""
+        return quarter_blocks(num_layers)
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        """The blocks that reduce, 0-based, in order."""
+        return tuple(sorted(self.default_stages(num_layers) if self.blocks is None else self.blocks))
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
+
+
+def _frozen(config: MethodConfig, change: str) -> str:
+    amounts = f", reduction.set(...) for the amounts of a reduced model ({', '.join(sorted(config.runtime))})"
+    return (
+        f"{config.describe()}: {change}: options do not change once they are made; make another {type(config).__name__}"
+        f"(...){amounts if config.runtime else ''}"
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:  # Python refuses to write thousands of digits
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_text(entry) for entry in value) + "]"
+    return str(value)
+
+
+def _check_switch(method: str, key: str, value: Any, kinds: Any) -> None:
+    """Refuse true and false for a number, which Python would take for 1 and 0."""
+    if isinstance(value, bool) and bool not in (kinds, *get_args(kinds)):
+        raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a number or a word, not true or false")
+
+
+def _check_range(method: str, key: str, value: Any) -> None:
+    """Refuse whole numbers, also in a list, of more bits than counts of anything have."""
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
+            raise VitrimError(f"{method}: {key}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
+
+
+def _problems(error: ValidationError) -> str:
+    """All that is wrong, in one line; where an option takes several types, what each of them wants."""
+    found: dict[str, list[str]] = {}
+    for entry in error.errors():
+        where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
+        message = entry["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list in brackets, e.g. [1,2]")
+        messages = found.setdefault(where, [])
+        messages.append(message.removeprefix("Input should be ") if messages else message)
+    return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())

@@ -1,0 +1,223 @@
+"""Bipartite matching, shared by the merging methods: split the patches in two, give each source its best partner."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.errors import VitrimError
+
+
+def alternate_split(num_prefix: int) -> tuple[slice, slice]:
+    """Sources and destinations among the patch tokens: even and odd places of the whole sequence, prefix counted.
+
+    ToMe section 3 splits all tokens, class token included, into even places (sources) and odd places. Prefix tokens
+    neither move nor receive, so the same split is written on patches: with a class token in front, patch 0 is odd.
+
+    Example:
+        >>> alternate_split(num_prefix=1)
+        (slice(1, None, 2), slice(0, None, 2))
+    """
+    first = num_prefix % 2
+    return slice(first, None, 2), slice(1 - first, None, 2)
+
+
+def unit(keys: Tensor) -> Tensor:
+    """``keys`` (B, N, d) scaled to length 1, outside the autograd graph: which tokens merge is a decision.
+
+    Done once for all tokens, before they are split: at batch 1 the number of small operations is what matching costs.
+    """
+    return F.normalize(keys.detach(), dim=-1)
+
+
+def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Similarity and index (B, S) of the best of the ``destinations`` (B, D, d) for each of ``sources`` (B, S, d).
+
+    Args:
+        sources, destinations: vectors of length 1 (see `unit`), so that their product is the cosine.
+        real: (B, D), which destinations are not padding; None for all.
+    """
+    with full_precision(sources):
+        similarity = sources.detach() @ destinations.detach().transpose(-1, -2)
+    if real is not None:
+        similarity = similarity.masked_fill(~real[:, None, :], -torch.inf)
+    best, index = similarity.max(dim=-1)
+    return best, index
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Autocast off for the device of ``x``: it would run products that decide in half precision.
+
+    Entering it costs as much as several small operations, so that happens only where autocast is on.
+    """
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):  # meta has no autocast to ask
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
+
+
+def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
+    """Split the sources into the ``r`` most similar (B, r) and the rest (B, S - r), the rest in ascending order.
+
+    Args:
+        best: (B, S) similarity of each source to its partner.
+        r: how many sources merge, 0 <= r <= S.
+    """
+    order = best.argsort(dim=1, descending=True, stable=True)
+    return order[:, :r], order[:, r:].sort(dim=1).values
+
+
+def merge_most_similar(
+    state: TokenState, sources: Tensor, destinations: Tensor, best: Tensor, partner: Tensor, r: int
+) -> Hard:
+    """Merge the ``r`` sources with the most similar partners; the others stay.
+
+    The new order is that of ToMe: sources that stay, in order, then all destinations.
+
+    Args:
+        state: the current state.
+        sources: (S,) or (B, S) patch indices of the sources.
+        destinations: (D,) or (B, D) patch indices of the destinations.
+        best: (B, S) similarity of each source to its partner.
+        partner: (B, S) which destination that is, in [0, D).
+        r: how many sources merge, 0 <= r <= S.
+    """
+    moved, kept = most_similar(best, r)
+    return merge_sources(state, sources, destinations, partner, moved, kept)
+
+
+def merge_sources(
+    state: TokenState, sources: Tensor, destinations: Tensor, partner: Tensor, moved: Tensor, kept: Tensor
+) -> Hard:
+    """Merge the sources ``moved`` (B, r) into their partners, keep the sources ``kept`` (B, S - r), in that order."""
+    batch = partner.shape[0]
+    keep = torch.cat([_lookup(sources, kept), destinations.expand(batch, destinations.shape[-1])], dim=1)
+    into = partner.gather(1, moved) + kept.shape[1]
+    return merge(state, keep, _lookup(sources, moved), into)
+
+
+def _lookup(table: Tensor, index: Tensor) -> Tensor:
+    """Entries ``index`` (B, M) of a table (S,) or (B, S)."""
+    return torch.take(table, index) if table.dim() == 1 else table.gather(1, index)
+
+
+def kth_matching(state: TokenState, metric: Tensor, k: int) -> Hard:
+    """Every k-th patch receives, all others merge into the most similar of those: the fixed ratio of ToMe's appendix.
+
+    Of every k patches in a row the last is the destination. Patches after the last whole row are dropped, as in the
+    published code, which counts the class token among the patches (a state without prefix does that).
+
+    Args:
+        state: the current state, with P patches.
+        metric: (B, P, d) what is compared, by cosine.
+        k: at least 2, and at most P.
+
+    Raises:
+        VitrimError: another ``k``.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 6, 8), num_prefix=0)
+        >>> kth_matching(state, torch.eye(6)[None], 3).anchor
+        tensor([[2, 5]])
+    """
+    patches = metric.shape[1]
+    if not 2 <= k <= patches:
+        raise VitrimError(f"k={k} must be from 2 to the number of patches, {patches}")
+    rows = torch.arange(patches - patches % k, device=metric.device).unflatten(0, (-1, k))
+    sources, destinations = rows[:, :-1].flatten(), rows[:, -1]
+    keys = unit(metric)
+    _, partner = best_partners(keys[:, sources], keys[:, destinations])
+    batch = metric.shape[0]
+    return merge(state, destinations.expand(batch, -1), sources.expand(batch, -1), partner)
+
+
+def window_matching(
+    state: TokenState,
+    metric: Tensor,
+    grid: tuple[int, int],
+    r: int,
+    *,
+    window: tuple[int, int] = (2, 2),
+    offset: Tensor | None = None,
+) -> Hard:
+    """One patch of each window receives, the ``r`` others most similar to one merge (Bolya and Hoffman, *Token Merging
+    for Fast Stable Diffusion*, 2023).
+
+    The matching of networks that un-merge after every layer (`vitrim.unmerge`), where all sizes are 1 and the mean is
+    plain; here it is weighted by size. Patches outside whole windows only merge.
+
+    Args:
+        state: the current state, with P patches.
+        metric: (B, P, d) what is compared, by cosine.
+        grid: rows and columns of the P patches.
+        r: how many merge; at most all that do not receive.
+        window: rows and columns of a window.
+        offset: (rows // window rows, columns // window columns) int64, which patch of its window receives, counted row
+            by row. Default the first; the published code draws them, one set for all images of a batch:
+            ``torch.randint(4, (rows // 2, columns // 2))``.
+
+    Raises:
+        VitrimError: a grid that does not fit the patches, or has no whole window; offsets of another shape.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 8, 3), num_prefix=0)
+        >>> window_matching(state, torch.randn(1, 8, 3), (2, 4), r=6).anchor
+        tensor([[0, 2]])
+    """
+    (height, width), (rows, columns) = grid, window
+    if height * width != metric.shape[1]:
+        raise VitrimError(f"a grid of {height} x {width} does not hold {metric.shape[1]} patches")
+    cells = (height // rows, width // columns)
+    if min(cells) == 0:
+        raise VitrimError(f"a grid of {height} x {width} has no whole window of {rows} x {columns}")
+    if offset is None:
+        offset = torch.zeros(cells, dtype=torch.int64, device=metric.device)
+    if tuple(offset.shape) != cells:
+        raise VitrimError(f"offset must have the shape {cells} of the windows, not {tuple(offset.shape)}")
+    top = torch.arange(cells[0], device=metric.device)[:, None] * rows + offset // columns
+    left = torch.arange(cells[1], device=metric.device) * columns + offset % columns
+    receives = torch.zeros(metric.shape[1], dtype=torch.int8, device=metric.device)
+    receives = receives.scatter(0, (top * width + left).flatten(), 1)
+    order = receives.sort(stable=True).indices
+    sources, destinations = order[: -cells[0] * cells[1]], order[-cells[0] * cells[1] :]
+    keys = unit(metric)
+    best, partner = best_partners(keys[:, sources], keys[:, destinations])
+    return merge_most_similar(state, sources, destinations, best, partner, min(r, len(sources)))
+
+
+def distances(patches: Tensor) -> Tensor:
+    """(B, P, P) Euclidean distances between the ``patches`` (B, P, C), in at least float32. No gradient flows."""
+    wide = patches.detach().to(decision_dtype(patches.dtype))
+    return torch.cdist(wide, wide)
+
+
+def nearest_centre(distance: Tensor, centres: Tensor) -> Tensor:
+    """Which of the ``centres`` (B, K) is nearest to each patch, (B, P) in [0, K); a centre belongs to itself.
+
+    Args:
+        distance: (B, P, P) distances between patches.
+        centres: (B, K) distinct patch indices; the first of several equally near ones wins.
+    """
+    cluster = distance.gather(2, centres[:, None, :].expand(-1, distance.shape[1], -1)).argmin(dim=2)
+    own = torch.arange(centres.shape[1], device=centres.device).expand_as(centres)
+    return cluster.scatter(1, centres, own)
+
+
+def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: Tensor) -> Hard:
+    """Every cluster becomes the plain weighted sum of its patches, at the place of its centre.
+
+    Args:
+        state: the current state.
+        centres: (B, K) distinct patch indices, in the order of the output.
+        cluster: (B, P) which of them each patch belongs to, in [0, K).
+        weight: (B, P) weights of the patches in their sums.
+    """
+    is_centre = torch.zeros_like(cluster, dtype=torch.bool).scatter_(1, centres, 1)
+    others = is_centre.to(torch.int8).sort(dim=1, stable=True).indices[:, : cluster.shape[1] - centres.shape[1]]
+    weight = torch.cat([weight.new_ones(weight.shape[0], state.num_prefix), weight], dim=1)
+    return merge(state, centres, others, cluster.gather(1, others), weight=weight, normalise=False)

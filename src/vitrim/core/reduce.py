@@ -1,0 +1,571 @@
+"""`reduce_` and `restore_`: the only code that edits a model. Everything is checked before anything is edited."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vitrim.core.block import Idle, ReducedBlock, Reducer, sharded
+from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.host import FormOfModel, GridHook, Head, Host, HostFacts
+from vitrim.core.registry import access, host_of, make_method, parse_method
+from vitrim.core.threads import refuse_while_running
+from vitrim.core.tokens import TokenState, Trace
+from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
+from vitrim.files import save_file, write_text
+
+HANDLE = "vitrim_reduction"
+CONFIG_FILE = "reduction.json"
+REDUCERS_FILE = "reducers.safetensors"
+FORMAT = 1
+NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
+
+
+def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = False) -> Reduction:
+    """Reduce the tokens of ``model`` in place and return the handle of the reduction.
+
+    The model keeps its call, its return type, its parameters and its state_dict keys; parameters learned by the method
+    live under ``*.reducer.*``. Undo with `restore_`.
+
+    Args:
+        model: a supported host, e.g. any ``timm`` VisionTransformer.
+        method: the method's config, or its text form as on the command line: ``"tome:r=13"``.
+        record: keep the state after every block of the last forward (``reduction.states``).
+
+    Returns:
+        The handle: state, auxiliary outputs, amounts that may change at run time, save and load.
+
+    Raises:
+        UnsupportedModelError: the model's family or form is not supported, or cannot carry this method.
+        VitrimError: the model is reduced already or runs in another thread, or an option does not fit the model. The
+            model is then unchanged.
+
+    Warns:
+        ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config.
+
+    Example:
+        >>> import timm, torch, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).eval()
+        >>> reduction = vitrim.reduce_(model, vitrim.ToMe(r=8))
+        >>> model(torch.zeros(1, 3, 224, 224)).shape, reduction.state.num_tokens
+        (torch.Size([1, 10]), 101)
+        >>> vitrim.restore_(model)
+    """
+    config = parse_method(method) if isinstance(method, str) else method
+    if not isinstance(config, MethodConfig):
+        raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
+    host = _host(model)
+    facts = host.facts(model)
+    blocks = host.blocks(model)
+    adopters = [host.reduced_class(block) for block in blocks]
+    head_rows = _head_rows(config, facts)
+    _check_fit(config, facts)
+    maker = _patch_maker(config, host, model)
+    _check_amounts(config, facts, len(blocks))
+    reducers = [_build(config, layer, block) for layer, block in zip(_layers(facts, len(blocks)), blocks, strict=True)]
+    _check_last_block(config, reducers[-1], head_rows)
+    _check_sharding(config, blocks, reducers)
+
+    refuse_while_running(model)
+    form = FormOfModel(host, model) if host.form(model) is not None else None
+    trace = Trace(record, form)
+    for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
+        last = depth == len(blocks) - 1
+        adopter.adopt(
+            block,
+            reducer,
+            depth=depth,
+            num_prefix=facts.num_prefix,
+            proportional=config.proportional,
+            last=last,
+            head_rows=head_rows if last else None,
+            # a head that averages patches gets every merged token as often as it counts: exact for any pooling; soft
+            # tokens belong to no patch, and the head reads them as they are
+            unmerge_at_end=last and facts.averages_patches and config.kind != "soft",
+            trace=trace,
+        )
+    host.install(model, trace)
+    if maker is not None:
+        maker.register_forward_hook(GridHook(host, trace))
+    if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
+        importlib.import_module("vitrim.hosts.transformers.saving")
+    reduction = Reduction(model, config, trace)
+    setattr(model, HANDLE, reduction)
+    return reduction
+
+
+def restore_(model: nn.Module) -> None:
+    """Undo `reduce_`, in place: the model computes what it computed before, bit for bit.
+
+    Raises:
+        VitrimError: the model is not reduced, or runs in another thread.
+    """
+    reduction = get_reduction(model)
+    model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
+    host = host_of(model)
+    with reduction.changing():
+        for block in host.blocks(model):
+            if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
+                block.release()
+        host.uninstall(model)
+        GridHook.remove(model)
+        delattr(model, HANDLE)
+
+
+def get_reduction(model: nn.Module) -> Reduction:
+    """The handle of a reduced model, also of a copy of one (EMA, deepcopy, unpickled).
+
+    Raises:
+        VitrimError: the model is not reduced.
+    """
+    reduction = getattr(model, HANDLE, None)
+    if isinstance(reduction, Reduction):
+        return reduction
+    inside = [access(name) for name, _ in reduced_parts(model)]
+    hint = f"{inside[0]} in it is: give that" if inside else "call vitrim.reduce_(model, method) first"
+    raise VitrimError(f"this {type(model).__name__} is not reduced: {hint}")
+
+
+def reduced_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules in ``model``, itself among them as "", that were given to `reduce_`, by name."""
+    if not isinstance(model, nn.Module):
+        return []
+    return [(name, part) for name, part in model.named_modules() if isinstance(vars(part).get(HANDLE), Reduction)]
+
+
+class Reduction:
+    """The handle of one reduced model. Made by `reduce_`.
+
+    Attributes:
+        model: the reduced model.
+        config: the method's options as they are now.
+    """
+
+    def __init__(self, model: nn.Module, config: MethodConfig, trace: Trace) -> None:
+        self.model = model
+        self.config = config
+        self._trace = trace
+
+    def __repr__(self) -> str:
+        return f"Reduction({self.config.describe()} on {type(self.model).__name__})"
+
+    @property
+    def state(self) -> TokenState:
+        """The `TokenState` after the last block of the last forward of this thread."""
+        if self._trace.final is None:
+            raise VitrimError(f"no state yet: {NOT_RUN}")
+        return self._trace.final
+
+    @property
+    def states(self) -> tuple[TokenState, ...]:
+        """The states of this thread's last forward: on entry, then after every block. Needs ``record``."""
+        if not self._trace.recording:
+            raise VitrimError("states are kept only when recording: vitrim.reduce_(..., record=True)")
+        if not self._trace.states:
+            raise VitrimError(f"no states yet: {NOT_RUN}")
+        return self._trace.states
+
+    @property
+    def tokens_per_block(self) -> list[int]:
+        """Tokens (prefix included) after every block of the last forward. Needs ``record``.
+
+        A last block that computes only the rows its head reads is counted with those rows. Where counts differ per
+        image, padding slots count: they are computed.
+        """
+        counts = [state.num_tokens for state in self.states[1:]]
+        rows = self._blocks()[-1].head_rows
+        return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
+
+    @property
+    def mean_tokens_per_block(self) -> list[float]:
+        """As `tokens_per_block`, but padding slots do not count: means over the images of the last forward."""
+        pairs = zip(self.tokens_per_block, self.states[1:], strict=True)
+        return [state.mean_tokens() if count == state.num_tokens else count for count, state in pairs]
+
+    def aux(self, name: str) -> list[Tensor]:
+        """Auxiliary outputs called ``name`` of the last forward, in block order. Read them before backward."""
+        found = [value for key, _, value in self.state.aux if key == name]
+        if not found:
+            have = sorted({key for key, _, _ in self.state.aux}) or ["none"]
+            raise VitrimError(f"no auxiliary output '{name}'; this forward has: {', '.join(have)}")
+        return found
+
+    def set(self, **changes: Any) -> None:
+        """Change amounts between forwards, e.g. ``reduction.set(r=16)``.
+
+        Raises:
+            VitrimError: an option that cannot change at run time, an invalid value, or a forward of the model that runs
+                in another thread. Nothing is changed then.
+        """
+        self._check_alive()
+        config = self._changed(changes)
+        with self.changing(), torch.inference_mode(False):  # as in `_build`
+            for block in self._blocks():
+                block.reducer.config = config
+                block.reducer.configure(config)
+            self.config = config
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep forwards out while the reduction is changed: those that another thread starts within are refused.
+
+        Raises:
+            VitrimError: a forward of the model runs in another thread.
+        """
+        self._trace.changing = True
+        try:
+            refuse_while_running(self.model)
+            yield
+        finally:
+            self._trace.changing = False
+
+    def config_with(self, **changes: Any) -> MethodConfig:
+        """The options as `set` would leave them; nothing is changed.
+
+        Raises:
+            VitrimError: an option that cannot change at run time, or a value that is invalid or does not fit the model.
+        """
+        return self._changed(changes)
+
+    def _changed(self, changes: Mapping[str, Any]) -> MethodConfig:
+        fixed = sorted(set(changes) - self.config.runtime)
+        if fixed:
+            valid = ", ".join(sorted(self.config.runtime)) or "none"
+            raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
+        config = type(self.config)(**{**_given(self.config), **changes})
+        _check_amounts(config, host_of(self.model).facts(self.model), len(self._blocks()), stacklevel=4)
+        return config
+
+    def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
+        """Write the method's options and its learned parameters, and nothing of the host, into ``folder``.
+
+        Two files: ``reduction.json`` and, if the method learns anything, ``reducers.safetensors``.
+
+        Args:
+            folder: made if it does not exist.
+            state: the model's whole ``state_dict``, where the model itself has only shards of it.
+            module: what the reduced model is called in the model that is saved beside it; "" where it is that model.
+
+        Raises:
+            VitrimError: the folder cannot be made or written to.
+        """
+        self._check_alive()
+        folder = _folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
+        weights = _reducer_weights(self.model, self.model.state_dict() if state is None else state)
+        if weights:
+            try:
+                save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
+            except (OSError, SafetensorError) as error:
+                raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
+        record = {
+            "format": FORMAT,
+            "method": self.config.name,
+            "version": self.config.version,
+            "options": json.loads(self.config.model_dump_json(include=self.config.model_fields_set)),
+            "model": type(self.model).__name__,
+            "weights": REDUCERS_FILE if weights else None,
+        }
+        if module:
+            record["module"] = module
+        write_text(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
+        """Reduce ``model`` as the saved reduction in ``folder`` says, learned parameters included.
+
+        Where a part of a model was reduced when it was saved (``model.vit``), the same part of ``model`` is reduced, or
+        ``model`` itself where it is that part; the handle is that of the part.
+
+        Raises:
+            VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
+        """
+        saved = _read_config(_folder(folder))
+        model = _saved_part(model, saved, _folder(folder))
+        reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record)
+        try:
+            reduction.load_parameters(folder)
+        except VitrimError:
+            restore_(model)
+            raise
+        return reduction
+
+    def load_parameters(self, folder: str | Path) -> None:
+        """Take over the learned parameters of a saved reduction of the same method, whatever its other options.
+
+        Raises:
+            VitrimError: missing or unreadable files, another method or version of it, or parameters that do not fit.
+                The model is then unchanged.
+        """
+        self._check_alive()
+        folder = _folder(folder)
+        saved = _read_config(folder)
+        if saved["method"] != self.config.name:
+            raise VitrimError(f"{folder} holds parameters of {saved['method']}, this model is under {self.config.name}")
+        if saved.get("version") != self.config.version:
+            raise VitrimError(
+                f"{folder} holds version {saved.get('version')} of {self.config.name}, this vitrim has version "
+                f"{self.config.version}"
+            )
+        weights = _read_weights(folder / saved["weights"]) if saved.get("weights") else {}
+        expected = _reducer_weights(self.model, self.model.state_dict())
+        problem = _mismatch(expected, weights)
+        if problem:
+            raise VitrimError(f"the parameters in {folder} do not fit this model: {problem}")
+        with torch.no_grad():
+            for name, value in weights.items():
+                expected[name].copy_(value)
+
+    def _check_alive(self) -> None:
+        if getattr(self.model, HANDLE, None) is not self:
+            raise VitrimError("this reduction was undone: call vitrim.reduce_(model, method) again")
+
+    def _blocks(self) -> list[ReducedBlock]:
+        return [block for block in host_of(self.model).blocks(self.model) if isinstance(block, ReducedBlock)]
+
+
+# ---- checks: nothing below edits the model -------------------------------------------------------------------------
+
+
+def _host(model: nn.Module) -> type[Host]:
+    if not isinstance(model, nn.Module):
+        raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
+    host = host_of(model)
+    if any(isinstance(block, ReducedBlock) for block in host.blocks(model)):
+        name = next((name for name, _ in reduced_parts(model)), "")
+        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(name)}) first")
+    if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
+        raise UnsupportedModelError(
+            f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
+            "cannot be shared"
+        )
+    host.check(model)
+    return host
+
+
+def _layers(facts: HostFacts, num_layers: int) -> list[Layer]:
+    return [
+        Layer(
+            depth=depth,
+            num_layers=num_layers,
+            dim=facts.dim,
+            num_heads=facts.num_heads,
+            num_classes=facts.num_classes,
+            num_prefix=facts.num_prefix,
+            has_class_token=facts.has_class_token,
+            grid_size=facts.grid_size,
+        )
+        for depth in range(num_layers)
+    ]
+
+
+def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer:
+    """The reducer of one layer on the device and dtype and in the mode of its block."""
+    with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
+        reducer = config.build(layer) or Idle(config, layer)
+        parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
+        if parameter is not None:
+            reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
+    return reducer.train(block.training)
+
+
+def _head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
+    """Rows the last block computes, None for all."""
+    if config.last_block == "class_token" and facts.head_rows is None:
+        raise UnsupportedModelError(
+            f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's "
+            "head reads its patch tokens; use last_block=full or auto"
+        )
+    return None if config.last_block == "full" else facts.head_rows
+
+
+def misfit(config: MethodConfig, head: Head) -> str | None:
+    """Why models with such a head cannot carry ``config``, or None."""
+    if config.requires_class_token() and head == "no class token":
+        substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
+        return f"scores tokens by the attention of a class token, and this model has none{substitute}"
+    ragged = config.kind == "prune" and config.adaptive
+    if head != "class token" and (config.kind == "mixed" or ragged):
+        return (
+            "leaves tokens that the head of this model, which averages patches, would weigh wrongly; use it on a model "
+            "whose head reads the class token"
+        )
+    return None
+
+
+def _check_fit(config: MethodConfig, facts: HostFacts) -> None:
+    problem = misfit(config, facts.head)
+    if problem is not None:
+        raise UnsupportedModelError(f"{config.name} {problem}")
+
+
+def _patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.Module | None:
+    """The module that shows the grid of every forward, if ``config`` asks for it."""
+    if not config.needs_grid():
+        return None
+    maker = host.patch_maker(model)
+    if maker is None:
+        raise UnsupportedModelError(
+            f"{config.name} needs the rows and columns of the patches, and this {type(model).__name__} has no patch "
+            "embedding that shows them"
+        )
+    return maker
+
+
+def _check_last_block(config: MethodConfig, reducer: Reducer, head_rows: int | None) -> None:
+    if head_rows is not None and reducer.needs_full_last_block:
+        raise UnsupportedModelError(
+            f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
+        )
+
+
+def _check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer]) -> None:
+    learned = any(parameter.requires_grad for reducer in reducers for parameter in reducer.parameters())
+    if learned and any(map(sharded, blocks)):
+        raise UnsupportedModelError(
+            f"{config.name} learns parameters, and those added after fully_shard would be neither sharded nor kept "
+            "equal among processes: call vitrim.reduce_ first, then fully_shard"
+        )
+
+
+def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int, stacklevel: int = 3) -> None:
+    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
+
+    ``stacklevel`` is how far away the user's line is, which the warning names.
+    """
+    config.check(num_layers)
+    if config.adaptive or not config.may_fall_short:
+        return
+    initial = current = facts.grid_size[0] * facts.grid_size[1]
+    effective, short = [], False
+    for amount, after in zip(config.schedule(num_layers), config.counts(initial, num_layers) or [], strict=True):
+        wanted = current if amount is None else amount.keep(initial, current)
+        short = short or after - config.added_tokens() > wanted
+        effective.append(current - after)
+        current = after
+    if not short:
+        return
+    message = (
+        f"{config.describe()} asks for more than {initial} patch tokens allow; the blocks remove "
+        f"{effective}, {initial - current} in all"
+    )
+    if min(effective) < 0:
+        message += "; a negative number is of tokens that come back"
+    if config.strict:
+        raise VitrimError(f"{message} (refused because strict=true)")
+    warnings.warn(message, ReductionWarning, stacklevel=stacklevel)
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def _given(config: MethodConfig) -> dict[str, Any]:
+    return {key: getattr(config, key) for key in config.model_fields_set}
+
+
+def _reducer_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What reducers learned, by depth and name, out of a ``state_dict`` of the model."""
+    return {
+        f"{block.depth}.{name}": state[f"{path}.reducer.{name}"]
+        for path, block in model.named_modules()
+        if isinstance(block, ReducedBlock)
+        for name in block.reducer.state_dict()
+    }
+
+
+def _folder(given: str | Path) -> Path:
+    """The folder of a saved reduction.
+
+    Raises:
+        VitrimError: it has no name, or is none.
+    """
+    if not isinstance(given, str | os.PathLike) or not str(given):
+        raise VitrimError(f"a reduction is saved in a folder, and {given!r} names none")
+    return Path(given)
+
+
+def saved_method(folder: Path) -> str:
+    """The name of the method whose reduction was saved in ``folder``.
+
+    Raises:
+        VitrimError: there is none, or it cannot be read.
+    """
+    return str(_read_config(folder)["method"])
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    try:
+        if not path.is_file():
+            raise FileNotFoundError
+        saved = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing") from None
+    except OSError as error:  # no permission, or a name that is too long
+        raise VitrimError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # not JSON, not even text, or lists in lists without end
+        raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
+    complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
+    if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
+        raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
+    if not isinstance(saved.get("module", ""), str):
+        raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
+    if saved["format"] != FORMAT:
+        raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
+    if saved.get("weights") not in (None, REDUCERS_FILE):
+        raise VitrimError(
+            f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
+        )
+    return dict(saved)
+
+
+def _saved_part(model: nn.Module, saved: dict[str, Any], folder: Path) -> nn.Module:
+    """The part of ``model`` that was reduced when ``saved`` was written; ``model`` where it is such a part itself."""
+    name = saved.get("module", "")
+    if not name or not isinstance(model, nn.Module):
+        return model
+    parts: dict[str, nn.Module] = dict(model.named_modules())
+    if name in parts:
+        return parts[name]
+    if type(model).__name__ == saved.get("model"):
+        return model
+    raise VitrimError(
+        f"{folder} holds the reduction of {access(name)}, a {saved.get('model')}, and this {type(model).__name__} "
+        "has no such part"
+    )
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise VitrimError(f"cannot read {path}: {error}") from None
+
+
+def _mismatch(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str | None:
+    missing, extra = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
+    if missing or extra:
+        return "; ".join(
+            f"{what} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+            for what, names in (("missing", missing), ("unexpected", extra))
+            if names
+        )
+    for name, value in given.items():
+        if value.shape != expected[name].shape:
+            return f"{name} has shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
+    return None

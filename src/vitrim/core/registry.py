@@ -1,0 +1,242 @@
+"""The two tables: methods by name, host families by the class of their model.
+
+Every file in ``methods/`` is imported on first use, and every file in ``hosts/LIBRARY/`` on first use of a model of
+that library, so a new method or host is one new file. An import error in one of them surfaces: a method that silently
+does not exist is worse than a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from torch import nn
+
+from vitrim.core.config import MethodConfig
+from vitrim.core.host import Host
+from vitrim.errors import UnsupportedModelError, VitrimError, unknown
+
+C = TypeVar("C", bound=MethodConfig)
+H = TypeVar("H", bound=Host)
+
+_METHODS: dict[str, type[MethodConfig]] = {}
+_HOSTS: dict[str, type[Host]] = {}
+
+
+def register_method(config: type[C]) -> type[C]:
+    """Class decorator: enter a method's config under its ``name``. A second entry of the same name is an error."""
+    if config.name in _METHODS:
+        raise ValueError(f"method '{config.name}' is registered twice, by {_METHODS[config.name]} and {config}")
+    _METHODS[config.name] = config
+    return config
+
+
+def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
+    """Class decorator: enter a host family for models of the given classes, each as ``module.ClassName``.
+
+    The name is a string: a model is looked up over the names of the classes it inherits from, and two libraries may
+    both have a ``VisionTransformer``.
+    """
+
+    def enter(host: type[H]) -> type[H]:
+        for key in model_classes:
+            if key in _HOSTS:
+                raise ValueError(f"host '{key}' is registered twice, by {_HOSTS[key]} and {host}")
+            _HOSTS[key] = host
+        return host
+
+    return enter
+
+
+@cache
+def _discover(package: str) -> None:
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def methods() -> dict[str, type[MethodConfig]]:
+    """Every method's config class by name, sorted.
+
+    Example:
+        >>> "tome" in methods()
+        True
+    """
+    _discover("vitrim.methods")
+    return dict(sorted(_METHODS.items()))
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """The host libraries vitrim knows, installed or not: the folders of ``hosts/``."""
+    package = importlib.import_module("vitrim.hosts")
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+
+
+def missing_libraries() -> tuple[str, ...]:
+    """Those of `libraries` that are not installed."""
+    return tuple(library for library in libraries() if importlib.util.find_spec(library) is None)
+
+
+def hosts() -> dict[str, type[Host]]:
+    """Every host family of the installed libraries by the model class it serves, sorted. Imports those libraries."""
+    missing = missing_libraries()
+    for library in libraries():
+        if library not in missing:
+            _discover(f"vitrim.hosts.{library}")
+    return dict(sorted(_HOSTS.items()))
+
+
+def find_host(model: nn.Module) -> type[Host] | None:
+    """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
+    for base in type(model).__mro__:
+        library = base.__module__.partition(".")[0]
+        if library in libraries():
+            _discover(f"vitrim.hosts.{library}")
+        key = f"{base.__module__}.{base.__qualname__}"
+        if key in _HOSTS:
+            return _HOSTS[key]
+    return None
+
+
+def host_of(model: nn.Module) -> type[Host]:
+    """The host family of ``model``.
+
+    Raises:
+        UnsupportedModelError: naming the class, and the parts of ``model`` that are supported.
+    """
+    host = find_host(model)
+    if host is not None:
+        if not host.blocks(model):
+            raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")
+        return host
+    name, parts = type(model).__name__, supported_parts(model)
+    if parts:
+        named = " or ".join(f"{access(where)} ({type(part).__name__})" for where, part in parts[:2])
+        more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
+        raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
+    raise UnsupportedModelError(
+        f"{name} (from {type(model).__module__}) is not a supported host; `vitrim list hosts` prints those that are"
+    )
+
+
+def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The outermost supported hosts inside ``model``, which is none itself, by their names in it, as they stand.
+
+    Wrappers (of adapters, compilation, several devices) and models of several parts hold one. Those whose own check
+    refuses them are left out.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    for name, part in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer, _ in found)
+        if name and not inside and _is_host(part):
+            found.append((name, part))
+    return found
+
+
+def _is_host(part: nn.Module) -> bool:
+    backbone = find_host(part)
+    if backbone is None or not backbone.blocks(part):
+        return False
+    try:
+        backbone.check(part)
+    except UnsupportedModelError:
+        return False
+    return True
+
+
+def access(name: str, root: str = "model") -> str:
+    """How Python reaches the submodule that ``named_modules`` calls ``name``.
+
+    Example:
+        >>> access("towers.0.vision")
+        'model.towers[0].vision'
+    """
+    if not name:
+        return root
+    return root + "".join(
+        f".{part}" if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
+        for part in name.split(".")
+    )
+
+
+def make_method(name: str, /, **options: Any) -> MethodConfig:
+    """The config of the method called ``name``, with validated options.
+
+    Raises:
+        VitrimError: an unknown method, option or value, in one line with the valid ones.
+
+    Example:
+        >>> make_method("tome", r=8).r
+        8
+    """
+    table = methods()
+    if not isinstance(name, str):
+        raise VitrimError(f"expected the name of a method, e.g. tome, got {type(name).__name__}")
+    if name not in table:
+        raise unknown("method", name, table)
+    return table[name](**options)
+
+
+def parse_method(text: str) -> MethodConfig:
+    """The method written as ``name`` or ``name:key=value,key=value``. Lists are written in brackets.
+
+    Raises:
+        VitrimError: an unknown method, option or value, or text of another form.
+
+    Example:
+        >>> parse_method("tome:r=[16,8,4]").r
+        (16, 8, 4)
+    """
+    if not isinstance(text, str):
+        raise VitrimError(f"expected a method as text, e.g. tome:r=13, got {type(text).__name__}")
+    name, _, rest = text.strip().partition(":")
+    options: dict[str, Any] = {}
+    for part in _split(rest):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise VitrimError(f"cannot read '{part}' in '{text}': write name:key=value,key=value, e.g. tome:r=13")
+        if key.strip() in options:
+            raise VitrimError(f"'{key.strip()}' is given twice in '{text}'")
+        options[key.strip()] = read_value(value.strip(), key.strip())
+    return make_method(name.strip(), **options)
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that are outside brackets."""
+    parts, depth, current = [], 0, ""
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    parts.append(current)
+    return [part for part in parts if part.strip()]
+
+
+def read_value(text: str, key: str) -> Any:
+    """A JSON value where ``text`` is one (number, true, null, list), else the text itself.
+
+    Args:
+        text: as it was written.
+        key: what it is of, for messages.
+
+    Raises:
+        VitrimError: a number of more digits, or lists within more lists, than can be read.
+
+    Example:
+        >>> read_value("[16,8]", "r"), read_value("floor_current", "rule")
+        ([16, 8], 'floor_current')
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    except (ValueError, RecursionError):  # what JSON allows and Python does not
+        raise VitrimError(f"{key}: a value of {len(text)} characters that cannot be read: {text[:20]}...") from None

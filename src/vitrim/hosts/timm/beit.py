@@ -1,0 +1,51 @@
+"""timm's `Beit`: BEiT and BEiT v2. The bias between two tokens is that of the positions of their anchors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.models.beit import Attention as BeitAttention
+from timm.models.beit import Beit, Block
+from torch import Tensor
+
+from vitrim.core.attention import Attention, add_bias
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.timm.common import PreNormGamma, TimmHost, position_bias, project_qkv
+
+
+class ReducedBeitBlock(PreNormGamma, Block):
+    """BEiT's block under reduction."""
+
+    host_class = Block
+    attention_classes = (BeitAttention,)
+
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        return self.run(x, shared_rel_pos_bias)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn = self.attn
+        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        own = None if attn.relative_position_bias_table is None else attn._get_rel_pos_bias()[0]
+        return Attention(
+            q=q,
+            k=k,
+            v=v,
+            scale=attn.scale,
+            bias=add_bias(
+                state.key_bias(q.dtype, self.proportional),
+                position_bias(add_bias(own, host_args[0]), state, rows, q.dtype),
+            ),
+            dropout=attn.attn_drop.p if attn.training else 0.0,
+            fused=attn.fused_attn,
+        )
+
+
+@register_host("timm.models.beit.Beit")
+class TimmBeit(TimmHost):
+    """Models of class `timm.models.beit.Beit`."""
+
+    name = "timm Beit"
+    heads = ("class token", "patches")
+    reduced_blocks = (ReducedBeitBlock,)
+    model_classes = (Beit,)

@@ -1,0 +1,111 @@
+"""timm's `Eva`: EVA, EVA-02, `vit_*_rope`, DINOv3 and the plain Perception Encoders as timm ships them.
+
+Rotary tables are made for the patches that enter block 0 and read by the position of each token, so tokens keep their
+own angles however many others are gone. Patch dropout in training happens before block 0: its shorter tables are what
+positions then count in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers.attention import AttentionRope
+from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
+from torch import Tensor
+
+from vitrim.core.attention import Attention
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.timm.common import (
+    PostNorm,
+    PreNormGamma,
+    SerialBlock,
+    TimmHost,
+    project_qkv,
+    refuse_mask,
+)
+
+
+class ReducedRopeBlock(SerialBlock):
+    """What timm's blocks with rotary embedding share: everything but where their norms are."""
+
+    attention_classes = (EvaAttention, AttentionRope)
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        refuse_mask(attn_mask, is_causal)
+        return self.run(x, rope)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn: Any = self.attn
+        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        dtype = k.dtype
+        q, k = attn.q_norm(q), expand_groups(attn.k_norm(k), attn.num_heads)
+        k_raw, rope = None, host_args[0]
+        if rope is not None:
+            table, k_raw = rope_of_tokens(rope, state), k
+            q, k = (_rotate(each, table, state.num_prefix, attn.rotate_half).to(dtype) for each in (q, k))
+        return Attention(
+            q=q,
+            k=k,
+            v=None if v is None else expand_groups(v, attn.num_heads),
+            scale=attn.scale,
+            bias=state.key_bias(q.dtype, self.proportional),
+            dropout=attn.attn_drop.p if attn.training else 0.0,
+            k_raw=k_raw,
+            fused=attn.fused_attn,
+        )
+
+    def values(self, x: Tensor) -> Tensor:
+        return expand_groups(super().values(x), self.attn.num_heads)
+
+
+def expand_groups(x: Tensor, num_heads: int) -> Tensor:
+    """Keys or values (B, G, N, d) of grouped queries, repeated for every head: (B, H, N, d)."""
+    groups = x.shape[1]
+    return x if groups == num_heads else x.repeat_interleave(num_heads // groups, dim=1)
+
+
+def rope_of_tokens(rope: Tensor, state: TokenState) -> Tensor:
+    """Rows of timm's rotary table for the patch tokens of now, broadcastable to (B, H, P, 2d).
+
+    Args:
+        rope: (P0, 2d); (H, P0, 2d) for one depth of mixed tables; after patch dropout (B, 1, P0, 2d) or (B, H, P0, 2d).
+        state: the current state.
+    """
+    rows = state.patch_rows(rope)
+    return rows.unsqueeze(1) if rows.dim() == 3 and rope.dim() == 2 else rows
+
+
+def _rotate(x: Tensor, table: Tensor, num_prefix: int, rotate_half: bool) -> Tensor:
+    """Tokens (B, H, M, d), the first M of all, with the angles of their patches; the prefix has no position."""
+    if x.shape[2] <= num_prefix:
+        return x
+    patches = x[:, :, num_prefix:]
+    rotated = apply_rot_embed_cat(patches, table[..., : patches.shape[2], :], half=rotate_half)
+    return torch.cat([x[:, :, :num_prefix], rotated], dim=2)
+
+
+class ReducedEvaBlock(PreNormGamma, ReducedRopeBlock, EvaBlock):
+    """timm's pre-norm `EvaBlock` under reduction."""
+
+    host_class = EvaBlock
+
+
+class ReducedEvaBlockPostNorm(PostNorm, ReducedRopeBlock, EvaBlockPostNorm):
+    """timm's `EvaBlockPostNorm` under reduction."""
+
+    host_class = EvaBlockPostNorm
+
+
+@register_host("timm.models.eva.Eva")
+class TimmEva(TimmHost):
+    """Models of class `timm.models.eva.Eva`. The attention pool of some reads the prefix tokens, too."""
+
+    name = "timm Eva"
+    reduced_blocks = (ReducedEvaBlock, ReducedEvaBlockPostNorm)
+    model_classes = (Eva,)
+    calls = (*TimmHost.calls, "pool")

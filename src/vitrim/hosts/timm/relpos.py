@@ -1,0 +1,66 @@
+"""timm's `VisionTransformerRelPos`: the bias between two tokens is that of the positions of their anchors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.models.vision_transformer_relpos import (
+    RelPosAttention,
+    RelPosBlock,
+    ResPostRelPosBlock,
+    VisionTransformerRelPos,
+)
+from torch import Tensor
+
+from vitrim.core.attention import Attention, add_bias
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.timm.common import PostNorm, PreNorm, SerialBlock, TimmHost, position_bias, project_qkv
+
+
+class ReducedBiasBlock(SerialBlock):
+    """What timm's blocks with a relative position bias share: everything but where their norms are."""
+
+    attention_classes = (RelPosAttention,)
+
+    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        return self.run(x, shared_rel_pos)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn = self.attn
+        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        table = host_args[0] if attn.rel_pos is None else attn.rel_pos.get_bias()  # its own comes first, as in timm
+        table = None if table is None else table[0]
+        return Attention(
+            q=attn.q_norm(q),
+            k=attn.k_norm(k),
+            v=v,
+            scale=attn.scale,
+            bias=add_bias(
+                state.key_bias(q.dtype, self.proportional),
+                position_bias(table, state, rows, q.dtype),
+            ),
+            dropout=attn.attn_drop.p if attn.training else 0.0,
+            fused=attn.fused_attn,
+        )
+
+
+class ReducedRelPosBlock(PreNorm, ReducedBiasBlock, RelPosBlock):
+    """timm's pre-norm `RelPosBlock` under reduction."""
+
+    host_class = RelPosBlock
+
+
+class ReducedResPostRelPosBlock(PostNorm, ReducedBiasBlock, ResPostRelPosBlock):
+    """timm's `ResPostRelPosBlock`, whose norms are after attention and after the MLP, under reduction."""
+
+    host_class = ResPostRelPosBlock
+
+
+@register_host("timm.models.vision_transformer_relpos.VisionTransformerRelPos")
+class TimmRelPos(TimmHost):
+    """Models of class `timm.models.vision_transformer_relpos.VisionTransformerRelPos`."""
+
+    name = "timm VisionTransformerRelPos"
+    reduced_blocks = (ReducedRelPosBlock, ReducedResPostRelPosBlock)
+    model_classes = (VisionTransformerRelPos,)

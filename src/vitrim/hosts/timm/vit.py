@@ -1,0 +1,219 @@
+"""timm's `VisionTransformer` with all its plain blocks: ViT, DeiT (distilled too), DeiT III, AugReg, MAE, DINOv2, CLIP.
+
+A distilled model, register tokens, LayerScale, qk-norm and any pooling are forms of the same class; post-norm and
+parallel blocks have a reduced form each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from timm.layers.attention import Attention as TimmAttention
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import (
+    Block,
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+    VisionTransformer,
+)
+from torch import Tensor, nn
+
+from vitrim.core.attention import Attention
+from vitrim.core.block import split_heads
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.timm.common import (
+    PostNorm,
+    PreNorm,
+    SerialBlock,
+    TimmBlock,
+    TimmHost,
+    is_plain_linear,
+    project_output,
+    project_qkv,
+    project_values,
+    refuse_mask,
+)
+
+
+class ReducedPlainBlock(SerialBlock):
+    """What timm's blocks with one `Attention` share: everything but where their norms are."""
+
+    attention_classes = (TimmAttention,)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        refuse_mask(attn_mask, is_causal)
+        return self.run(x)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None = None, *host_args: Any) -> Attention:
+        attn = self.attn
+        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        return Attention(
+            q=attn.q_norm(q),
+            k=attn.k_norm(k),
+            v=v,
+            scale=attn.scale,
+            bias=state.key_bias(q.dtype, self.proportional),
+            dropout=attn.attn_drop.p if attn.training else 0.0,
+            fused=attn.fused_attn,
+        )
+
+
+class ReducedTimmBlock(PreNorm, ReducedPlainBlock, Block):
+    """timm's pre-norm `Block` under reduction."""
+
+    host_class: ClassVar[type[nn.Module]] = Block
+
+
+class ReducedResPostBlock(PostNorm, ReducedPlainBlock, ResPostBlock):
+    """timm's `ResPostBlock`, whose norms are after attention and after the MLP, under reduction."""
+
+    host_class = ResPostBlock
+
+
+class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
+    """timm's `ParallelScalingBlock` under reduction: attention and MLP side by side behind one projection.
+
+    Keys and values are needed of all tokens, the hidden layer of the MLP only of those that stay: it is projected
+    after a reduction at the ``query``.
+    """
+
+    host_class = ParallelScalingBlock
+    attention_classes = (ParallelScalingBlock,)
+    parallel = True
+
+    in_norm: Any
+    in_proj: Any
+    in_split: Any
+    q_norm: Any
+    k_norm: Any
+    attn_drop: Any
+    mlp_drop: Any
+    mlp_act: Any
+    ls: Any
+    drop_path: Any
+
+    @staticmethod
+    def attentions(block: Any) -> list[Any]:
+        return [block]  # it is its own attention
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        refuse_mask(attn_mask, is_causal)
+        return self.run(x)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        y = self.in_norm(x)
+        v: Tensor | None
+        if rows is not None and is_plain_linear(self.in_proj):
+            q = self._projected(y[:, :rows], 1, 2)
+            k, v = self._projected(y, 2, 4).chunk(2, dim=-1)
+        elif self.reducer.fresh_values and is_plain_linear(self.in_proj):
+            (q, k), v = self._projected(y, 1, 3).chunk(2, dim=-1), None
+        else:
+            q, k, v = self._projected(y, 1, 4).chunk(3, dim=-1)
+            q = q[:, :rows]
+        return Attention(
+            q=self.q_norm(split_heads(q, self.num_heads)),
+            k=self.k_norm(split_heads(k, self.num_heads)),
+            v=None if v is None else split_heads(v, self.num_heads),
+            scale=self.scale,
+            bias=state.key_bias(q.dtype, self.proportional),
+            dropout=self.attn_drop.p if self.training else 0.0,
+            fused=self.fused_attn,
+        )
+
+    def values(self, x: Tensor) -> Tensor:
+        return split_heads(self._projected(self.in_norm(x), 3, 4), self.num_heads)
+
+    def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
+        # both branches at once: they share one output projection, one layer scale and one drop path
+        hidden = self._projected(self.in_norm(x), 0, 1)
+        if self.mlp_bias is not None:
+            hidden = hidden + self.mlp_bias
+        hidden = self.mlp_drop(self.mlp_act(hidden))
+        if self.out_proj is not None:
+            update = self.out_proj(torch.cat((out, hidden), dim=-1))
+        else:
+            update = self.attn_out_proj(out) + self.mlp_out_proj(hidden)
+        return x + self.drop_path(self.ls(update))  # type: ignore[no-any-return]
+
+    def _projected(self, y: Tensor, first: int, end: int) -> Tensor:
+        """Parts first..end of MLP, q, k, v (0, 1, 2, 3) of normed tokens (B, N, C), side by side."""
+        rows = slice(sum(self.in_split[:first]), sum(self.in_split[:end]))
+        if not is_plain_linear(self.in_proj):
+            return self.in_proj(y)[..., rows]  # type: ignore[no-any-return]
+        bias = None if self.in_proj.bias is None else self.in_proj.bias[rows]
+        return F.linear(y, self.in_proj.weight[rows], bias)
+
+
+class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
+    """timm's `ParallelThingsBlock` under reduction: several attentions side by side, then several MLPs.
+
+    To a method the attentions are one, with the heads of all of them.
+    """
+
+    host_class = ParallelThingsBlock
+    attention_classes = (TimmAttention,)
+
+    attns: Any
+    ffns: Any
+
+    @staticmethod
+    def attentions(block: Any) -> list[Any]:
+        return [branch.attn for branch in block.attns]
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        refuse_mask(attn_mask, is_causal)
+        return self.run(x)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        queries, keys, values = [], [], []
+        for branch in self.attns:
+            q, k, v = project_qkv(branch.attn, branch.norm(x), rows, self.reducer.fresh_values)
+            queries.append(branch.attn.q_norm(q))
+            keys.append(branch.attn.k_norm(k))
+            values.append(v)
+        attn = self.attns[0].attn
+        present = [v for v in values if v is not None]
+        return Attention(
+            q=torch.cat(queries, dim=1),
+            k=torch.cat(keys, dim=1),
+            v=torch.cat(present, dim=1) if len(present) == len(values) else None,
+            scale=attn.scale,
+            bias=state.key_bias(queries[0].dtype, self.proportional),
+            dropout=attn.attn_drop.p if attn.training else 0.0,
+            fused=attn.fused_attn,
+        )
+
+    def values(self, x: Tensor) -> Tensor:
+        return torch.cat([project_values(branch.attn, branch.norm(x)) for branch in self.attns], dim=1)
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        updates = []
+        for branch, own in zip(self.attns, out.chunk(len(self.attns), dim=-1), strict=True):
+            updates.append(branch.drop_path(branch.ls(project_output(branch.attn, own))))
+        return torch.stack(updates).sum(dim=0)
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return torch.stack([ffn(x) for ffn in self.ffns]).sum(dim=0)
+
+
+@register_host("timm.models.vision_transformer.VisionTransformer")
+class TimmViT(TimmHost):
+    """Models of class `timm.models.vision_transformer.VisionTransformer`, and its distilled form."""
+
+    name = "timm VisionTransformer"
+    reduced_blocks = (ReducedTimmBlock, ReducedResPostBlock, ReducedParallelScalingBlock, ReducedParallelThingsBlock)
+    model_classes = (VisionTransformer, VisionTransformerDistilled)
+    calls = (*TimmHost.calls, "pool")
+
+    @classmethod
+    def head_rows(cls, model: Any) -> int | None:
+        return 2 if isinstance(model, VisionTransformerDistilled) else super().head_rows(model)
+
+    @classmethod
+    def classifiers(cls, model: Any) -> list[nn.Module]:
+        return [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]

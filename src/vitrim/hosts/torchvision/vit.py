@@ -1,0 +1,149 @@
+"""torchvision's `VisionTransformer`: ViT-B, L and H, whose attention is `nn.MultiheadAttention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
+
+from vitrim.core.attention import Attention
+from vitrim.core.block import ReducedBlock, split_heads
+from vitrim.core.host import Host, HostFacts, refuse_altered
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.errors import UnsupportedModelError
+
+
+class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
+    """torchvision's `EncoderBlock` under reduction.
+
+    `nn.MultiheadAttention` hands out no queries, keys and values: they are projected with its weights here.
+    """
+
+    host_class = EncoderBlock
+
+    ln_1: Any
+    self_attention: Any
+    dropout: Any
+    ln_2: Any
+    mlp: Any
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.run(input)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn, y = self.self_attention, self.ln_1(x)
+        v: Tensor | None
+        if rows is not None:
+            (q,) = self._part(y[:, :rows], 0, 1)
+            k, v = self._part(y, 1, 3)
+        elif self.reducer.fresh_values:
+            (q, k), v = self._part(y, 0, 2), None
+        else:
+            q, k, v = self._part(y, 0, 3)
+        return Attention(
+            q=q,
+            k=k,
+            v=v,
+            scale=attn.head_dim**-0.5,
+            bias=state.key_bias(q.dtype, self.proportional),
+            dropout=attn.dropout if attn.training else 0.0,
+        )
+
+    def values(self, x: Tensor) -> Tensor:
+        return self._part(self.ln_1(x), 2, 3)[0]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.dropout(self.self_attention.out_proj(out))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
+
+    def _part(self, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
+        """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
+        attn = self.self_attention
+        rows = slice(first * attn.embed_dim, end * attn.embed_dim)
+        bias = None if attn.in_proj_bias is None else attn.in_proj_bias[rows]
+        projected = F.linear(y, attn.in_proj_weight[rows], bias)
+        return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
+
+
+@register_host("torchvision.models.vision_transformer.VisionTransformer")
+class TorchvisionViT(Host):
+    """Models of class `torchvision.models.vision_transformer.VisionTransformer`."""
+
+    name = "torchvision VisionTransformer"
+    heads = ("class token",)
+    reduced_blocks = (ReducedEncoderBlock,)
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        if type(model).forward is not VisionTransformer.forward:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} overrides forward of torchvision's VisionTransformer, so vitrim cannot know "
+                "what its head reads; supported: VisionTransformer"
+            )
+        for block in cls.blocks(model):
+            cls.reduced_class(block)
+            attn: Any = block.self_attention
+            refuse_altered(attn, cls.name)
+            _check_attention(attn)
+
+    @classmethod
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        return list(model.encoder.layers)
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        side = model.image_size // model.patch_size
+        head = next((layer for layer in reversed(list(model.heads.modules())) if isinstance(layer, nn.Linear)), None)
+        return HostFacts(
+            dim=model.hidden_dim,
+            num_heads=model.encoder.layers[0].self_attention.num_heads,
+            num_classes=0 if head is None else head.out_features,
+            num_prefix=1,
+            has_class_token=True,
+            grid_size=(side, side),
+            head_rows=1,
+            input_size=(_input_channels(model), model.image_size, model.image_size),
+        )
+
+    @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return model.conv_proj  # type: ignore[no-any-return]
+
+    @classmethod
+    def classifiers(cls, model: Any) -> list[nn.Module]:
+        if any(isinstance(layer, nn.Linear) for layer in model.heads.modules()):
+            return [model.heads]
+        return super().classifiers(model)
+
+
+def _check_attention(attention: Any) -> None:
+    """Only what torchvision itself builds can be written out with the fused projection."""
+    if type(attention) is not nn.MultiheadAttention:
+        raise UnsupportedModelError(
+            f"torchvision VisionTransformer with attention of class {type(attention).__name__} is not supported; "
+            "supported: MultiheadAttention"
+        )
+    problem = None
+    if not attention.batch_first:
+        problem = "batch_first=False"
+    elif attention.in_proj_weight is None:
+        problem = "kdim or vdim"
+    elif attention.bias_k is not None:
+        problem = "add_bias_kv=True"
+    elif attention.add_zero_attn:
+        problem = "add_zero_attn=True"
+    if problem is not None:
+        raise UnsupportedModelError(
+            f"torchvision VisionTransformer with {problem} in its MultiheadAttention is not supported; supported: "
+            "batch_first=True, one width for queries, keys and values, no added keys"
+        )
+
+
+def _input_channels(model: nn.Module) -> int:
+    stem: Any = next(layer for layer in model.conv_proj.modules() if isinstance(layer, nn.Conv2d))  # type: ignore[union-attr]
+    return int(stem.in_channels)

@@ -1,0 +1,45 @@
+"""Hugging Face CLIP: the vision tower, alone, with its projection, with a classifier, or next to the text tower."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers.models.clip.modeling_clip import (
+    CLIPAttention,
+    CLIPEncoderLayer,
+    CLIPModel,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+)
+
+from vitrim.core.registry import register_host
+from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
+
+
+class ReducedCLIPEncoderLayer(ReducedClipLayer, CLIPEncoderLayer):
+    """`CLIPEncoderLayer` under reduction."""
+
+    host_class = CLIPEncoderLayer
+    attention_class = CLIPAttention
+
+
+@register_host(
+    "transformers.models.clip.modeling_clip.CLIPVisionModel",
+    "transformers.models.clip.modeling_clip.CLIPVisionModelWithProjection",
+    "transformers.models.clip.modeling_clip.CLIPModel",
+    "transformers.models.clip.modeling_clip.CLIPForImageClassification",
+)
+class HFCLIP(TransformersHost):
+    """Hugging Face CLIP. The text tower, whose layers have the same class, is left as it is.
+
+    Image embeddings read the class token. The classifier averages the patches, and the bare tower hands out its tokens.
+    """
+
+    name = "transformers CLIP"
+    heads = ("class token", "patches")
+    reduced_blocks = (ReducedCLIPEncoderLayer,)
+    trunk_classes = (CLIPVisionModel,)
+    layers_name = "encoder.layers"
+
+    @classmethod
+    def head_rows(cls, model: nn.Module) -> int | None:
+        return 1 if isinstance(model, CLIPModel | CLIPVisionModelWithProjection) else None

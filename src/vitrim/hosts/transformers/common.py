@@ -1,0 +1,279 @@
+"""What the hosts of Hugging Face transformers share: a layer with q_proj, k_proj, v_proj, and a trunk that runs layers.
+
+A family's file says where a layer keeps its norms, attention and MLP, and which of its model classes own the layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.attention import Attention
+from vitrim.core.block import ReducedBlock, class_of, split_heads
+from vitrim.core.host import Host, HostFacts, refuse_altered
+from vitrim.core.tokens import TokenState, Trace
+from vitrim.errors import UnsupportedModelError
+
+
+class ReducedLayer(ReducedBlock):
+    """The reduced form of an encoder layer. A family names its attention and its first norm, and writes two branches.
+
+    Attention, norms and projections are called as modules, so adapters and hooks on them keep working.
+    """
+
+    attention_class: ClassVar[type[nn.Module]]
+    """The host's own attention class; with another one the layer is refused."""
+    scale_name: ClassVar[str] = "scaling"
+    dropout_name: ClassVar[str] = "attention_dropout"
+
+    @property
+    def attn(self) -> Any:
+        """The module that has ``q_proj``, ``k_proj`` and ``v_proj``."""
+        raise NotImplementedError
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        """The norm before attention, (B, N, C)."""
+        raise NotImplementedError
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        refuse_mask(attention_mask)
+        return self.run(hidden_states)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn, y = self.attn, self.pre_norm(x)
+        q = self.split_heads(attn.q_proj(y if rows is None else y[:, :rows]))
+        return Attention(
+            q=q,
+            k=self.split_heads(attn.k_proj(y)),
+            v=None if self.reducer.fresh_values and rows is None else self.split_heads(attn.v_proj(y)),
+            scale=getattr(attn, self.scale_name),
+            bias=state.key_bias(q.dtype, self.proportional),
+            dropout=getattr(attn, self.dropout_name) if attn.training else 0.0,
+            fused=attn.config._attn_implementation != "eager",
+        )
+
+    def values(self, x: Tensor) -> Tensor:
+        return self.split_heads(self.attn.v_proj(self.pre_norm(x)))
+
+    def split_heads(self, projected: Tensor) -> Tensor:
+        """(B, N, H*d) to (B, H, N, d), for as many heads as there are."""
+        return split_heads(projected, projected.shape[-1] // self.attn.head_dim)
+
+
+class ReducedClipLayer(ReducedLayer):
+    """The reduced form of layers that name their parts as CLIP's do; the SigLIP towers have the same layer."""
+
+    scale_name = "scale"
+    dropout_name = "dropout"
+
+    self_attn: Any
+    layer_norm1: Any
+    layer_norm2: Any
+    mlp: Any
+
+    @property
+    def attn(self) -> Any:
+        return self.self_attn
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.layer_norm1(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.attn.out_proj(out)  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.mlp(self.layer_norm2(x))  # type: ignore[no-any-return]
+
+
+class ReducedDinoLayer(ReducedLayer):
+    """The reduced form of layers that name their parts as DINOv2's do: LayerScale, and one drop path used twice."""
+
+    attention: Any
+    norm1: Any
+    norm2: Any
+    layer_scale1: Any
+    layer_scale2: Any
+    drop_path: Any
+    mlp: Any
+
+    @property
+    def attn(self) -> Any:
+        return self.attention
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.norm1(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.drop_path(self.layer_scale1(self.attn.o_proj(out)))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.drop_path(self.layer_scale2(self.mlp(self.norm2(x))))  # type: ignore[no-any-return]
+
+
+def refuse_mask(attention_mask: Tensor | None) -> None:
+    """A reduced layer takes no mask: it is made for all N0 tokens.
+
+    Under export and compilation the library makes one that masks nothing, for models that were given none; a mask
+    of the user's own is refused by `TrunkHook`.
+    """
+    if attention_mask is not None and not torch.compiler.is_compiling():
+        raise ValueError(
+            "a reduced model takes no attention_mask: a mask for the full sequence has no meaning once tokens are "
+            "gone; call it without, or vitrim.restore_(model) first"
+        )
+
+
+class TrunkHook:
+    """Runs before the forward of the module that owns the layers and decides what this forward hands out.
+
+    With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
+    un-merged after every layer. ``output_attentions`` is refused, as are masks over the full sequence. A hook and not
+    a forward of its own, because export and trainers read the signature of ``model.forward``. An object and not a
+    function, so that the model can still be copied and pickled.
+    """
+
+    def __init__(self, trace: Trace, positional: tuple[str, ...]) -> None:
+        self.trace = trace
+        self.positional = positional  # names of the trunk's arguments, in order: a mask may be given by its place
+
+    def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        if _wanted("output_attentions", trunk, kwargs):
+            raise UnsupportedModelError(
+                "a reduced model has no output_attentions: every layer has other tokens, and fused attention computes "
+                "no maps; vitrim.restore_(model) first"
+            )
+        for name in ("attention_mask", "bool_masked_pos"):
+            if kwargs.get(name) is not None:
+                raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
+        is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
+        self.trace.next_dense(is_backbone or _wanted("output_hidden_states", trunk, kwargs))
+
+
+def _wanted(name: str, trunk: Any, kwargs: dict[str, Any]) -> bool:
+    value = kwargs.get(name)
+    if value is None:
+        value = getattr(trunk.config, name, None)
+    return value is not None and value is not False  # a list of layers is a wish, too
+
+
+class TransformersHost(Host):
+    """A family of Hugging Face models. Subclasses name their classes and where the layers are."""
+
+    trunk_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """The classes that own patch embedding and layers; a task model holds one of them."""
+    layers_name: ClassVar[str] = ""
+    """Where a trunk keeps its layers, e.g. ``encoder.layers``."""
+    num_prefix: ClassVar[int] = 1
+    has_class_token: ClassVar[bool] = True
+
+    @classmethod
+    def trunk(cls, model: nn.Module) -> Any:
+        """The module in ``model`` that owns the layers."""
+        return next(module for module in model.modules() if isinstance(module, cls.trunk_classes))
+
+    @classmethod
+    def head_rows(cls, model: nn.Module) -> int | None:
+        """See `HostFacts.head_rows`. None for models that average patches or hand out their last hidden states."""
+        return None
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        trunk = cls.trunk(model)
+        if all(type(trunk).forward is not known.forward for known in cls.trunk_classes):
+            raise UnsupportedModelError(
+                f"{type(trunk).__name__} overrides the forward of {cls.trunk_classes[0].__name__}, so vitrim cannot "
+                "know what it does with its tokens"
+            )
+        for block in cls.blocks(model):
+            reduced = cls.reduced_class(block)
+            assert issubclass(reduced, ReducedLayer)
+            attn = reduced.attn.fget(block)  # type: ignore[attr-defined]
+            refuse_altered(attn, cls.name)
+            if class_of(attn) is not reduced.attention_class:
+                raise UnsupportedModelError(
+                    f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "
+                    f"{reduced.attention_class.__name__}"
+                )
+
+    @classmethod
+    def blocks(cls, model: nn.Module) -> list[nn.Module]:
+        return list(cls.trunk(model).get_submodule(cls.layers_name))
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        trunk = cls.trunk(model)
+        config = trunk.config
+        height, width = cls.image_size(config)
+        patch_height, patch_width = _pair(config.patch_size)
+        return HostFacts(
+            dim=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_classes=sum(_outputs(layer) for layer in cls._heads(model)[:1]),
+            num_prefix=cls.prefix_of(trunk),
+            has_class_token=cls.has_class_token,
+            grid_size=(height // patch_height, width // patch_width),
+            # a forward of the user's own may read any token
+            head_rows=cls.head_rows(model) if type(model).forward.__module__.startswith("transformers.") else None,
+            input_size=(config.num_channels, height, width),
+        )
+
+    @classmethod
+    def patch_maker(cls, model: nn.Module) -> nn.Module | None:
+        """The convolution that makes the patches, whatever the family calls it."""
+        embeddings = cls.trunk(model).embeddings
+        maker = getattr(embeddings, "patch_embeddings", None) or getattr(embeddings, "patch_embedding", None)
+        return getattr(maker, "projection", maker)
+
+    @classmethod
+    def image_size(cls, config: Any) -> tuple[int, int]:
+        """Height and width of the images the model takes."""
+        return _pair(config.image_size)
+
+    @classmethod
+    def prefix_of(cls, trunk: Any) -> int:
+        """Tokens in front of the patches."""
+        return cls.num_prefix
+
+    @classmethod
+    def classifiers(cls, model: nn.Module) -> list[nn.Module]:
+        found = cls._heads(model)
+        return found if found else super().classifiers(model)
+
+    @classmethod
+    def _heads(cls, model: nn.Module) -> list[nn.Module]:
+        names = ("classifier", "cls_classifier", "distillation_classifier")
+        return [getattr(model, name) for name in names if hasattr(model, name)]
+
+    @classmethod
+    def logits(cls, output: Any) -> Tensor:
+        logits: Tensor = output.logits if hasattr(output, "logits") else output[0]
+        return logits
+
+    @classmethod
+    def set_fused(cls, model: nn.Module, fused: bool) -> bool:
+        cls.trunk(model).config._attn_implementation = "sdpa" if fused else "eager"
+        return True
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Trace) -> None:
+        trunk = cls.trunk(model)
+        positional = tuple(inspect.signature(type(trunk).forward).parameters)[1:]
+        trunk.vitrim_hook = trunk.register_forward_pre_hook(TrunkHook(trace, positional), with_kwargs=True)
+
+    @classmethod
+    def uninstall(cls, model: nn.Module) -> None:
+        trunk = cls.trunk(model)
+        trunk.vitrim_hook.remove()
+        del trunk.vitrim_hook
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _outputs(layer: nn.Module) -> int:
+    return layer.out_features if isinstance(layer, nn.Linear) else 0

@@ -1,0 +1,74 @@
+"""Hugging Face DINOv3 with ViT weights: model and backbone. Patch tokens keep the rotary angles of their own place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.dinov3_vit.modeling_dinov3_vit import (
+    DINOv3ViTAttention,
+    DINOv3ViTBackbone,
+    DINOv3ViTLayer,
+    DINOv3ViTModel,
+    rotate_half,
+)
+
+from vitrim.core.attention import Attention
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, refuse_mask
+
+
+class ReducedDINOv3ViTLayer(ReducedDinoLayer, DINOv3ViTLayer):
+    """`DINOv3ViTLayer` under reduction: patch tokens are rotated by the angles of their own place."""
+
+    host_class = DINOv3ViTLayer
+    attention_class = DINOv3ViTAttention
+    dropout_name = "dropout"
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        refuse_mask(attention_mask)
+        return self.run(hidden_states, position_embeddings)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attention = super().project(x, state, rows)
+        cos, sin = (_per_head(state.patch_rows(table)) for table in host_args[0])
+        q = attention.q if rows is not None else _rotated(attention.q, cos, sin, state.num_prefix)
+        return replace(attention, q=q, k=_rotated(attention.k, cos, sin, state.num_prefix), k_raw=attention.k)
+
+
+def _per_head(table: Tensor) -> Tensor:
+    """(P, d) as it is, (B, P, d) to (B, 1, P, d)."""
+    return table if table.dim() == 2 else table.unsqueeze(1)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, num_prefix: int) -> Tensor:
+    """Queries or keys (B, H, N, d) with their patch tokens rotated."""
+    prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
+    return torch.cat([prefix, patches * cos + rotate_half(patches) * sin], dim=2)
+
+
+@register_host(
+    "transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTModel",
+    "transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTBackbone",
+)
+class HFDINOv3(TransformersHost):
+    """Hugging Face DINOv3: class token, registers, rotary positions."""
+
+    name = "transformers DINOv3"
+    heads = ("patches",)
+    reduced_blocks = (ReducedDINOv3ViTLayer,)
+    trunk_classes = (DINOv3ViTModel, DINOv3ViTBackbone)
+    layers_name = "model.layer"
+
+    @classmethod
+    def prefix_of(cls, trunk: Any) -> int:
+        return 1 + int(trunk.config.num_register_tokens)

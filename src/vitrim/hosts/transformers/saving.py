@@ -1,0 +1,63 @@
+"""``save_pretrained`` of Hugging Face models that are reduced, or hold a part that is.
+
+The folder gets what the dense model's own call writes, and beside it the reduction, as ``reduction.save`` writes it. So
+``from_pretrained`` finds no parameters it does not know, and ``Reduction.load(model, folder)`` finds them all. The
+call is changed in the class of all these models, since a part that is reduced does not know what it is a part of;
+models without one get the library's own.
+
+Who names a ``state_dict`` decides what the weights file holds: `transformers.Trainer` always names it, and its
+checkpoints keep the learned parameters among the others, for training to resume.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from vitrim.core.reduce import get_reduction, reduced_parts
+from vitrim.core.registry import access
+from vitrim.errors import VitrimError
+
+WHOLE: Any = object()
+"""No ``state_dict`` was named."""
+
+
+def with_reduction(save_pretrained: Callable[..., Any]) -> Callable[..., Any]:
+    """``save_pretrained`` that knows reduced models; itself if it does already."""
+    if hasattr(save_pretrained, "vitrim_dense"):
+        return save_pretrained
+
+    @functools.wraps(save_pretrained)
+    def save(
+        self: Any, save_directory: Any, is_main_process: bool = True, state_dict: Any = WHOLE, *args: Any, **kwargs: Any
+    ) -> Any:
+        named = None if state_dict is WHOLE else state_dict
+        parts = reduced_parts(self)
+        if not parts:
+            return save_pretrained(self, save_directory, is_main_process, named, *args, **kwargs)
+        if len(parts) > 1:
+            raise VitrimError(
+                f"this {type(self).__name__} holds {len(parts)} reduced parts, and a folder takes one reduction: "
+                f"call vitrim.restore_ on all but one of {', '.join(access(name) for name, _ in parts)}"
+            )
+        ((name, part),) = parts
+        prefix = f"{name}." if name else ""
+        whole = self.state_dict() if named is None else named
+        dense = {key: value for key, value in whole.items() if ".reducer." not in key}
+        saved = save_pretrained(
+            self, save_directory, is_main_process, dense if state_dict is WHOLE else named, *args, **kwargs
+        )
+        if is_main_process:
+            own = {key.removeprefix(prefix): value for key, value in whole.items() if key.startswith(prefix)}
+            complete = all(key in own for key in part.state_dict() if ".reducer." in key)
+            get_reduction(part).save(save_directory, state=own if complete else None, module=name)
+        return saved
+
+    save.vitrim_dense = save_pretrained  # type: ignore[attr-defined]
+    return save
+
+
+PreTrainedModel.save_pretrained = with_reduction(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]

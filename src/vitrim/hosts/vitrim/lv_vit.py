@@ -1,0 +1,77 @@
+"""LV-ViT, `vitrim.models.lv_vit`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrim.core.host import DenseCall, HostFacts
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState, Trace, take
+from vitrim.hosts.timm.common import TimmHost
+from vitrim.hosts.timm.vit import ReducedTimmBlock
+from vitrim.models.lv_vit import LVBlock, LVViT
+
+
+class ReducedLVBlock(ReducedTimmBlock, LVBlock):
+    """LV-ViT's block under reduction: x + f(x) / lambda, where f is attention, then the MLP."""
+
+    host_class = LVBlock
+
+    def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
+        x = super().outgoing(x, state)
+        # the auxiliary head takes a maximum, in which padding must not take part
+        return without_padding(x, state) if self.last and state.mask is not None and not state.full_grid else x
+
+
+def without_padding(x: Tensor, state: TokenState) -> Tensor:
+    """(B, N, C) with every padding slot a copy of the image's first real patch, or of token 0 if it has none left.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 4, 1), num_prefix=1)
+        >>> state = replace(state, mask=torch.tensor([[True, False, True, False]]))
+        >>> without_padding(torch.arange(4.0).view(1, 4, 1), state).flatten()
+        tensor([0., 2., 2., 2.])
+    """
+    assert state.mask is not None
+    real = state.mask.clone()
+    real[:, : state.num_prefix] = False
+    first = real.to(torch.int8).argmax(dim=1, keepdim=True)
+    own = torch.arange(x.shape[1], device=x.device)
+    return take(x, torch.where(state.mask, own, first))
+
+
+@register_host("vitrim.models.lv_vit.LVViT")
+class LVViTHost(TimmHost):
+    """Models of class `vitrim.models.lv_vit.LVViT`, with the auxiliary head or without.
+
+    The auxiliary head's maximum is over the patches that are left: merging does not change a maximum, and pruned
+    patches take no part in it, as in DynamicViT and GTP. Images that keep different numbers each have their own.
+    """
+
+    name = "vitrim LV-ViT"
+    heads = ("class token",)
+    reduced_blocks = (ReducedLVBlock,)
+    model_classes = (LVViT,)
+    calls = (*TimmHost.calls, "forward_dense", "pool")
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        return replace(super().facts(model), takes_maximum=model.aux_head is not None)
+
+    @classmethod
+    def head_rows(cls, model: Any) -> int | None:
+        return super().head_rows(model) if model.aux_head is None else None
+
+    @classmethod
+    def install(cls, model: Any, trace: Trace) -> None:
+        super().install(model, trace)
+        model.forward_dense = DenseCall(model, "forward_dense", trace)
+
+    @classmethod
+    def uninstall(cls, model: Any) -> None:
+        super().uninstall(model)
+        del model.forward_dense

@@ -1,0 +1,18 @@
+"""T2T-ViT, `vitrim.models.t2t_vit`: a timm ViT behind a stem of its own."""
+
+from __future__ import annotations
+
+from vitrim.core.registry import register_host
+from vitrim.hosts.timm.common import TimmHost
+from vitrim.hosts.timm.vit import ReducedTimmBlock
+from vitrim.models.t2t_vit import T2TViT
+
+
+@register_host("vitrim.models.t2t_vit.T2TViT")
+class T2TViTHost(TimmHost):
+    """Models of class `vitrim.models.t2t_vit.T2TViT`. Their blocks are timm's; the stem is not reduced."""
+
+    name = "vitrim T2T-ViT"
+    reduced_blocks = (ReducedTimmBlock,)
+    model_classes = (T2TViT,)
+    calls = (*TimmHost.calls, "pool")

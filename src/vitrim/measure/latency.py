@@ -1,0 +1,246 @@
+"""Latency of several models on one machine, timed so that they can be compared.
+
+Other jobs on a machine slow it down for seconds at a time. So candidates are timed in turn, A B C A B C ..., a slow
+moment hits all of them alike, and what is compared is the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from vitrim.core.config import MethodConfig
+from vitrim.core.reduce import reduce_
+from vitrim.core.registry import find_host
+from vitrim.errors import VitrimError
+
+FloatArray = NDArray[np.float64]
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to time.
+
+    Rounds go on until there are ``min_rounds`` of them and they took ``min_seconds`` per candidate, but never beyond
+    ``max_rounds``. In one round every candidate runs once.
+
+    Attributes:
+        min_rounds: at least so many.
+        min_seconds: at least so long, in seconds per candidate, warm-up not counted.
+        max_rounds: never more.
+        warmup_rounds: rounds before, that are not counted: caches, lazy set-up, compilation.
+
+    Raises:
+        VitrimError: a number below its minimum, or ``max_rounds`` below ``min_rounds``.
+
+    Example:
+        >>> Budget(min_rounds=5, min_seconds=1.0).spent(rounds=7, seconds=2.5, candidates=2)
+        True
+    """
+
+    min_rounds: int = 10
+    min_seconds: float = 1.0
+    max_rounds: int = 1000
+    warmup_rounds: int = 3
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("min_rounds", 1),
+            ("min_seconds", 0),
+            ("warmup_rounds", 0),
+            ("max_rounds", self.min_rounds),
+        ):
+            if not getattr(self, name) >= least:
+                raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
+        """Whether ``rounds`` that took ``seconds`` in all are enough for so many candidates."""
+        if rounds >= self.max_rounds:
+            return True
+        return rounds >= self.min_rounds and seconds >= self.min_seconds * candidates
+
+
+def time_interleaved(
+    candidates: Mapping[str, Callable[[], object]],
+    device: torch.device | str = "cpu",
+    budget: Budget | None = None,
+) -> dict[str, FloatArray]:
+    """Time callables in turn, one call each per round.
+
+    Args:
+        candidates: callables by name; on an accelerator they may return before their work is done.
+        device: where they work; it is waited for before and after every call.
+        budget: how long to time, by default `Budget()`.
+
+    Returns:
+        Per name the latency of every round, (R,) float64 in milliseconds. Entry i of all belongs to the same round.
+
+    Raises:
+        VitrimError: no candidates.
+
+    Example:
+        >>> times = time_interleaved({"short": lambda: sum(range(10)), "long": lambda: sum(range(1000))},
+        ...                          budget=Budget(min_rounds=5, min_seconds=0.0))
+        >>> times["short"].shape, list(times)
+        ((5,), ['short', 'long'])
+    """
+    if not candidates:
+        raise VitrimError("there is nothing to time: give at least one candidate")
+    budget = budget or Budget()
+    device = torch.device(device)
+    for _ in range(budget.warmup_rounds):
+        for run in candidates.values():
+            run()
+    rounds: list[list[float]] = []
+    seconds = 0.0
+    while not budget.spent(len(rounds), seconds, len(candidates)):
+        rounds.append([_seconds(run, device) for run in candidates.values()])
+        seconds += sum(rounds[-1])
+    times = np.array(rounds) * 1e3
+    return {name: times[:, column] for column, name in enumerate(candidates)}
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    _synchronise(device)
+    start = time.perf_counter()
+    run()
+    _synchronise(device)
+    return time.perf_counter() - start
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What a candidate's rounds come to, in milliseconds: median, 95th percentile, fastest, interquartile range."""
+
+    p50_ms: float
+    p95_ms: float
+    min_ms: float
+    iqr_ms: float
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times faster than the baseline: median and quartiles over rounds of the ratio within a round."""
+
+    median: float
+    q1: float
+    q3: float
+
+
+def summarise(times_ms: ArrayLike) -> Latency:
+    """The `Latency` of rounds (R,) in milliseconds, R at least 1; percentiles are interpolated linearly.
+
+    Example:
+        >>> summarise([1.0, 2.0, 3.0, 4.0, 5.0])
+        Latency(p50_ms=3.0, p95_ms=4.8, min_ms=1.0, iqr_ms=2.0)
+    """
+    times = np.asarray(times_ms, dtype=np.float64)
+    q1, median, q3, p95 = (float(value) for value in np.percentile(times, [25, 50, 75, 95]))
+    return Latency(p50_ms=median, p95_ms=p95, min_ms=float(times.min()), iqr_ms=q3 - q1)
+
+
+def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
+    """How many times faster than the baseline, from the same rounds (R,) of both, in any one unit.
+
+    Paired, so that a round in which the whole machine was slow says as much as any other.
+
+    Raises:
+        ValueError: the two have different numbers of rounds.
+
+    Example:
+        >>> paired_speedup([2.0, 20.0, 3.0], [1.0, 10.0, 2.0])  # the second round was slow for both
+        Speedup(median=2.0, q1=1.75, q3=2.0)
+    """
+    baseline, times = np.asarray(baseline_ms, dtype=np.float64), np.asarray(times_ms, dtype=np.float64)
+    if baseline.shape != times.shape:
+        raise ValueError(f"rounds of {baseline.shape} and {times.shape} are not paired")
+    q1, median, q3 = (float(value) for value in np.percentile(baseline / times, [25, 50, 75]))
+    return Speedup(median=median, q1=q1, q3=q3)
+
+
+def images_per_second(batch_size: int, latency_ms: float) -> float:
+    """Throughput at one batch of so many images per ``latency_ms``.
+
+    Example:
+        >>> images_per_second(8, 20.0)
+        400.0
+    """
+    return batch_size * 1e3 / latency_ms
+
+
+def fastest(times_ms: Mapping[str, ArrayLike], names: Iterable[str]) -> str:
+    """The one of ``names`` with the lowest median.
+
+    Example:
+        >>> fastest({"a": [3.0, 3.0, 3.0], "b": [1.0, 2.0, 9.0], "c": [1.0, 1.0, 1.0]}, ["a", "b"])
+        'b'
+    """
+    return min(names, key=lambda name: float(np.median(np.asarray(times_ms[name]))))
+
+
+# ---- candidates ------------------------------------------------------------------------------------------------------
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` with modules of its own and the same parameters and buffers: it costs no memory to speak of.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> shared_copy(layer).weight is layer.weight
+        True
+    """
+    weights = chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(weight): weight for weight in weights})
+
+
+def reduced_copy(model: nn.Module, method: MethodConfig | str) -> nn.Module:
+    """A copy of ``model`` that shares its weights and is reduced by ``method``.
+
+    Raises:
+        VitrimError: as `vitrim.reduce_`. ``model`` is never changed.
+    """
+    reduced = shared_copy(model)
+    reduce_(reduced, method)
+    return reduced
+
+
+def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
+    """The unreduced model with every attention kernel that its library offers, as copies that share its weights.
+
+    Which is faster depends on device, dtype and shape, so a fair baseline is the faster one, measured.
+
+    Returns:
+        ``{"fused": ..., "unfused": ...}`` for hosts that can do both, else ``{"host": ...}``.
+
+    Example:
+        >>> from timm.models import VisionTransformer
+        >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2)
+        >>> copies = dense_copies(model)
+        >>> [dense.blocks[0].attn.fused_attn for dense in copies.values()]
+        [True, False]
+    """
+    host = find_host(model)
+    fused, unfused = shared_copy(model), shared_copy(model)
+    if host is None or not host.set_fused(fused, True):
+        return {"host": fused}
+    host.set_fused(unfused, False)
+    return {"fused": fused, "unfused": unfused}

@@ -1,0 +1,356 @@
+"""Multiply-accumulates (MACs) of a model, dense or reduced, by one counter that keeps its parts apart.
+
+Published tables count different things: some leave attention out, some LayerNorm. With the parts apart each of them can
+be reproduced; `CONVENTIONS` names the common ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrim.core.block import Reducer
+from vitrim.core.config import MethodConfig
+from vitrim.core.exchange import Exchange
+from vitrim.core.reduce import Reduction, reduce_, restore_
+from vitrim.core.registry import find_host, parse_method
+from vitrim.errors import VitrimError
+
+PARTS = ("linear", "attention", "matching", "norm")
+
+CONVENTIONS: dict[str, tuple[str, ...]] = {
+    "all": PARTS,
+    "no-attention": ("linear", "exchange", "matching", "norm"),
+    "no-norm": ("linear", "attention", "matching"),
+}
+"""Which parts a published total adds up.
+
+``all``: what fvcore counts where attention is written as matrix products (DeiT-S 4.61; MCTF, ToMe rows of ViTTM).
+``no-attention``: what fvcore prints where self-attention is a fused kernel, which it does not see (ViT-S 4.25). Models
+with two streams write the exchange between them as products, which it sees (ViTTM-S 1.84, LookupViT 5.26).
+``no-norm``: plain multiply-accumulates (DeiT-S 4.60; ATM).
+"""
+
+DENSE = "none"
+"""The method that reduces nothing."""
+
+NORM_PER_ELEMENT = 5  # as fvcore: mean, variance, normalise, scale, shift
+BATCH_NORM_PER_ELEMENT = 2  # as fvcore: in evaluation it scales and shifts
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Macs:
+    """Multiply-accumulates per image; one multiply-add is 1. Softmax, activations, sorting and gathering count nothing.
+
+    Attributes:
+        linear: linear and convolution layers, learned predictors of a method among them.
+        attention: q k^T and the product with v.
+        matching: similarities and scores that a method computes in order to decide (products inside its `Reducer`).
+        norm: 5 per element that a LayerNorm reads and 2 per element of a batch norm, as fvcore counts. Other norms
+            count nothing, as there.
+        exchange: the part of ``attention`` between two streams of tokens (products inside an `Exchange` module).
+
+    Example:
+        >>> Macs(linear=4_000_000_000, attention=500_000_000, matching=0, norm=0).total
+        4500000000
+    """
+
+    linear: int
+    attention: int
+    matching: int
+    norm: int
+    exchange: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return self.under("all")
+
+    def under(self, convention: str) -> int:
+        """The total of the parts that ``convention`` counts, a key of `CONVENTIONS`.
+
+        Example:
+            >>> Macs(linear=10, attention=5, matching=0, norm=1).under("no-attention")
+            11
+        """
+        return sum(getattr(self, part) for part in CONVENTIONS[convention])
+
+    def gmacs(self) -> dict[str, float]:
+        """The four parts in units of 10^9 MACs.
+
+        Example:
+            >>> Macs(linear=4_250_000_000, attention=0, matching=0, norm=0).gmacs()["linear"]
+            4.25
+        """
+        return {part: getattr(self, part) / 1e9 for part in PARTS}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one model costs under one method.
+
+    Attributes:
+        model: its name.
+        method: the method as on the command line.
+        params: parameters of the host and of the reducers.
+        macs: multiply-accumulates per image.
+        tokens_per_block: tokens after every block, prefix (class token) included. Where counts differ per image, the
+            mean number of real tokens; the slots that pad them to a common length are computed, so ``macs`` has them.
+            Empty for a model that vitrim cannot reduce.
+        unused_params: parameters that the authors' code of a published architecture holds besides and never uses;
+            published counts are the sum of both.
+    """
+
+    model: str
+    method: str
+    params: int
+    macs: Macs
+    tokens_per_block: tuple[float, ...]
+    unused_params: int = 0
+
+
+def profile(
+    model: nn.Module,
+    method: MethodConfig | str | None,
+    images: Tensor | Iterable[Tensor],
+    *,
+    name: str | None = None,
+) -> Profile:
+    """Parameters, MACs and tokens per block of ``model`` under ``method``. The model is restored afterwards.
+
+    Counts of a static method follow from shapes: the first image stands for all, and model and images may be on the
+    meta device, where nothing is computed. A method that adapts to the images runs on all of them, batch by batch (its
+    counts may depend on who shares a batch), and the results are means over the images.
+
+    Args:
+        model: a supported host that is not reduced; without a method, any model.
+        method: the method's config or its text, e.g. ``"tome:r=13"``; None or ``"none"`` is the dense model.
+        images: one batch (B, C, H, W) or several, on the device and in the dtype of the model.
+        name: what the result calls the model; default timm's name of the architecture, else the class name.
+
+    Raises:
+        VitrimError: the method does not exist or does not fit the model; no images; a method that adapts to the images
+            on the meta device, which has none.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit")
+        >>> profile(model, "tome:r=10", torch.zeros(1, 3, 160, 160)).tokens_per_block
+        (91, 81, 71, 61, 51, 41)
+    """
+    config = method if isinstance(method, MethodConfig) else parse_method(DENSE if method is None else method)
+    batches = _batches(config, images)
+    unused = getattr(model, "published_unused_params", 0)
+    if config.describe() == DENSE and find_host(model) is None:
+        params = sum(parameter.numel() for parameter in model.parameters())
+        return Profile(name or _name(model), DENSE, params, _dense_macs(model, batches), (), unused)
+    reduction = reduce_(model, config, record=True)
+    try:
+        params = sum(parameter.numel() for parameter in model.parameters())
+        macs, tokens = _measure(model, reduction, batches)
+    finally:
+        restore_(model)
+    return Profile(name or _name(model), config.describe(), params, macs, tokens, unused)
+
+
+def count_macs(model: nn.Module, images: Tensor) -> Macs:
+    """MACs of one forward of ``model``, dense or reduced, per image (rounded where the batch shares something).
+
+    The forward runs in eval mode, without gradients and without autocast. Where a method keeps different numbers of
+    tokens per image, the padding slots are computed and counted.
+
+    Args:
+        model: any model that takes a batch of images; on the meta device only if nothing depends on their content.
+        images: (B, C, H, W) on the device and in the dtype of the model.
+
+    Raises:
+        VitrimError: no images.
+        RuntimeError: the forward ran a product that is not assigned to a part, or no product at all: rather no number
+            than a wrong one.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 2, stride=2), nn.Flatten(), nn.Linear(32, 10))
+        >>> count_macs(model, torch.zeros(5, 3, 4, 4))
+        Macs(linear=704, attention=0, matching=0, norm=0, exchange=0)
+    """
+    return _per_image(_count(model, images), images.shape[0])
+
+
+def _measure(model: nn.Module, reduction: Reduction, batches: Iterable[Tensor]) -> tuple[Macs, tuple[float, ...]]:
+    """MACs and tokens per block, as means over the images of all batches."""
+    counted: Counter[str] = Counter()
+    tokens: list[list[float]] = []
+    number = 0
+    for batch in batches:
+        counted.update(_count(model, batch))
+        tokens.append([len(batch) * count for count in reduction.mean_tokens_per_block])
+        number += len(batch)
+    if number == 0:
+        raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
+    return _per_image(counted, number), tuple(_tidy(sum(block) / number) for block in zip(*tokens, strict=True))
+
+
+def _dense_macs(model: nn.Module, batches: Iterable[Tensor]) -> Macs:
+    for images in batches:
+        return count_macs(model, images)
+    raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
+
+
+def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
+    """The batches that have to run: all of them, or one image where the content plays no part."""
+    batches = [images] if isinstance(images, Tensor) else images
+    if not config.adaptive:
+        return [batch[:1] for batch in islice(batches, 1)]
+    if isinstance(images, Tensor) and images.is_meta:
+        raise VitrimError(f"{config.name} adapts to the content of the images: profile it on real ones, not on meta")
+    return batches
+
+
+def _tidy(count: float) -> float:
+    return int(count) if float(count).is_integer() else count
+
+
+def _name(model: nn.Module) -> str:
+    """timm's name of the architecture where there is one, else the class."""
+    config = getattr(model, "pretrained_cfg", None)
+    architecture = config.get("architecture") if isinstance(config, dict) else None
+    return architecture or type(model).__name__
+
+
+# ---- the counter -----------------------------------------------------------------------------------------------------
+
+
+def _per_image(counted: Mapping[str, int], number: int) -> Macs:
+    return Macs(**{part: round(counted[part] / number) for part in (*PARTS, "exchange")})
+
+
+def _count(model: nn.Module, images: Tensor) -> Counter[str]:
+    """MACs of each part in one forward of the whole batch."""
+    if images.ndim == 0 or images.shape[0] == 0:
+        raise VitrimError("no images to count on; give at least one image (1, C, H, W)")
+    with _as_written(model, images.device), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
+        model(images.detach())
+    by_module = counter.get_flop_counts()
+    flops: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
+    for operation, count in by_module.get("Global", {}).items():
+        if operation not in _PART_OF:
+            raise RuntimeError(f"{operation} ran {count} FLOPs that belong to no part; add it to vitrim.measure.macs")
+        flops[_PART_OF[operation]] += count
+    if not any(flops.values()):
+        raise RuntimeError(f"{type(model).__name__} ran no product that can be counted")
+    for name in _names_of(Reducer, model):
+        deciding = _attention(by_module.get(name, {}))
+        flops["attention"] -= deciding
+        flops["matching"] += deciding
+    flops["exchange"] = sum(_attention(by_module.get(name, {})) for name in _names_of(Exchange, model))
+    return Counter({part: count // 2 for part, count in flops.items()})  # a MAC is two FLOPs
+
+
+def _attention(operations: Mapping[Any, int]) -> int:
+    return sum(flops for operation, flops in operations.items() if _PART_OF[operation] == "attention")
+
+
+def _names_of(kind: type[nn.Module], model: nn.Module) -> list[str]:
+    """What the module tracker of the counter calls the modules of a class; a reducer decides in such a module call."""
+    root = type(model).__name__
+    modules = model.named_modules(remove_duplicate=False)  # the tracker knows a shared module by its last name
+    return [f"{root}.{name}" for name, module in modules if isinstance(module, kind)]
+
+
+@contextmanager
+def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Eval mode, no gradients, no autocast, and operations reach the counter as the model wrote them.
+
+    Below autograd, PyTorch hands over ``linear`` and ``scaled_dot_product_attention`` themselves and not what they
+    become: a linear layer on tokens that are not contiguous runs as the same batched product as attention, and
+    attention as one of many kernels, so parts and devices could not be told apart. (Inference mode does that too, but
+    would leave tensors behind that can never be trained with, in models that cache some.) The counter's module tracker
+    hooks the gradient of every input that wants one, which is not possible there, so no parameter wants one. The fast
+    path of ``nn.MultiheadAttention`` is one opaque operation and therefore off.
+    """
+    training = [(module, module.training) for module in model.modules()]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    model.requires_grad_(False)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+            if torch.amp.is_autocast_available(device.type):
+                stack.enter_context(torch.autocast(device.type, enabled=False))
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for module, mode in training:
+            module.training = mode
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+
+
+# FLOPs of operations that PyTorch's counter has no formula for, from shapes. A MAC is two.
+
+
+def _linear_flops(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(x) * prod(weight[:-1])
+
+
+def _vector_flops(matrix: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(matrix)
+
+
+def _attention_flops(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+
+
+def _distance_flops(a: Shape, b: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
+    return 2 * prod(out_shape) * a[-1]
+
+
+def _norm_flops(x: Shape, *_: Any, **__: Any) -> int:
+    return 2 * NORM_PER_ELEMENT * prod(x)
+
+
+def _batch_norm_flops(x: Shape, *_: Any, **__: Any) -> int:
+    return 2 * BATCH_NORM_PER_ELEMENT * prod(x)
+
+
+_aten = torch.ops.aten
+
+_FORMULAS = {
+    _aten.linear: _linear_flops,
+    _aten.mv: _vector_flops,
+    _aten.dot: _vector_flops,
+    _aten.scaled_dot_product_attention: _attention_flops,
+    _aten.cdist: _distance_flops,
+    _aten.native_layer_norm: _norm_flops,
+    _aten.batch_norm: _batch_norm_flops,
+}
+
+# A batched product outside of a reducer is attention, however it is written; a plain one is a learned layer.
+_PART_OF = {
+    _aten.linear: "linear",
+    _aten.mm: "linear",
+    _aten.addmm: "linear",
+    _aten.mv: "linear",
+    _aten.dot: "linear",
+    _aten.convolution: "linear",
+    _aten.bmm: "attention",
+    _aten.baddbmm: "attention",
+    _aten.scaled_dot_product_attention: "attention",
+    _aten.cdist: "attention",
+    _aten.native_layer_norm: "norm",
+    _aten.batch_norm: "norm",
+}

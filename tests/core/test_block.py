@@ -1,0 +1,337 @@
+"""The state finds its way from block to block through hooks and checkpointing, or the block says that it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from timm.layers import set_reentrant_ckpt, use_reentrant_ckpt
+from torch import Tensor, nn
+
+import tiny
+import vitrim
+from vitrim.core.block import Idle, merge_heads, split_heads
+from vitrim.core.schedule import Amount, Remove
+from vitrim.core.tokens import STAMP, TokenState
+
+METHODS = [config for config in tiny.configs() if config.name in ("tome", "topk", "evit", "atm")]
+every_method = pytest.mark.parametrize("config", METHODS, ids=lambda config: config.describe())
+
+
+def reduced(config: vitrim.MethodConfig, host: str = "vit") -> tuple[nn.Module, vitrim.Reduction]:
+    model = tiny.HOSTS[host]()
+    return model, vitrim.reduce_(model, config, record=True)
+
+
+def hand_on_a_copy(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """A user's hook that loses the stamp."""
+    return output.clone()
+
+
+# ---- hooks of the user -----------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_hooks_that_hand_on_a_new_tensor_change_nothing(config: vitrim.MethodConfig) -> None:
+    model, reduction = reduced(config)
+    images = tiny.images()
+    with torch.no_grad():
+        expected = model(images)
+        counts = reduction.tokens_per_block
+        assert counts[0] < 37 or counts[1] < 37  # there is a state to lose
+        for block in model.blocks:
+            block.register_forward_hook(hand_on_a_copy)
+        assert torch.equal(model(images), expected)
+        assert reduction.tokens_per_block == counts
+        final, _ = model.forward_intermediates(images)
+        assert final.shape == (2, 37, 32)
+
+
+@every_method
+@pytest.mark.parametrize("forwards", [1, 2])
+def test_hooks_that_hand_on_a_new_tensor_survive_checkpointing(config: vitrim.MethodConfig, forwards: int) -> None:
+    model, _ = reduced(config)
+    model.double()
+    batches = [tiny.images(seed=seed).double() for seed in range(forwards)]
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        sum(model(batch).square().sum() for batch in batches).backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    for block in model.blocks:
+        block.register_forward_hook(hand_on_a_copy)
+    model.set_grad_checkpointing(True)
+    for a, b in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+def test_a_hook_that_changes_values_is_obeyed() -> None:
+    model, _ = reduced(vitrim.ToMe(r=4))
+    images = tiny.images()
+    with torch.no_grad():
+        plain = model(images)
+        model.blocks[1].register_forward_hook(lambda module, inputs, output: 1.5 * output)
+        changed = model(images)
+    assert changed.isfinite().all()
+    assert not torch.allclose(changed, plain)
+
+
+def test_a_hook_that_changes_the_number_of_tokens_is_told_which_block_noticed() -> None:
+    model, reduction = reduced(vitrim.ToMe(r=4))
+    hook = model.blocks[1].register_forward_hook(lambda module, inputs, output: output[:, :20])
+    message = "block 2 got 20 tokens where 29 left the block before it: something between the blocks changed the number"
+    with pytest.raises(RuntimeError, match=message):
+        model(tiny.images())
+    hook.remove()
+    model(tiny.images())
+    assert reduction.tokens_per_block == [33, 29, 25, 21]
+
+
+def test_a_changed_number_of_tokens_is_noticed_on_the_full_grid_too() -> None:
+    model, _ = reduced(vitrim.ToMe(r=4))
+    model.blocks[1].register_forward_hook(lambda module, inputs, output: output[:, :29])  # what it had reduced to
+    with pytest.raises(RuntimeError, match="block 2 got 29 tokens where 37 left the block before it"):
+        model.forward_intermediates(tiny.images())
+
+
+def test_hooks_on_blocks_survive_reducing_and_restoring() -> None:
+    model = tiny.HOSTS["vit"]()
+    seen: list[tuple[str, int]] = []
+    handles = [
+        model.blocks[1].register_forward_pre_hook(lambda module, inputs: seen.append(("pre", inputs[0].shape[1]))),
+        model.blocks[1].register_forward_hook(lambda module, inputs, output: seen.append(("post", output.shape[1]))),
+    ]
+    with torch.no_grad():
+        model(tiny.images())
+        vitrim.reduce_(model, "tome:r=4")
+        model(tiny.images())
+        vitrim.restore_(model)
+        model(tiny.images())
+    assert seen == [("pre", 37), ("post", 37), ("pre", 33), ("post", 29), ("pre", 37), ("post", 37)]
+    for handle in handles:
+        handle.remove()
+    model(tiny.images())
+    assert len(seen) == 6
+
+
+# ---- out of order ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forwards", [0, 1])
+def test_a_block_that_runs_alone_says_what_is_wrong(forwards: int) -> None:
+    model, _ = reduced(vitrim.ToMe(r=4))
+    for _ in range(forwards):
+        model(tiny.images())
+    for depth in (1, 3):
+        with pytest.raises(RuntimeError, match=f"block {depth} got tokens of unknown history: .* must run in order"):
+            model.blocks[depth](torch.zeros(2, 25, 32))
+
+
+def test_the_first_block_may_run_alone() -> None:
+    model, _ = reduced(vitrim.ToMe(r=4))
+    assert model.blocks[0](torch.randn(2, 37, 32)).shape == (2, 33, 32)
+    assert model.blocks[0](torch.randn(2, 20, 32)).shape == (2, 16, 32)
+
+
+def test_a_skipped_block_is_noticed() -> None:
+    model, _ = reduced(vitrim.ToMe(r=4))
+    first = model.blocks[0](torch.randn(2, 37, 32))
+    with pytest.raises(RuntimeError, match="block 2 got tokens of unknown history"):
+        model.blocks[2](first.clone())
+
+
+@every_method
+def test_interleaved_forwards_do_not_mix_their_states(config: vitrim.MethodConfig) -> None:
+    """The stamp travels with the tokens, so two sequences may take turns."""
+    model, _ = reduced(config)
+    a, b = torch.randn(2, 37, 32), torch.randn(3, 26, 32)
+
+    def alone(x: Tensor) -> Tensor:
+        for block in model.blocks:
+            x = block(x)
+        return x
+
+    with torch.no_grad():
+        expected = alone(a), alone(b)
+        for block in model.blocks:
+            a, b = block(a), block(b)
+    assert torch.equal(a, expected[0])
+    assert torch.equal(b, expected[1])
+
+
+def test_reentrant_checkpointing_is_refused_with_the_way_out() -> None:
+    model, _ = reduced(vitrim.ToMe(r=4))
+    model.set_grad_checkpointing(True)
+    before = use_reentrant_ckpt()
+    set_reentrant_ckpt(True)
+    try:
+        loss = model(tiny.images().requires_grad_()).sum()
+        with pytest.raises(RuntimeError, match=r"reentrant checkpointing is not supported \(use use_reentrant=False\)"):
+            loss.backward()
+    finally:
+        set_reentrant_ckpt(before)
+
+
+def test_a_foreign_stamp_is_ignored() -> None:
+    """What is left of a state in a tensor that was saved and loaded is an empty dict."""
+    model, _ = reduced(vitrim.ToMe(r=4))
+    x = torch.randn(2, 37, 32)
+    with torch.no_grad():
+        expected = model.blocks[1](model.blocks[0](x))
+        first = model.blocks[0](x)
+        setattr(first, STAMP, {})
+        assert torch.equal(model.blocks[1](first), expected)
+
+
+# ---- reducers --------------------------------------------------------------------------------------------------------
+
+
+class Probe(vitrim.MethodConfig):
+    """Removes one patch per block and has a parameter and a buffer, to see where they end up."""
+
+    name = "test_probe"
+
+    def schedule(self, num_layers: int) -> list[Amount | None]:
+        return [Remove(1)] * num_layers
+
+    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
+        return ProbeReducer(self, layer) if layer.depth != 2 else None
+
+
+class ProbeReducer(vitrim.Reducer):
+    site = "before"
+
+    def __init__(self, config: Probe, layer: vitrim.Layer) -> None:
+        super().__init__(config, layer)
+        self.scale = nn.Parameter(torch.ones(layer.dim))
+        self.dropout = nn.Dropout()
+        self.register_buffer("table", torch.zeros(3))
+
+    def assign(self, x: Tensor, attention: Any, state: TokenState) -> vitrim.Hard:
+        score = (x * self.scale).sum(-1)[:, state.num_prefix :]
+        return vitrim.prune(state, score.topk(self.num_keep(state), dim=1).indices)
+
+
+def test_a_misspelt_site_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"Typo.site is 'betwen'; valid sites: before, query, between, after"):
+
+        class Typo(vitrim.Reducer):
+            site = "betwen"
+
+
+@pytest.mark.parametrize("site", ["before", "query", "between", "after"])
+def test_every_site_is_accepted_and_acts(site: str) -> None:
+    reducer = type("AtSite", (ProbeReducer,), {"site": site})
+
+    class AtSite(Probe):
+        def build(self, layer: vitrim.Layer) -> vitrim.Reducer:
+            return reducer(self, layer)
+
+    _, reduction = reduced(AtSite())
+    reduction.model(tiny.images())
+    assert reduction.tokens_per_block == [36, 35, 34, 33]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_reducers_are_where_their_blocks_are(dtype: torch.dtype, device: str) -> None:
+    model = tiny.HOSTS["vit"]().to(device=device, dtype=dtype)
+    vitrim.reduce_(model, Probe())
+    for depth in (0, 1, 3):
+        reducer = model.blocks[depth].reducer
+        assert isinstance(reducer, ProbeReducer)
+        for tensor in (reducer.scale, reducer.table):
+            assert tensor.dtype == dtype
+            assert tensor.device.type == device
+    model.float()  # and they follow the model
+    assert model.blocks[0].reducer.scale.dtype == torch.float32
+
+
+def test_reducers_are_in_the_mode_of_their_block() -> None:
+    model = tiny.HOSTS["vit"]().train()
+    model.blocks[3].eval()  # partly frozen
+    vitrim.reduce_(model, Probe())
+    assert [block.reducer.training for block in model.blocks] == [True, True, True, False]
+    assert not model.blocks[3].reducer.dropout.training
+    model.eval()
+    assert not any(block.reducer.training for block in model.blocks)
+    assert isinstance(model.blocks[2].reducer, Idle)
+
+
+@pytest.mark.parametrize(
+    ("host", "prefix", "has_class_token", "classes"),
+    [
+        ("vit", 1, True, 5),
+        ("distilled", 2, True, 5),
+        ("registers", 4, True, 5),
+        ("map", 0, False, 5),
+        ("headless", 1, True, 0),
+    ],
+)
+def test_a_method_is_told_the_geometry_of_its_host(host: str, prefix: int, has_class_token: bool, classes: int) -> None:
+    told: list[vitrim.Layer] = []
+
+    class Curious(vitrim.MethodConfig):
+        name = "test_curious"
+
+        def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
+            told.append(layer)
+            return None
+
+    vitrim.reduce_(tiny.HOSTS[host](), Curious())
+    assert [layer.depth for layer in told] == [0, 1, 2, 3]
+    for layer in told:
+        assert (layer.num_layers, layer.dim, layer.num_heads) == (4, 32, 2)
+        assert (layer.grid_size, layer.initial_patches) == ((6, 6), 36)
+        assert (layer.num_prefix, layer.has_class_token, layer.num_classes) == (prefix, has_class_token, classes)
+
+
+def test_a_soft_assignment_at_the_query_is_refused() -> None:
+    class SoftReducer(vitrim.Reducer):
+        site = "query"
+
+        def assign(self, x: Tensor, attention: Any, state: TokenState) -> vitrim.Soft:
+            return vitrim.Soft(torch.ones(x.shape[0], 2, state.num_patches))
+
+    class SoftAtQuery(vitrim.MethodConfig):
+        name = "test_soft_query"
+
+        def build(self, layer: vitrim.Layer) -> vitrim.Reducer:
+            return SoftReducer(self, layer)
+
+    model, _ = reduced(SoftAtQuery())
+    with pytest.raises(TypeError, match="cannot act at the query site; use 'before'"):
+        model(tiny.images())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_hooks_and_adapters_on_the_projection_are_honoured(training: bool) -> None:
+    """Computing some rows of the projection only must not go round what a user hung on it."""
+    model = tiny.HOSTS["vit"]().train(training)
+    vitrim.reduce_(model, "none:last_block=auto")
+    images = tiny.images()
+    with torch.no_grad():
+        plain = model(images)
+        model.blocks[3].attn.qkv.register_forward_hook(lambda module, inputs, output: 2 * output)
+        doubled = model(images)
+        vitrim.restore_(model)
+        expected = model(images)
+    assert not torch.allclose(doubled, plain)
+    torch.testing.assert_close(doubled, expected, atol=1e-5, rtol=1e-5)
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+def test_heads_are_consecutive_channels(batch: int) -> None:
+    x = torch.randn(batch, 5, 12)
+    heads = split_heads(x, 3)
+    assert heads.shape == (batch, 3, 5, 4)
+    assert torch.equal(heads[:, 1], x[..., 4:8])
+    assert torch.equal(merge_heads(heads), x)
+    part = x.chunk(2, dim=-1)[1]  # as of a fused projection: not contiguous
+    assert torch.equal(split_heads(part, 3)[:, 2], x[..., 10:12])

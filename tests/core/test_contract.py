@@ -1,0 +1,468 @@
+"""What every method on every form of host must keep: parametrised over the registry, so additions are tested too."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import pytest
+import torch
+from timm.utils import ModelEmaV3
+
+import tiny
+import vitrim
+from vitrim.core.registry import host_of, make_method
+
+CONFIGS = tiny.configs()
+STATIC = tiny.static_configs()
+
+
+def describe(config: vitrim.MethodConfig) -> str:
+    return config.describe()
+
+
+PAIR = ("host", "config")
+every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], once=tiny.PLAIN))
+gradient_pair = pytest.mark.parametrize(
+    PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=["mctf", "cropr"])
+)
+plain_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
+# exporting and compiling take seconds each
+static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=[], once=["vit"], others=["tome"]))
+training_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[]))
+every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
+
+
+def reduced(host: str, config: vitrim.MethodConfig, **kwargs) -> tuple[torch.nn.Module, vitrim.Reduction]:
+    model = tiny.HOSTS[host]()
+    return model, vitrim.reduce_(model, tiny.fits(config, model), **kwargs)
+
+
+TRACED_BLOCKS = {"cropr": 3, "evo_vit": 3, "kmedoids": 4}
+"""Methods that need more than two blocks: two act between the first and the last, one must not act in the first."""
+
+
+def traced(host: str, config: vitrim.MethodConfig) -> torch.nn.Module:
+    """As `reduced`, with as few of its four blocks as the method takes: tracing each takes a second or more."""
+    model = tiny.HOSTS[host]()
+    while len(tiny.blocks(model)) > TRACED_BLOCKS.get(config.name, 2):
+        tiny.drop_last_block(model)
+    fitting = tiny.fits(config, model)
+    counts = fitting.counts(36, len(tiny.blocks(model)))
+    assert counts is None or config.kind == "none" or min(counts) < 36  # it does reduce
+    vitrim.reduce_(model, fitting)
+    return model
+
+
+def loss_of(model: torch.nn.Module, output: object) -> torch.Tensor:
+    """A loss that reaches everything that is trained: the outputs, and the auxiliary ones a method reports."""
+    out = tiny.logits(output)
+    auxiliary = [value for _, _, value in vitrim.get_reduction(model).state.aux if value.requires_grad]
+    return sum(part.square().sum() for part in (*(out if isinstance(out, tuple) else (out,)), *auxiliary))
+
+
+run = tiny.run
+
+
+@every_pair
+def test_restore_is_bit_identical_and_keys_never_change(host: str, config: vitrim.MethodConfig) -> None:
+    model = tiny.HOSTS[host]()
+    images = tiny.images()
+    blocks, classes = tiny.blocks(model), [type(block) for block in tiny.blocks(model)]
+    with torch.no_grad():
+        dense = tiny.run(model, images)
+        keys = list(model.state_dict())
+        reduction = vitrim.reduce_(model, tiny.fits(config, model), record=True)
+        added = [key for key in model.state_dict() if key not in keys]
+        out = tiny.run(model, images)
+        fewest = min(state.num_tokens for state in reduction.states)
+        check_prefix(reduction)
+        assert reduction.state.num_prefix == tiny.num_prefix(model)
+        vitrim.restore_(model)
+        again = tiny.run(model, images)
+    assert all(".reducer." in key for key in added)
+    assert [type(block) for block in tiny.blocks(model)] == classes
+    assert all(a is b for a, b in zip(blocks, tiny.blocks(model), strict=True))
+    assert list(model.state_dict()) == keys
+    assert torch.equal(dense, again)
+    assert out.isfinite().all()
+    if config.kind != "none":
+        assert fewest < tiny.images().shape[-1] ** 2 // 16  # it did reduce
+        assert out.shape != dense.shape or not torch.equal(dense, out)
+    with pytest.raises(vitrim.VitrimError, match="not reduced"):
+        vitrim.restore_(model)
+
+
+def check_prefix(reduction: vitrim.Reduction) -> None:
+    """Prefix tokens never move, in no block."""
+    prefix = torch.arange(reduction.state.num_prefix)
+    for state in reduction.states:
+        assert torch.equal(state.position[:, : len(prefix)], prefix.expand(2, -1))
+        assert torch.equal(state.source[:, : len(prefix)], prefix.expand(2, -1))
+        assert (state.size[:, : len(prefix)] == 1).all()
+
+
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic_algorithms")
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@every_method
+def test_same_input_same_output(config: vitrim.MethodConfig, device: str) -> None:
+    """Bit for bit, forward and gradients; methods that draw at random draw the same from the same seed."""
+    model, _ = reduced("vit", config)
+    model, images = model.to(device).train(), tiny.images(3).to(device)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model.zero_grad()
+        out = run(model, images)
+        loss_of(model, out).backward()
+        found.append([out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))
+
+
+IDENTITY = {
+    "zero_tprune": [{"num_similar": 0, "keep_rate": 1.0}],
+    "gtp": [{"num_prop": 0}],
+    "a_vit": [{"gate_center": 1e4}],
+    "tome": [{"r": 0}],
+    "atm": [{"alpha": 1.0, "beta": 0.0, "theta_min": 1.0}, {"alpha": 1.0, "theta_min": 1.0, "granularity": "image"}],
+    "topk": [{"keep_rate": 1.0}],
+    "evit": [{"keep_rate": 1.0}, {"keep_rate": 1.0, "fuse_token": False}],
+    "random": [{"keep_rate": 1.0}],
+    "l1": [{"keep_rate": 1.0}],
+    "l2": [{"keep_rate": 1.0}],
+    "linf": [{"keep_rate": 1.0}],
+    "patchmerger": [{"keep_rate": 1.0}],
+    "sit": [{"keep_rate": 1.0}],
+    "sinkhorn": [{"keep_rate": 1.0}],
+    "cropr": [{"r": 0, "first_extra": 0}],
+    "dpc_knn": [{"keep_rate": 1.0}],
+    "dynamicvit": [{"keep_rate": 1.0}],
+    "kmedoids": [{"keep_rate": 1.0}],
+    "bat": [{"keep_rate": 1.0}],
+    "evo_vit": [{"keep_rate": 1.0}, {"keep_rate": 1.0, "fast_update": True}],
+    "ia_red2": [{"threshold": 0.0}],
+    "diffrate": [{"r": 0}, {"prune_kept": [40] * 4}],
+    "tofu": [{"keep_rate": 1.0}],
+    "pitome": [{"keep_rate": 1.0}],
+    "mctf": [{"r": 0}, {"r": 0, "attention_map": "shared"}, {"r": 0, "attention": "precise"}],
+    "none": [{}, {"last_block": "auto"}],
+}
+
+
+IDENTITIES = [make_method(name, **options) for name, settings in IDENTITY.items() for options in settings]
+
+
+@pytest.mark.parametrize(PAIR, tiny.matrix(IDENTITIES, tiny.HOSTS, thorough=["vit"], others=["tome", "mctf"]))
+def test_reducing_nothing_equals_dense(host: str, config: vitrim.MethodConfig) -> None:
+    model = tiny.HOSTS[host]()
+    images = tiny.images()
+    with torch.no_grad():
+        dense = run(model, images)
+        vitrim.reduce_(model, tiny.fits(config, model))
+        torch.testing.assert_close(run(model, images), dense, atol=1e-6, rtol=1e-6)
+
+
+@plain_pair
+def test_fused_and_unfused_attention_agree(host: str, config: vitrim.MethodConfig) -> None:
+    model, _ = reduced(host, config)
+    images = tiny.images()
+    outputs = []
+    with torch.no_grad():
+        for fused in (True, False):
+            if not host_of(model).set_fused(model, fused):
+                pytest.skip("this host has one kernel")
+            outputs.append(run(model.double(), images.double()))
+    torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-10)
+
+
+def trained(model: torch.nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.grad is not None and p.grad.isfinite().all()}
+
+
+@gradient_pair
+def test_gradients_flow(host: str, config: vitrim.MethodConfig) -> None:
+    """To every parameter of the host that gets one without reduction, and to every one of the method's own."""
+    model, _ = reduced(host, config)
+    model.train()
+    loss_of(model, model(tiny.images())).backward()
+    dense = tiny.HOSTS[host]().train()
+    out = tiny.logits(dense(tiny.images()))
+    sum(part.square().sum() for part in (out if isinstance(out, tuple) else (out,))).backward()
+    own = {name for name, _ in model.named_parameters() if ".reducer." in name}
+    assert trained(model) == trained(dense) | own
+    first = next(name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0)
+    assert "embed" in first or "conv_proj" in first or "cls_token" in first or "class_token" in first
+
+
+@plain_pair
+def test_autocast_bfloat16(host: str, config: vitrim.MethodConfig) -> None:
+    model, reduction = reduced(host, config)
+    images = tiny.images()
+    with torch.no_grad():
+        full = run(model, images)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = run(model, images)
+            dense = run(tiny.HOSTS[host](), images)  # a final norm gives float32, a head bfloat16
+    assert half.dtype == dense.dtype
+    assert half.isfinite().all()
+    assert reduction.state.size.dtype == torch.float32
+    # decisions are taken in float32 but on bfloat16 keys: close, not equal
+    assert torch.nn.functional.cosine_similarity(full.flatten(), half.float().flatten(), dim=0) > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@plain_pair
+def test_other_dtypes(dtype: torch.dtype, host: str, config: vitrim.MethodConfig) -> None:
+    model = tiny.HOSTS[host]().to(dtype)
+    reduction = vitrim.reduce_(model, tiny.fits(config, model))
+    with torch.no_grad():
+        out = run(model, tiny.images().to(dtype))
+    assert out.dtype == dtype
+    assert reduction.state.size.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@plain_pair
+def test_copies_are_independent(host: str, config: vitrim.MethodConfig) -> None:
+    model, reduction = reduced(host, config)
+    images = tiny.images()
+    with torch.no_grad():
+        expected = run(model, images)
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        copies = {
+            "deepcopy": copy.deepcopy(model),
+            "pickle": pickle.loads(pickle.dumps(model)),
+            "torch.save": torch.load(buffer, weights_only=False),
+            "ema": ModelEmaV3(model, decay=0.5).module,
+        }
+        for name, twin in copies.items():
+            assert torch.equal(run(twin, images), expected), name
+            handle = vitrim.get_reduction(twin)
+            assert handle is not reduction, name
+            assert handle.model is twin, name
+            assert handle.state is not reduction.state, name
+            before = copy.deepcopy(reduction.state.source)
+            twin(tiny.images(seed=9))
+            assert torch.equal(reduction.state.source, before), name  # the original saw nothing of it
+            vitrim.restore_(twin)
+            assert torch.equal(run(model, images), expected), name
+
+
+@plain_pair
+def test_ema_follows_a_training_step(host: str, config: vitrim.MethodConfig) -> None:
+    model, _ = reduced(host, config)
+    model.train()
+    ema = ModelEmaV3(model, decay=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run(model, tiny.images()).square().mean().backward()
+    optimizer.step()
+    ema.update(model)
+    model.eval(), ema.module.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(run(ema.module, tiny.images()), run(model, tiny.images()))
+
+
+def _gradients(model: torch.nn.Module, *batches: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(5)
+    sum(tiny.logits(model(batch)).square().sum() for batch in batches).backward()
+    # in evaluation nothing trains what only decides
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("forwards", [1, 2])
+@plain_pair
+def test_gradient_checkpointing_equals_plain(forwards: int, host: str, config: vitrim.MethodConfig) -> None:
+    model, _ = reduced(host, config)
+    switch_on = tiny.checkpoints(model.double())
+    batches = [tiny.images(seed=seed).double() for seed in range(forwards)]  # both forwards before the one backward
+    plain = _gradients(model, *batches)
+    switch_on()
+    checkpointed = _gradients(model, *batches)
+    for a, b in zip(plain, checkpointed, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+@static_pair
+def test_export(host: str, config: vitrim.MethodConfig) -> None:
+    model = traced(host, config)
+    images = tiny.images(3)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with torch.no_grad():
+        exported = torch.export.export(model, (images,), dynamic_shapes=({0: batch},), strict=False).module()
+        for count in (2, 5):
+            given = tiny.images(count, seed=count)
+            torch.testing.assert_close(run(exported, given), run(model, given), atol=1e-5, rtol=1e-5)
+    copy.deepcopy(model)  # what export leaves behind in the trace must not poison copies
+
+
+def whole_graph(model: torch.nn.Module, backend: str) -> object:
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=True, backend=backend)
+
+
+@static_pair
+def test_compile_fullgraph(host: str, config: vitrim.MethodConfig) -> None:
+    """Python that becomes one graph; `test_export` traces the operations of the same pairs."""
+    model = traced(host, config)
+    images = tiny.images()
+    with torch.no_grad():
+        torch.testing.assert_close(run(whole_graph(model, "eager"), images), run(model, images), atol=1e-5, rtol=1e-5)
+
+
+@training_pair
+def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -> None:
+    model = traced(host, config)
+    model.train()
+    compiled, images = whole_graph(model, "aot_eager"), tiny.images()
+    torch.testing.assert_close(run(compiled, images), run(model, images), atol=1e-5, rtol=1e-5)
+    loss_of(model, compiled(images)).backward()
+    assert trained(model)
+
+
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config.adaptive], ids=describe)
+def test_compile_runs_adaptive_methods_too(config: vitrim.MethodConfig) -> None:
+    """In several graphs: they may break where a count is read."""
+    model = traced("vit", config)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        for seed in (3, 4):
+            images = tiny.images(seed=seed)
+            torch.testing.assert_close(run(compiled, images), run(model, images), atol=1e-5, rtol=1e-5)
+
+
+@plain_pair
+def test_dense_outputs_are_the_reduced_tokens_unmerged(host: str, config: vitrim.MethodConfig) -> None:
+    model = tiny.HOSTS[host]()
+    config = tiny.fits(config, model).model_copy(update={"last_block": "full"})
+    reduction = vitrim.reduce_(model, config, record=True)
+    images = tiny.images()
+    found = []
+    hooks = [block.register_forward_hook(lambda m, i, out: found.append(out)) for block in tiny.blocks(model)[:-1]]
+    with torch.no_grad():
+        run(model, images)
+        states = reduction.states[1:]
+        for hook in hooks:
+            hook.remove()
+        dense = tiny.dense_tokens(model, images)
+    assert [tuple(tokens.shape) for tokens in dense] == [(2, 36 + tiny.num_prefix(model), 32)] * 4
+    for grid, tokens, state in zip(dense, found, states, strict=False):
+        torch.testing.assert_close(grid, vitrim.unmerge(tokens, state), atol=1e-5, rtol=1e-5)
+
+
+@every_method
+def test_feature_maps_cover_the_full_grid(config: vitrim.MethodConfig) -> None:
+    model, _ = reduced("vit", config)
+    images = tiny.images()
+    with torch.no_grad():
+        run(model, images)
+        torch.manual_seed(5)
+        final, maps = model.forward_intermediates(images)
+        torch.manual_seed(5)
+        tokens = model.get_intermediate_layers(images, n=4, return_prefix_tokens=True)
+    assert [tuple(entry.shape) for entry in maps] == [(2, 32, 6, 6)] * 4
+    assert final.shape == (2, 37, 32)
+    for grid, (flat, prefix) in zip(maps, tokens, strict=True):
+        assert torch.equal(grid.flatten(2).transpose(1, 2), flat)
+        assert prefix.shape == (2, 1, 32)
+
+
+@plain_pair
+def test_save_and_load(host: str, config: vitrim.MethodConfig, tmp_path) -> None:
+    model, reduction = reduced(host, config)
+    images = tiny.images()
+    reduction.save(tmp_path / "saved")
+    twin = tiny.HOSTS[host]()
+    loaded = vitrim.Reduction.load(twin, tmp_path / "saved")
+    assert loaded.config == reduction.config
+    with torch.no_grad():
+        assert torch.equal(run(twin, images), run(model, images))
+
+
+@every_method
+def test_other_image_sizes(config: vitrim.MethodConfig) -> None:
+    model, reduction = reduced("dynamic_img_size", config)
+    if config.kind == "soft":  # has parameters for one number of patches
+        with pytest.raises(vitrim.VitrimError, match="for 6 x 6 = 36 patches, and this image has 64"):
+            model(tiny.images(size=32))
+        return
+    with torch.no_grad():
+        for size in (32, 16, 24):
+            model(tiny.images(size=size))
+            initial = (size // 4) ** 2
+            assert reduction.state.source.shape[1] == initial + 1
+            counts = reduction.config.counts(initial, 4)
+            if counts is not None:
+                assert reduction.state.num_patches == counts[-1]
+
+
+@plain_pair
+def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str, config: vitrim.MethodConfig) -> None:
+    """Unless the method says otherwise, an image's result does not depend on its batch mates."""
+    if config.name == "random" or (config.batch_dependent and "image" not in config.describe()):
+        pytest.skip("batch dependent by definition")
+    model, _ = reduced(host, config)
+    images = tiny.images(4).double()
+    model.double()
+    with torch.no_grad():
+        together = run(model, images)
+        alone = torch.cat([run(model, image[None]) for image in images])
+    torch.testing.assert_close(together, alone, atol=1e-10, rtol=1e-10)
+
+
+@every_method
+def test_an_image_that_is_not_finite_spoils_itself_only(config: vitrim.MethodConfig) -> None:
+    if config.batch_dependent and "image" not in config.describe():
+        pytest.skip("batch dependent by definition")
+    model, _ = reduced("vit", config)
+    images = tiny.images(3)
+    broken = images.clone()
+    broken[0, 0, 0, 0] = torch.nan
+    with torch.no_grad():
+        torch.manual_seed(0)
+        expected = run(model, images)
+        torch.manual_seed(0)
+        out = run(model, broken)
+    assert not out[0].isfinite().any()
+    torch.testing.assert_close(out[1:], expected[1:])
+
+
+@every_method
+def test_stochastic_depth_and_dropout_run_in_training(config: vitrim.MethodConfig) -> None:
+    model = tiny.vit(drop_path_rate=0.5, attn_drop_rate=0.2, proj_drop_rate=0.2)().train()
+    vitrim.reduce_(model, config)
+    a, b = model(tiny.images()), model(tiny.images())
+    assert not torch.equal(a, b)
+    model.eval()
+    assert torch.equal(run(model, tiny.images()), run(model, tiny.images()))
+
+
+def test_compile_to_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend that people use; the other tests stop at the graph, because this one asks the C++ compiler."""
+    if not any(which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name):
+        pytest.skip("inductor needs a C++ compiler, and none is installed")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = tiny.vit(depth=2)()
+    vitrim.reduce_(model, "tome:r=4")
+    images = tiny.images()
+    with torch.no_grad():
+        expected = model(images)
+        torch.testing.assert_close(whole_graph(model, "inductor")(images), expected, atol=1e-4, rtol=1e-4)

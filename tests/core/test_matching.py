@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import golden_models as golden
+import vitrim
+from vitrim.core.matching import (
+    alternate_split,
+    best_partners,
+    kth_matching,
+    merge_most_similar,
+    most_similar,
+    unit,
+    window_matching,
+)
+from vitrim.core.tokens import TokenState, unmerge
+
+FAST = settings(deadline=None, max_examples=40)
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@FAST
+@given(prefix=st.integers(0, 5), patches=st.integers(2, 200))
+def test_split_is_even_and_odd_places_of_the_whole_sequence(prefix: int, patches: int) -> None:
+    places = torch.arange(prefix, prefix + patches)  # the prefix counts
+    sources, destinations = alternate_split(prefix)
+    assert (places[sources] % 2 == 0).all()
+    assert (places[destinations] % 2 == 1).all()
+    assert len(places[sources]) + len(places[destinations]) == patches
+
+
+@FAST
+@given(batch=st.integers(1, 3), sources=st.integers(1, 20), destinations=st.integers(1, 20), seed=st.integers(0, 10**6))
+def test_best_partner_is_the_nearest_by_cosine(batch: int, sources: int, destinations: int, seed: int) -> None:
+    a, b = draw(seed, batch, sources, 5), draw(seed + 1, batch, destinations, 5)
+    best, partner = best_partners(unit(a), unit(b))
+    assert best.shape == partner.shape == (batch, sources)
+    for image in range(batch):
+        for source in range(sources):
+            cosine = [
+                float(a[image, source] @ row / (a[image, source].norm() * row.norm())) for row in b[image].unbind()
+            ]
+            assert float(best[image, source]) == pytest.approx(max(cosine), abs=1e-12)
+            assert cosine[int(partner[image, source])] == pytest.approx(max(cosine), abs=1e-12)
+
+
+@FAST
+@given(batch=st.integers(1, 3), count=st.integers(1, 12), padding=st.integers(1, 12), seed=st.integers(0, 10**6))
+def test_padding_is_nobodys_partner(batch: int, count: int, padding: int, seed: int) -> None:
+    a, b = draw(seed, batch, 7, 5), draw(seed + 1, batch, count, 5)
+    twins = a[:, :1].expand(batch, padding, 5)  # padding that would be the best of all for the first source
+    order = torch.randperm(count + padding, generator=torch.Generator().manual_seed(seed))
+    both = torch.cat([b, twins], 1)[:, order]
+    real = (order < count).expand(batch, -1)
+    best, partner = best_partners(unit(a), unit(both), real)
+    expected, among_real = best_partners(unit(a), unit(b))
+    torch.testing.assert_close(best, expected)
+    assert real.gather(1, partner).all()
+    assert torch.equal(order[partner], among_real)
+
+
+def test_no_gradient_flows_through_the_choice_of_partners() -> None:
+    a, b = draw(0, 1, 3, 4).requires_grad_(), draw(1, 1, 3, 4).requires_grad_()
+    best, _ = best_partners(a, b)
+    assert not best.requires_grad
+
+
+def test_partners_are_compared_in_full_precision_under_autocast() -> None:
+    a, b = unit(draw(0, 2, 30, 16)).float(), unit(draw(1, 2, 40, 16)).float()
+    expected = best_partners(a, b)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        best, partner = best_partners(a, b)
+    assert best.dtype == torch.float32
+    assert torch.equal(best, expected[0])
+    assert torch.equal(partner, expected[1])
+
+
+def test_equally_similar_sources_merge_in_order() -> None:
+    moved, kept = most_similar(torch.tensor([[0.5, 0.9, 0.5, 0.5, 0.1]]), 3)
+    assert moved.tolist() == [[1, 0, 2]]
+    assert kept.tolist() == [[3, 4]]
+
+
+@FAST
+@given(batch=st.integers(1, 3), count=st.integers(1, 60), data=st.data())
+def test_most_similar_splits_the_sources(batch: int, count: int, data: st.DataObject) -> None:
+    r = data.draw(st.integers(0, count))
+    best = draw(data.draw(st.integers(0, 10**6)), batch, count)
+    moved, kept = most_similar(best, r)
+    assert moved.shape == (batch, r)
+    assert kept.shape == (batch, count - r)
+    assert torch.equal(torch.cat([moved, kept], 1).sort(1).values, torch.arange(count).expand(batch, -1))
+    assert torch.equal(kept, kept.sort(1).values)
+    if 0 < r < count:
+        assert (best.gather(1, moved).amin(1) >= best.gather(1, kept).amax(1)).all()
+
+
+@pytest.mark.parametrize("per_image", [False, True])
+@FAST
+@given(prefix=st.integers(0, 3), patches=st.integers(2, 60), data=st.data())
+def test_merge_puts_kept_sources_first_and_then_every_destination(
+    per_image: bool, prefix: int, patches: int, data: st.DataObject
+) -> None:
+    batch = 2
+    seed = data.draw(st.integers(0, 10**6))
+    order = torch.randperm(patches, generator=torch.Generator().manual_seed(seed))
+    sources, destinations = order[: patches // 2], order[patches // 2 :]
+    if per_image:  # other tables for every image, as in a split by size
+        sources, destinations = (
+            torch.stack([sources, sources.flip(0)]),
+            torch.stack([destinations, destinations.flip(0)]),
+        )
+    r = data.draw(st.integers(0, patches // 2))
+    best = draw(seed, batch, patches // 2)
+    partner = torch.randint(patches - patches // 2, best.shape, generator=torch.Generator().manual_seed(seed))
+    x = draw(seed, batch, prefix + patches, 3)
+    state = TokenState.start(x, prefix)
+    hard = merge_most_similar(state, sources, destinations, best, partner, r)
+    after = hard.advance(x, state)
+    for image in range(batch):
+        own_sources = (sources[image] if per_image else sources).tolist()
+        own_destinations = (destinations[image] if per_image else destinations).tolist()
+        ranked = sorted(range(len(own_sources)), key=lambda i: -float(best[image, i]))
+        moving, staying = ranked[:r], sorted(ranked[r:])
+        layout = [own_sources[i] for i in staying] + own_destinations
+        assert hard.anchor[image].tolist() == [*range(prefix), *(place + prefix for place in layout)]
+        for i in moving:
+            joined = own_destinations[int(partner[image, i])]
+            assert after.source[image, own_sources[i] + prefix] == after.source[image, joined + prefix]
+    assert (after.size.sum(1) == prefix + patches).all()
+    assert after.num_patches == patches - r
+
+
+# ---- relatives of ToMe -----------------------------------------------------------------------------------------------
+
+
+def operands(ref: golden.Reference, case: str) -> tuple[Tensor, Tensor, TokenState]:
+    """Metric and tokens of one case, and the state of these tokens; no prefix, as published."""
+    data = {key: torch.from_numpy(value).double() for key, value in golden.weights.tensors(ref).items()}
+    x = data[f"{case}/x"]
+    return data[f"{case}/metric"], x, TokenState.start(x, num_prefix=0)
+
+
+@golden.cases(["merging/ops_tome"], arrays=("kth2_n18/*",))
+def test_every_kth_token_receives_as_in_the_reference(ref: golden.Reference) -> None:
+    metric, x, state = operands(ref, "kth2_n18")
+    merged, state = kth_matching(state, metric, 2).apply(x, state)
+    ref.check("kth2_n18/merged_mean", merged)
+    ref.check("kth2_n18/unmerged", unmerge(merged, state))
+
+
+def test_every_third_token_receives_and_the_rest_of_the_division_is_dropped() -> None:
+    metric, x = draw(0, 2, 11, 4), draw(1, 2, 12, 5)
+    state = TokenState.start(x, num_prefix=1)  # the prefix takes no part
+    merged, after = kth_matching(state, metric, 3).apply(x, state)
+    assert merged.shape == (2, 4, 5)
+    assert after.position.tolist() == [[0, 3, 6, 9]] * 2
+    assert after.lost
+    assert (after.source[:, 10:] == -1).all()
+    cosine = torch.nn.functional.cosine_similarity(metric[:, :, None], metric[:, None], dim=-1)
+    for image in range(2):
+        groups = {2: [2], 5: [5], 8: [8]}
+        for source in (0, 1, 3, 4, 6, 7):
+            groups[max(groups, key=lambda one: float(cosine[image, source, one]))].append(source)
+        expected = torch.stack([x[image, [patch + 1 for patch in group]].mean(0) for group in groups.values()])
+        torch.testing.assert_close(merged[image, 1:], expected)
+        assert torch.equal(merged[image, 0], x[image, 0])
+    for k in (1, 12):
+        with pytest.raises(vitrim.VitrimError, match=f"k={k} must be from 2 to the number of patches, 11"):
+            kth_matching(state, metric, k)
+
+
+WINDOWS = ("w8h8_r24_norand", "w8h8_r60clamp_norand", "w8h8_r24_rand")
+
+
+@golden.cases([(golden.Part("merging/ops_tomesd", (f"{case}/*",)), case) for case in WINDOWS], "case")
+def test_one_token_of_each_window_receives_as_in_the_reference(ref: golden.Reference, case: str) -> None:
+    metric, x, state = operands(ref, case)
+    args = ref["config"]["args"][case]
+    offset = golden.tensor(ref, f"{case}/rand_idx").long() if args["random"] else None
+    hard = window_matching(
+        state, metric, (args["h"], args["w"]), args["r"], window=(args["sy"], args["sx"]), offset=offset
+    )
+    merged, state = hard.apply(x, state)
+    ref.check(f"{case}/tokens_after", merged.shape[1])
+    ref.check(f"{case}/unmerged_x", unmerge(merged, state))
+    ref.check(f"{case}/merged_sorted", merged.sort(1).values)  # their order is unspecified
+
+
+def test_windows_on_a_grid_they_do_not_divide() -> None:
+    """5 x 7 patches in windows of 2 x 3: two windows a row, two rows of them; the last row and column only merge."""
+    metric = draw(0, 1, 35, 4)
+    state = TokenState.start(metric, num_prefix=0)
+    offset = torch.tensor([[0, 5], [4, 2]])
+    hard = window_matching(state, metric, (5, 7), 100, window=(2, 3), offset=offset)
+    assert hard.anchor.tolist() == [[0, 7 + 5, 2 * 7 + 3 + 2, 3 * 7 + 1]]
+    assert (hard.advance(metric, state).size.sum(1) == 35).all()
+    for grid, options, message in (
+        ((6, 6), {}, "a grid of 6 x 6 does not hold 35 patches"),
+        ((5, 7), {"window": (6, 2)}, "has no whole window of 6 x 2"),
+        ((5, 7), {"offset": offset}, r"offset must have the shape \(2, 3\) of the windows, not \(2, 2\)"),
+    ):
+        with pytest.raises(vitrim.VitrimError, match=message):
+            window_matching(state, metric, grid, 4, **options)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vitrim
+from vitrim.core.schedule import (
+    KEEP_RULES,
+    Aligned,
+    Amount,
+    Keep,
+    KeepRule,
+    Remove,
+    check_blocks,
+    constant,
+    effective_keep,
+    keep_rate,
+    linear,
+    per_layer,
+    quarter_blocks,
+)
+
+FAST = settings(deadline=None, max_examples=50)
+
+amounts = st.one_of(
+    st.builds(Remove, st.integers(0, 1000)),
+    st.builds(Keep, st.floats(0.01, 1.0), st.integers(1, 6), st.sampled_from(sorted(KEEP_RULES))),
+)
+
+
+def counts(schedule: list[Amount | None]) -> list[int]:
+    assert all(isinstance(amount, Remove) for amount in schedule)
+    return [amount.count for amount in schedule if isinstance(amount, Remove)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "rate", "stage", "initial", "current", "kept"),
+    [
+        ("ceil_current", 0.7, 1, 196, 196, 138),
+        ("ceil_current", 0.7, 2, 196, 139, 98),  # 97.3
+        ("floor_current", 0.7, 2, 196, 139, 97),
+        ("floor_initial", 0.7, 3, 196, 50, 137),
+        ("floor_initial_power", 0.7, 2, 196, 137, 96),
+        ("floor_initial_power", 0.7, 2, 100, 70, 49),  # 0.7**2 * 100 is 48.99999999999999
+        ("floor_initial", 0.29, 1, 100, 100, 29),  # 28.999999999999996
+        ("ceil_current", 0.07, 1, 100, 100, 7),  # 7.000000000000001
+        ("floor_current", 0.57, 1, 100, 100, 57),  # 56.99999999999999
+        ("ceil_current_class_token", 0.9, 1, 64, 64, 58),
+        ("ceil_current_class_token", 0.9, 1, 64, 59, 53),  # of 60 tokens 54 stay; ceil_current keeps 54 patches
+        ("floor_initial_power_steps", 0.25, 1, 196, 196, 49),
+        ("floor_initial_power_steps", 0.25, 2, 196, 98, 61),  # 49 - 12 fewer
+    ],
+)
+def test_rules(rule: str, rate: float, stage: int, initial: int, current: int, kept: int) -> None:
+    assert Keep(rate, stage, rule).keep(initial, current) == kept
+
+
+@FAST
+@given(percent=st.integers(1, 100), initial=st.integers(1, 1024))
+def test_rules_round_the_exact_product_not_its_last_bits(percent: int, initial: int) -> None:
+    rate = percent / 100
+    assert Keep(rate, 1, "floor_initial").keep(initial, initial) == percent * initial // 100
+    assert Keep(rate, 1, "ceil_current").keep(initial, initial) == -(-percent * initial // 100)
+    assert Keep(rate, 2, "floor_initial_power").keep(initial, initial) == percent**2 * initial // 100**2
+
+
+@FAST
+@given(r=st.integers(0, 60), inflect=st.floats(-1.0, 1.0), num_layers=st.integers(2, 40))
+def test_linear_removes_r_on_average_less_what_truncation_takes(r: int, inflect: float, num_layers: int) -> None:
+    removed = counts(linear(r, inflect, num_layers))
+    assert len(removed) == num_layers
+    assert min(removed) >= 0
+    assert r * num_layers - num_layers < sum(removed) <= r * num_layers
+    assert removed == sorted(removed, reverse=inflect < 0)
+
+
+def test_linear_end_points() -> None:
+    assert counts(linear(8, -1.0, 6)) == [16, 12, 9, 6, 3, 0]
+    assert counts(linear(8, 1.0, 5)) == [0, 4, 8, 12, 16]
+    assert counts(linear(8, 0.0, 5)) == [8] * 5 == counts(constant(8, 5))
+    assert counts(linear(8, -1.0, 1)) == [8]
+
+
+def test_per_layer_fills_up_with_nothing_and_refuses_a_list_that_is_too_long() -> None:
+    assert counts(per_layer([3, 1], 4)) == [3, 1, 0, 0]
+    assert counts(per_layer([], 2)) == [0, 0]
+    with pytest.raises(vitrim.VitrimError, match="the list has 5 amounts but the model has 4 blocks"):
+        per_layer([1] * 5, 4)
+
+
+def test_keep_rate_counts_its_stages_in_order_of_depth() -> None:
+    schedule = keep_rate(0.5, (4, 1), "floor_initial_power", 6)
+    assert schedule == [
+        None,
+        Keep(0.5, 1, "floor_initial_power"),
+        None,
+        None,
+        Keep(0.5, 2, "floor_initial_power"),
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ((3, 12), r"blocks \[12\] do not exist: the model has blocks 0 to 11"),
+        ((-1,), r"blocks \[-1\] do not exist"),
+        ((), "no blocks are given: the model has blocks 0 to 11"),
+        ((3, 6, 3), r"blocks \[3, 6, 3\] name a block twice"),
+    ],
+)
+def test_blocks_that_cannot_be_meant_are_refused(blocks: tuple[int, ...], message: str) -> None:
+    with pytest.raises(vitrim.VitrimError, match=message):
+        check_blocks(blocks, 12)
+    with pytest.raises(vitrim.VitrimError, match=message):
+        keep_rate(0.7, blocks, "ceil_current", 12)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "blocks"),
+    [(12, (3, 6, 9)), (24, (6, 12, 18)), (6, (1, 3, 4)), (4, (1, 2, 3)), (2, (0, 1)), (1, (0,))],
+)
+def test_quarter_blocks_exist_and_differ(num_layers: int, blocks: tuple[int, ...]) -> None:
+    assert quarter_blocks(num_layers) == blocks
+    check_blocks(blocks, num_layers)
+
+
+@FAST
+@given(
+    amount=amounts, multiple=st.integers(1, 64), prefix=st.integers(0, 5), sizes=st.tuples(*[st.integers(1, 700)] * 2)
+)
+def test_aligned_is_the_next_multiple_and_never_less_than_asked(
+    amount: Amount, multiple: int, prefix: int, sizes: tuple[int, int]
+) -> None:
+    current, initial = sorted(sizes)
+    asked = amount.keep(initial, current)
+    kept = Aligned(amount, multiple, prefix).keep(initial, current)
+    assert (kept + prefix) % multiple == 0
+    assert asked <= kept < asked + multiple
+
+
+@FAST
+@given(amount=amounts, least=st.integers(0, 400), sizes=st.tuples(*[st.integers(1, 700)] * 2))
+def test_effective_keep_stays_within_its_bounds(amount: Amount, least: int, sizes: tuple[int, int]) -> None:
+    current, initial = sorted(sizes)
+    kept = effective_keep(amount, least, initial, current)
+    assert min(least, current) <= kept <= current
+    asked = amount.keep(initial, current)
+    if least <= asked <= current:
+        assert kept == asked  # limited only where it must be
+
+
+@FAST
+@given(r=st.integers(0, 200), initial=st.integers(1, 700), num_layers=st.integers(1, 24))
+def test_counts_of_a_merging_method_never_lose_more_than_half(r: int, initial: int, num_layers: int) -> None:
+    left = [initial, *(vitrim.ToMe(r=r).counts(initial, num_layers) or [])]
+    for before, after in pairwise(left):
+        assert after == before - min(r, before // 2)
+
+
+@FAST
+@given(rate=st.floats(0.01, 1.0), initial=st.integers(1, 700), rule=st.sampled_from(sorted(get_args(KeepRule))))
+def test_counts_of_a_pruning_method_fall_and_never_reach_zero(rate: float, initial: int, rule: str) -> None:
+    left = vitrim.TopK(keep_rate=rate, rule=rule).counts(initial, 12)
+    assert left is not None
+    assert left == sorted(left, reverse=True)
+    assert 1 <= left[-1] <= left[3] <= math.ceil(rate * initial + 1e-6)
+
+
+def test_tome_of_the_study_does_not_make_up_for_a_stage_that_fell_short() -> None:
+    """ "Which Tokens to Use?": rate 0.25 runs at 98, 61 and 52 patches; rate 0.5 at 98, 49 and 25."""
+    for rate, expected in ((0.25, [98, 61, 52]), (0.5, [98, 49, 25]), (0.7, [137, 96, 67]), (0.9, [176, 158, 142])):
+        counts = vitrim.ToMe(keep_rate=rate, rule="floor_initial_power_steps").counts(196, 12)
+        assert counts is not None
+        assert [counts[block] for block in (3, 6, 9)] == expected
+    with pytest.raises(vitrim.VitrimError, match="rule=floor_initial_power_steps"):
+        vitrim.TopK(rule="floor_initial_power_steps")  # always reaches its target
+
+
+@FAST
+@given(percent=st.integers(50, 100), patches=st.integers(1, 700))
+def test_the_class_token_counts_as_in_the_repository_of_pitome(percent: int, patches: int) -> None:
+    tokens = patches + 1
+    removed = tokens * (100 - percent) // 100  # floor(N - N rate), N with the class token
+    for method in (vitrim.ToMe, vitrim.ToFu, vitrim.PiToMe):
+        config = method(keep_rate=percent / 100, blocks=(0,), rule="ceil_current_class_token")
+        assert config.counts(patches, 1) == [patches - min(removed, patches // 2)]
+
+
+def test_one_keep_rate_for_every_block() -> None:
+    schedule = keep_rate((0.9, 0.5), (4, 1), "ceil_current", 6)
+    assert schedule == [None, Keep(0.9, 1, "ceil_current"), None, None, Keep(0.5, 2, "ceil_current"), None]
+    with pytest.raises(vitrim.VitrimError, match="3 keep rates are given for 2 blocks"):
+        keep_rate((0.9, 0.5, 0.1), (4, 1), "ceil_current", 6)

@@ -1,0 +1,196 @@
+"""What a reduced Hugging Face model hands out and takes in, the same for every family."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BeitConfig,
+    BeitForMaskedImageModeling,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPVisionModelWithProjection,
+    ViTConfig,
+    ViTForMaskedImageModeling,
+)
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
+import tiny
+import vitrim
+from tiny_hosts.transformers_vit import GEOMETRY
+from vitrim.core.registry import host_of
+from vitrim.core.tokens import take
+
+FAMILIES = ("hf_vit", "hf_deit", "hf_dinov2", "hf_dinov2_registers", "hf_clip", "hf_siglip", "hf_dinov3", "hf_beit")
+every_family = pytest.mark.parametrize("host", FAMILIES)
+
+
+def trunk(model: nn.Module) -> Any:
+    return host_of(model).trunk(model)
+
+
+@every_family
+def test_hidden_states_cover_the_full_grid_however_they_are_asked_for(host: str) -> None:
+    model, images = tiny.HOSTS[host](), tiny.images()
+    tokens = 36 + tiny.num_prefix(model)
+    vitrim.reduce_(model, "tome:r=4")
+    with torch.no_grad():
+        by_argument = model(images, output_hidden_states=True).hidden_states
+        trunk(model).config.output_hidden_states = True
+        by_config = trunk(model)(images).hidden_states
+        some = trunk(model)(images, output_hidden_states=[1, -1]).hidden_states
+        without = trunk(model)(images, output_hidden_states=False).hidden_states
+    assert [tuple(layer.shape) for layer in by_argument] == [(2, tokens, 32)] * 5
+    for a, b in zip(by_argument, by_config, strict=True):
+        assert torch.equal(a, b)
+    assert [layer is None for layer in some] == [True, False, True, True, False]
+    assert torch.equal(some[1], by_argument[1])
+    assert torch.equal(some[4], by_argument[4])
+    assert without is None
+
+
+@every_family
+def test_hidden_states_of_pruned_tokens_are_zero(host: str) -> None:
+    model = tiny.HOSTS[host]()
+    reduction = vitrim.reduce_(model, "random:keep_rate=0.5")
+    with torch.no_grad():
+        last = model(tiny.images(), output_hidden_states=True).hidden_states[-1]
+    lost = reduction.state.source < 0
+    assert lost.any()
+    assert torch.equal(last.abs().sum(-1) == 0, lost)
+
+
+@every_family
+def test_attention_maps_and_masks_are_refused_in_one_line(host: str) -> None:
+    model, images = tiny.HOSTS[host](), tiny.images()
+    vitrim.reduce_(model, "tome:r=4")
+    inner = trunk(model)
+    with pytest.raises(vitrim.UnsupportedModelError, match="no output_attentions"):
+        model(images, output_attentions=True)
+    inner.set_attn_implementation("eager")  # the library allows the wish in a config only with it
+    inner.config.output_attentions = True
+    with pytest.raises(vitrim.UnsupportedModelError, match="no output_attentions") as refusal:
+        model(images)
+    assert "\n" not in str(refusal.value)
+    inner.config.output_attentions = False
+    mask = torch.ones(2, 36 + tiny.num_prefix(model), dtype=torch.long)
+    mask[:, -3:] = 0
+    with pytest.raises(vitrim.UnsupportedModelError, match="takes no attention_mask"):
+        inner(images, attention_mask=mask)
+    names = list(inspect.signature(inner.forward).parameters)
+    if "attention_mask" in names:
+        place = names.index("attention_mask")
+        with pytest.raises(vitrim.UnsupportedModelError, match="takes no attention_mask"):
+            inner(images, *[None] * (place - 1), mask)
+
+
+@every_family
+def test_signatures_stay(host: str) -> None:
+    """Trainer drops the columns of a data set that are not arguments of forward."""
+    model = tiny.HOSTS[host]()
+    before = inspect.signature(model.forward), inspect.signature(type(model).forward)
+    vitrim.reduce_(model, "tome:r=4")
+    assert (inspect.signature(model.forward), inspect.signature(type(model).forward)) == before
+
+
+@every_family
+def test_other_image_sizes(host: str) -> None:
+    model, images = tiny.HOSTS[host](), tiny.images(size=32)
+    takes = "interpolate_pos_encoding" in inspect.signature(trunk(model).forward).parameters
+    asked = {"interpolate_pos_encoding": True} if takes else {}
+    with torch.no_grad():
+        dense = model(images, **asked)[0]
+        reduction = vitrim.reduce_(model, "tome:r=0")
+        torch.testing.assert_close(model(images, **asked)[0], dense, atol=1e-6, rtol=1e-6)
+        reduction.set(r=4)
+        assert model(images, **asked)[0].shape == dense.shape
+    assert reduction.state.num_patches == 64 - 4 * 4
+
+
+class Adapted(nn.Module):
+    """A linear layer with a low-rank update, in the place of the layer, as PEFT puts it."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.down, self.up = nn.Linear(32, 2, bias=False), nn.Linear(2, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+@every_family
+def test_adapters_in_the_place_of_projections_are_used(host: str) -> None:
+    images, plain, model = tiny.images(), tiny.HOSTS[host](), tiny.HOSTS[host]()
+    vitrim.reduce_(model, "tome:r=0")
+    torch.manual_seed(0)
+    for bare, reduced in zip(tiny.blocks(plain), tiny.blocks(model), strict=True):
+        attention = "attention" if hasattr(bare, "attention") else "self_attn"
+        for name in ("q_proj", "v_proj"):
+            adapted = Adapted(getattr(getattr(bare, attention), name))
+            setattr(getattr(bare, attention), name, adapted)
+            setattr(getattr(reduced, attention), name, adapted)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images)[0], plain(images)[0], atol=1e-6, rtol=1e-6)
+    assert not torch.equal(plain(images)[0], tiny.HOSTS[host]()(images)[0])
+    model(images)[0].sum().backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if ".down." in name or ".up." in name)
+
+
+@every_family
+def test_the_attention_implementation_can_be_switched(host: str) -> None:
+    model, images = tiny.HOSTS[host](), tiny.images()
+    vitrim.reduce_(model, "tome:r=4")
+    fused = []
+    with torch.no_grad():
+        for kind in ("eager", "sdpa"):
+            model.set_attn_implementation(kind)
+            block = tiny.blocks(model)[0]
+            block.register_forward_hook(lambda m, i, o, kind=kind: fused.append(m.attn.config._attn_implementation))
+            model(images)
+    assert fused[0] == "eager"
+    assert fused[-1] == "sdpa"
+
+
+def test_a_layer_of_another_class_is_refused_before_anything_changes() -> None:
+    class Custom(CLIPEncoderLayer):
+        pass
+
+    model = tiny.HOSTS["hf_clip"]()
+    tiny.blocks(model)[2].__class__ = Custom
+    with pytest.raises(vitrim.UnsupportedModelError, match="Custom are not supported in transformers CLIP"):
+        vitrim.reduce_(model, "tome:r=4")
+    assert type(tiny.blocks(model)[0]) is CLIPEncoderLayer
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        (ViTForMaskedImageModeling, ViTConfig(**GEOMETRY)),
+        (BeitForMaskedImageModeling, BeitConfig(**GEOMETRY, vocab_size=7)),
+        (CLIPTextModel, CLIPTextConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_masked_image_modelling_and_text_are_refused(model_class: Any, config: Any) -> None:
+    with pytest.raises(vitrim.UnsupportedModelError, match=f"^{model_class.__name__} .*is not a supported host"):
+        vitrim.reduce_(model_class(config), "tome:r=4")
+
+
+def test_a_forward_of_the_users_own_gets_every_token() -> None:
+    class Mean(CLIPVisionModelWithProjection):
+        def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
+            return self.vision_model(pixel_values).last_hidden_state.mean(1)
+
+    model = tiny.HOSTS["hf_clip"]()
+    model.__class__ = Mean
+    reduction = vitrim.reduce_(model.double(), "tome:r=4")
+    with torch.no_grad():
+        tokens = model.vision_model(tiny.images().double()).last_hidden_state
+        mean = model(tiny.images().double())
+    size, few = reduction.state.size[..., None], take(tokens, reduction.state.position)
+    torch.testing.assert_close(mean, (few * size).sum(1) / size.sum(1))

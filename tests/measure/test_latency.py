@@ -1,0 +1,231 @@
+"""Timing in turn, and the statistics of it, on a clock that the tests set."""
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from timm.models import VisionTransformer
+from torch import nn
+
+from vitrim.core.block import ReducedBlock
+from vitrim.errors import VitrimError
+from vitrim.measure import latency
+from vitrim.measure.latency import (
+    Budget,
+    Latency,
+    Speedup,
+    dense_copies,
+    fastest,
+    images_per_second,
+    paired_speedup,
+    reduced_copy,
+    shared_copy,
+    summarise,
+    time_interleaved,
+)
+
+
+class Clock:
+    """Stands in for `time`: a callable that "takes" some seconds moves it."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.calls = []
+
+    def perf_counter(self):
+        return self.now
+
+    def job(self, name, *seconds):
+        """A callable that takes the given seconds in turn, then the last of them for ever."""
+        remaining = list(seconds)
+
+        def run():
+            self.calls.append(name)
+            self.now += remaining.pop(0) if len(remaining) > 1 else remaining[0]
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(latency, "time", clock)
+    return clock
+
+
+def model(**options):
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
+    return VisionTransformer(**(sizes | options)).eval()
+
+
+# ---- timing
+
+
+def test_candidates_run_in_turn_and_rounds_are_paired(clock):
+    jobs = {"a": clock.job("a", 9.0, 1.0, 2.0, 3.0), "b": clock.job("b", 9.0, 0.5, 0.25)}
+    times = time_interleaved(jobs, budget=Budget(min_rounds=3, min_seconds=0.0, warmup_rounds=1))
+    assert clock.calls == ["a", "b"] * 4
+    assert list(times) == ["a", "b"]
+    np.testing.assert_allclose(times["a"], [1000.0, 2000.0, 3000.0])  # the warm-up of 9 s is not among them
+    np.testing.assert_allclose(times["b"], [500.0, 250.0, 250.0])
+
+
+@pytest.mark.parametrize(
+    ("budget", "rounds"),
+    [
+        (Budget(min_rounds=4, min_seconds=0.0), 4),
+        (Budget(min_rounds=1, min_seconds=10.0), 5),  # a round takes 1 + 3 s, so 2 candidates need 5 for 20 s
+        (Budget(min_rounds=7, min_seconds=10.0), 7),
+        (Budget(min_rounds=1, min_seconds=10.0, max_rounds=3), 3),
+        (Budget(min_rounds=1, min_seconds=float("inf"), max_rounds=2), 2),
+    ],
+)
+def test_budget(clock, budget, rounds):
+    times = time_interleaved({"a": clock.job("a", 1.0), "b": clock.job("b", 3.0)}, budget=budget)
+    assert {name: len(values) for name, values in times.items()} == {"a": rounds, "b": rounds}
+    assert len(clock.calls) == 2 * (rounds + budget.warmup_rounds)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"min_rounds": 0}, "min_rounds must be at least 1, got 0"),
+        ({"min_seconds": -1.0}, "min_seconds must be at least 0, got -1.0"),
+        ({"min_seconds": float("nan")}, "min_seconds must be at least 0, got nan"),
+        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0, got -1"),
+        ({"min_rounds": 9, "max_rounds": 8}, "max_rounds must be at least 9, got 8"),
+    ],
+)
+def test_wrong_budgets(wrong, message):
+    with pytest.raises(VitrimError, match=message):
+        Budget(**wrong)
+
+
+def test_nothing_to_time():
+    with pytest.raises(VitrimError, match="nothing to time"):
+        time_interleaved({})
+
+
+def test_accelerator_work_is_waited_for_within_the_measured_time(clock, monkeypatch):
+    """A kernel that is still running when the call returns counts for its own candidate, not for the next one."""
+    pending = []
+    devices = []
+
+    def synchronize(device):
+        devices.append(device)
+        clock.now += sum(pending)
+        pending.clear()
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    jobs = {"short": lambda: pending.append(1.0), "long": lambda: pending.append(5.0)}
+    times = time_interleaved(jobs, "cuda:1", Budget(min_rounds=2, min_seconds=0.0, warmup_rounds=1))
+    np.testing.assert_allclose(times["short"], [1000.0, 1000.0])
+    np.testing.assert_allclose(times["long"], [5000.0, 5000.0])
+    assert set(devices) == {torch.device("cuda:1")}
+
+
+def test_the_real_clock_is_in_milliseconds():
+    times = time_interleaved(
+        {"sleep": lambda: latency.time.sleep(0.002)}, budget=Budget(min_rounds=2, min_seconds=0.0, warmup_rounds=0)
+    )
+    assert (times["sleep"] >= 1.9).all()  # a sleep is never shorter than asked
+
+
+# ---- statistics
+
+
+def test_summary():
+    times = np.arange(101.0)[::-1]
+    assert summarise(times) == Latency(p50_ms=50.0, p95_ms=95.0, min_ms=0.0, iqr_ms=50.0)
+    assert summarise([7.0]) == Latency(p50_ms=7.0, p95_ms=7.0, min_ms=7.0, iqr_ms=0.0)
+
+
+def test_a_few_slow_rounds_do_not_move_median_and_speedup():
+    quiet = summarise([10.0] * 20)
+    noisy = summarise([10.0] * 17 + [500.0] * 3)
+    assert (noisy.p50_ms, noisy.min_ms, noisy.iqr_ms) == (quiet.p50_ms, quiet.min_ms, quiet.iqr_ms)
+    assert noisy.p95_ms == 500.0
+    assert paired_speedup([20.0] * 20, [10.0] * 17 + [500.0] * 3).median == 2.0
+
+
+def test_speedup_is_paired():
+    """Dense is twice as slow in every round, while the machine becomes ten times slower half-way."""
+    reduced = np.array([1.0, 1.0, 1.0, 10.0, 10.0, 10.0])
+    assert paired_speedup(2 * reduced, reduced) == Speedup(median=2.0, q1=2.0, q3=2.0)
+    # medians of each alone would say otherwise when rounds are shuffled against each other
+    assert paired_speedup(2 * reduced[::-1], reduced).median != 2.0
+
+
+def test_speedup_quartiles_and_direction():
+    assert paired_speedup([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5) == Speedup(median=3.0, q1=2.0, q3=4.0)
+    assert paired_speedup([1.0], [4.0]).median == 0.25  # slower than dense
+
+
+@pytest.mark.parametrize("other", [[1.0], [1.0, 2.0, 3.0]])
+def test_unpaired_rounds_are_refused(other):
+    with pytest.raises(ValueError, match="not paired"):
+        paired_speedup([1.0, 2.0], other)
+
+
+def test_images_per_second():
+    assert images_per_second(32, 250.0) == 128.0
+
+
+def test_fastest_is_by_median_and_among_the_named():
+    times = {"fused": [5.0, 5.0, 5.0], "unfused": [1.0, 6.0, 6.0], "tome": [1.0, 1.0, 1.0]}
+    assert fastest(times, ["fused", "unfused"]) == "fused"
+
+
+# ---- candidates
+
+
+def test_shared_copy_shares_weights_and_nothing_else():
+    original = model(depth=1)
+    original.register_buffer("extra", torch.ones(2))
+    copied = shared_copy(original)
+    for mine, its in zip(original.parameters(), copied.parameters(), strict=True):
+        assert mine is its
+    assert copied.extra is original.extra
+    assert all(mine is not its for mine, its in zip(original.modules(), copied.modules(), strict=True))
+
+
+def test_reduced_copy_leaves_the_model_alone():
+    original = model()
+    images = torch.randn(2, 3, 32, 32)
+    before = original(images)
+    reduced = reduced_copy(original, "tome:r=2")
+    reduced(images)
+    assert reduced.vitrim_reduction.state.num_tokens == 17 - 3 * 2
+    assert not any(isinstance(module, ReducedBlock) for module in original.modules())
+    assert torch.equal(original(images), before)
+
+
+def test_dense_copies_are_the_host_with_either_kernel():
+    original = model()
+    original.blocks[0].attn.fused_attn = False
+    images = torch.randn(2, 3, 32, 32)
+    copies = dense_copies(original)
+    switches = {name: {block.attn.fused_attn for block in dense.blocks} for name, dense in copies.items()}
+    assert switches == {"fused": {True}, "unfused": {False}}
+    assert [block.attn.fused_attn for block in original.blocks] == [False, True, True]
+    torch.testing.assert_close(copies["fused"](images), copies["unfused"](images))
+    torch.testing.assert_close(copies["fused"](images), original(images))
+
+
+def test_attention_pooling_is_switched_too():
+    copies = dense_copies(model(global_pool="map", class_token=False))
+    assert [copies[name].attn_pool.fused_attn for name in ("fused", "unfused")] == [True, False]
+
+
+def test_a_model_without_the_switch_is_its_own_baseline():
+    layer = nn.Linear(2, 2)
+    copies = dense_copies(layer)
+    assert list(copies) == ["host"]
+    assert copies["host"] is not layer
+
+
+def test_examples():
+    result = doctest.testmod(latency)
+    assert result.attempted >= 10
+    assert result.failed == 0
