@@ -9,8 +9,10 @@ from torch.nn.functional import cross_entropy
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.a_vit import AViT, distribution_loss, halting_prior, objective
-from vitrim.training.step import Step
+from vitrim.methods.a_vit import AViT
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import losses as losses_of
+from vitrim.training.objectives.a_vit import distribution_loss, halting_prior, objective
 
 NAMES = ["pruning/avit_gs1_gc1", "pruning/avit_gs1_gc1_clslong"]
 CONFIG = AViT(gate_scale=1.0, gate_center=1.0)
@@ -84,7 +86,7 @@ def test_published_mean_of_one_image_is_refused() -> None:
     reduction = vitrim.reduce_(model, CONFIG)
     step = Step(model, reduction, tiny.images(1), torch.tensor([1]), cross_entropy)
     with pytest.raises(vitrim.VitrimError, match="leaves out the first image of a batch, so it needs two"):
-        CONFIG.losses(step, published_mean=True)
+        losses_of(step, published_mean=True)
 
 
 def test_distribution_loss_is_the_divergence_per_block() -> None:
@@ -118,14 +120,14 @@ def test_losses_of_a_step(host: str) -> None:
     reduction = vitrim.reduce_(model, CONFIG)
     targets = torch.tensor([1, 2])
     step = Step(model, reduction, tiny.images().double(), targets, lambda *pair: 3 * cross_entropy(*pair))
-    losses = CONFIG.losses(step, ponder_scale=0.5, distribution_scale=0.25, target_depth=1)
+    losses = losses_of(step, ponder_scale=0.5, distribution_scale=0.25, target_depth=1)
     halting = [h[:, model.num_prefix_tokens :].mean() for h in reduction.aux("halting")]  # of patches alone
     torch.testing.assert_close(losses["distribution"], distribution_loss(torch.stack(halting), 1))
     torch.testing.assert_close(losses["ponder"], reduction.aux("ponder")[0].mean())
     torch.testing.assert_close(losses["classification"], 3 * cross_entropy(model(step.images), targets))
     expected = losses["classification"] + 0.5 * losses["ponder"] + 0.25 * losses["distribution"]
     torch.testing.assert_close(losses["total"], expected)
-    published = CONFIG.losses(step)
+    published = losses_of(step)
     expected = published["classification"] + 5e-4 * published["ponder"] + 1e-3 * published["distribution"]
     torch.testing.assert_close(published["total"], expected)
     torch.testing.assert_close(published["distribution"], distribution_loss(torch.stack(halting), 2))
@@ -139,7 +141,7 @@ def test_target_depths_that_are_refused(depth: int) -> None:
     reduction = vitrim.reduce_(model, CONFIG)
     step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), cross_entropy)
     with pytest.raises(vitrim.VitrimError, match=f"target_depth={depth} must be a block from 1 to 3"):
-        CONFIG.losses(step, target_depth=depth)
+        losses_of(step, target_depth=depth)
 
 
 @pytest.mark.parametrize("host", ["distilled", "registers"])

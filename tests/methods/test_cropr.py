@@ -16,8 +16,10 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.cropr import CrossAttention, curriculum, objective
-from vitrim.training.step import Step
+from vitrim.methods.cropr import CrossAttention
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import losses as losses_of
+from vitrim.training.objectives.cropr import curriculum, objective
 
 AVERAGE = {"global_pool": "avg", "pool_include_prefix": True}
 RENAME = {"cross_attn.mlp_norm": "cross_attn.mlp.norm"}
@@ -104,7 +106,7 @@ def test_a_step_has_the_losses_and_gradients_of_the_reference(name: str) -> None
     model, reduction = reduced(ref)
     targets = torch.tensor(ref["config"]["targets"])
     step = Step(model.train(), reduction, golden.images(ref), targets, nn.functional.cross_entropy)
-    losses = reduction.config.losses(step)
+    losses = losses_of(step)
     ref.check("train/losses", losses["main"], lambda stored: stored[0])
     ref.check("train/losses", losses["auxiliary"], lambda stored: stored[1:].mean())
     ref.check("train/losses", losses["total"], torch.sum)
@@ -118,7 +120,7 @@ def test_the_criterion_is_that_of_the_model_and_of_all_routers() -> None:
     soft = torch.tensor([[0.5, 0.5, 0, 0, 0], [0, 0, 0.2, 0.8, 0]])
     doubled = Step(model, reduction, tiny.images(), soft, lambda *pair: 2 * nn.functional.cross_entropy(*pair))
     single = Step(model, reduction, tiny.images(), soft, nn.functional.cross_entropy)
-    ours, half = reduction.config.losses(doubled), reduction.config.losses(single)
+    ours, half = losses_of(doubled), losses_of(single)
     assert all(torch.equal(ours[key], 2 * half[key]) for key in ("total", "main", "auxiliary"))
 
 
@@ -127,7 +129,7 @@ def test_one_output_per_query_has_no_loss_of_the_image() -> None:
     reduction = vitrim.reduce_(model, vitrim.Cropr(r=4, num_queries=36))
     step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), nn.functional.cross_entropy)
     with pytest.raises(vitrim.VitrimError, match=r"\(2, 36, 5\), one output per query, and the model \(2, 5\)"):
-        reduction.config.losses(step)
+        losses_of(step)
 
 
 @golden.cases(["cropr/cropr_cls_noprune"])

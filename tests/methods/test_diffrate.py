@@ -13,8 +13,10 @@ from vitrim.core.attention import Attention
 from vitrim.core.config import Layer
 from vitrim.core.registry import make_method
 from vitrim.measure.macs import count_macs
-from vitrim.methods.diffrate import KeptShare, block_macs, learned, objective
-from vitrim.training.step import Step
+from vitrim.methods.diffrate import KeptShare, learned
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import losses as losses_of
+from vitrim.training.objectives.diffrate import block_macs, objective
 
 
 @golden.cases(["merging/diffrate_r8_merge", "merging/diffrate_prune4_merge4"])
@@ -231,7 +233,7 @@ def test_losses_of_a_step() -> None:
     model, reduction = learning(shares=SHARES)
     targets = torch.tensor([1, 2])
     step = Step(model.train(), reduction, tiny.images(), targets, torch.nn.functional.cross_entropy)
-    losses = reduction.config.losses(step, target_gmacs=1e-4, weight=3.0, mlp_ratio=2.0)
+    losses = losses_of(step, target_gmacs=1e-4, weight=3.0, mlp_ratio=2.0)
     expected = objective(reduction, model(step.images), targets, target_gmacs=1e-4, weight=3.0, mlp_ratio=2.0)
     assert set(losses) == {"total", "base", "cost", "gmacs"}
     for term, value in losses.items():
@@ -240,7 +242,7 @@ def test_losses_of_a_step() -> None:
     own = [p for name, p in model.named_parameters() if ".reducer." in name]
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in own)
     with pytest.raises(vitrim.VitrimError, match="learn=true needs target_gmacs"):
-        reduction.config.losses(step)
+        losses_of(step)
 
 
 def test_with_given_amounts_a_step_learns_the_task_alone() -> None:
@@ -248,11 +250,11 @@ def test_with_given_amounts_a_step_learns_the_task_alone() -> None:
     reduction = vitrim.reduce_(model, vitrim.DiffRate(r=4))
     targets = torch.tensor([1, 2])
     step = Step(model, reduction, tiny.images(), targets, torch.nn.functional.cross_entropy)
-    losses = reduction.config.losses(step)
+    losses = losses_of(step)
     assert set(losses) == {"total"}
     torch.testing.assert_close(losses["total"], torch.nn.functional.cross_entropy(model(step.images), targets))
     with pytest.raises(vitrim.VitrimError, match="target_gmacs is what learn=true aims at"):
-        reduction.config.losses(step, target_gmacs=1.0)
+        losses_of(step, target_gmacs=1.0)
 
 
 def test_amounts_learn_to_meet_the_target() -> None:

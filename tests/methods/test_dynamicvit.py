@@ -13,8 +13,10 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.dynamicvit import masked_softmax, objective
-from vitrim.training.step import Step
+from vitrim.methods.dynamicvit import masked_softmax
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import losses as losses_of
+from vitrim.training.objectives.dynamicvit import objective
 
 RENAME = {"in_conv": "predictor.in_conv", "out_conv": "predictor.out_conv"}
 PREFIX = "score_predictor.{}."
@@ -145,7 +147,7 @@ def test_a_step_has_the_losses_and_gradients_of_the_study() -> None:
     model, reduction, teacher = prepared(ref, **STUDY)
     targets = golden.tensor(ref, "target_soft").double()
     step = Step(model, reduction, golden.images(ref), targets, soft_cross_entropy, teacher)
-    losses = reduction.config.losses(step)
+    losses = losses_of(step)
     expected = {"base": "base", "ratio": "ratio", "class": "class_kl", "token": "token_mse", "total": "total"}
     assert set(losses) == set(expected)
     for own, key in expected.items():
@@ -153,7 +155,7 @@ def test_a_step_has_the_losses_and_gradients_of_the_study() -> None:
     losses["total"].backward()
     learned.check_gradients(ref, model, renamed((1, 3, 5)))
     assert all(parameter.grad is None for parameter in teacher.parameters())
-    other = reduction.config.losses(step, token_loss="kl", weights=[1, 0, 0, 3])
+    other = losses_of(step, token_loss="kl", weights=[1, 0, 0, 3])
     ref.check("loss/soft/token_kl", other["token"])
     torch.testing.assert_close(other["total"], other["base"] + 3 * other["token"])
 
@@ -163,7 +165,7 @@ def test_a_step_without_a_teacher_has_two_terms_on_every_host() -> None:
         model = tiny.HOSTS[host]().train()
         reduction = vitrim.reduce_(model, vitrim.DynamicViT())
         step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), nn.functional.cross_entropy)
-        losses = reduction.config.losses(step, weights=(1.0, 7.0, 0.0, 0.0))
+        losses = losses_of(step, weights=(1.0, 7.0, 0.0, 0.0))
         assert set(losses) == {"base", "ratio", "total"}
         torch.testing.assert_close(losses["total"], losses["base"] + 7 * losses["ratio"])
         losses["total"].backward()
@@ -183,7 +185,7 @@ def test_prefix_tokens_are_not_compared() -> None:
         for block in teacher.blocks:
             block.attn.proj.weight.zero_()
     step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), nn.functional.cross_entropy, teacher)
-    assert reduction.config.losses(step)["token"].item() == 0.0
+    assert losses_of(step)["token"].item() == 0.0
 
 
 def test_options_that_are_refused() -> None:
@@ -192,12 +194,12 @@ def test_options_that_are_refused() -> None:
     reduction = vitrim.reduce_(model.train(), vitrim.DynamicViT())
     step = Step(model, reduction, tiny.images(), torch.tensor([1, 2]), nn.functional.cross_entropy, teacher)
     with pytest.raises(vitrim.VitrimError, match="base, ratio, class and token, got 3 numbers"):
-        reduction.config.losses(step, weights=(1, 2, 3))
+        losses_of(step, weights=(1, 2, 3))
     with pytest.raises(vitrim.VitrimError, match="unknown token_loss 'l1'; valid: mse, kl"):
-        reduction.config.losses(step, token_loss="l1")
+        losses_of(step, token_loss="l1")
     smaller = Step(model, reduction, tiny.images(), step.targets, step.criterion, tiny.vit(embed_dim=16)())
     with pytest.raises(vitrim.VitrimError, match="teacher must be the same model"):
-        reduction.config.losses(smaller)
+        losses_of(smaller)
 
 
 def renamed(blocks: tuple[int, ...]) -> dict[str, str]:

@@ -15,9 +15,11 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.registry import make_method
-from vitrim.methods.evo_vit import IMPORTANCE, objective
+from vitrim.methods.evo_vit import IMPORTANCE
 from vitrim.methods.topk import patch_score
-from vitrim.training.step import Step
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import losses as losses_of
+from vitrim.training.objectives.evo_vit import objective
 
 NAMES = ["pruning/evovit_stage_r0.5", "pruning/evovit_layerwise_r0.5"]
 
@@ -91,7 +93,7 @@ def test_training_has_two_heads(ref: golden.Reference) -> None:
     used = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert used == {name for name, _ in model.named_parameters()}
     step = Step(model, reduction, golden.images(ref), targets, nn.functional.cross_entropy)
-    again = reduction.config.losses(step)
+    again = losses_of(step)
     assert set(again) == set(losses)
     for term, value in again.items():
         torch.testing.assert_close(value, losses[term])
@@ -101,7 +103,7 @@ def test_without_the_second_head_a_step_learns_the_task_alone() -> None:
     model = tiny.HOSTS["avg_fc_norm"]().train()
     reduction = vitrim.reduce_(model, vitrim.EvoViT())
     targets = torch.tensor([1, 2])
-    losses = reduction.config.losses(Step(model, reduction, tiny.images(), targets, nn.functional.cross_entropy))
+    losses = losses_of(Step(model, reduction, tiny.images(), targets, nn.functional.cross_entropy))
     assert set(losses) == {"total"}
     torch.testing.assert_close(losses["total"], nn.functional.cross_entropy(model(tiny.images()), targets))
 

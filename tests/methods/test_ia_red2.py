@@ -10,8 +10,10 @@ import torch
 import tiny
 import vitrim
 from vitrim.core.registry import make_method
-from vitrim.methods.ia_red2 import Interpreter, objective, reward
-from vitrim.training.step import Step
+from vitrim.methods.ia_red2 import Interpreter
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import losses as losses_of
+from vitrim.training.objectives.ia_red2 import objective, reward
 
 
 def prepared(host: str = "vit", **options: Any) -> tuple[torch.nn.Module, vitrim.Reduction]:
@@ -148,7 +150,7 @@ def test_losses_of_a_step_have_the_evaluation_of_the_same_images_as_baseline() -
     torch.manual_seed(7)
     expected = objective(reduction, model.train()(step.images), step.targets, baseline=baseline, tau=0.3)
     torch.manual_seed(7)
-    losses = reduction.config.losses(step, tau=0.3)
+    losses = losses_of(step, tau=0.3)
     for term, value in losses.items():
         torch.testing.assert_close(value, expected[term])
     assert losses["policy"].item() != 0
@@ -161,11 +163,11 @@ def test_a_step_leaves_every_module_in_its_mode() -> None:
     step.model.norm.eval()
     modes = [module.training for module in step.model.modules()]
     assert not all(modes)
-    step.reduction.config.losses(step)
+    losses_of(step)
     assert [module.training for module in step.model.modules()] == modes
     step.model.head.register_forward_pre_hook(lambda module, args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        step.reduction.config.losses(step)
+        losses_of(step)
     assert [module.training for module in step.model.modules()] == modes
 
 
@@ -173,7 +175,7 @@ def test_weights_cast_for_the_baseline_still_get_gradients_under_autocast() -> N
     """Autocast keeps cast weights; older torch kept those of a forward without gradients, too."""
     step = step_of(torch.tensor([1, 2]))
     with torch.autocast("cpu", torch.bfloat16):
-        losses = step.reduction.config.losses(step)
+        losses = losses_of(step)
     losses["total"].backward()
     missing = [name for name, parameter in step.model.named_parameters() if parameter.grad is None]
     assert missing == []
@@ -182,7 +184,7 @@ def test_weights_cast_for_the_baseline_still_get_gradients_under_autocast() -> N
 def test_mixed_labels_have_no_reward() -> None:
     step = step_of(torch.full((2, 5), 0.2))
     with pytest.raises(vitrim.VitrimError, match=r"one class per image: set mix.mixup=0"):
-        step.reduction.config.losses(step)
+        losses_of(step)
 
 
 def test_policy_learns_to_keep_less_where_that_costs_nothing() -> None:

@@ -21,8 +21,10 @@ import vitrim
 from vitrim.core.attention import Attention
 from vitrim.core.config import Layer
 from vitrim.measure.macs import profile
-from vitrim.methods.mctf import Fuse, KnownMap, draw, fuse_map, match, objective, teacher_amounts
-from vitrim.training.step import Step
+from vitrim.methods.mctf import Fuse, KnownMap, fuse_map, match
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import losses as losses_of
+from vitrim.training.objectives.mctf import draw, objective, teacher_amounts
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("mctf_r8", {"r": 8}),
@@ -156,7 +158,7 @@ def test_a_step_has_the_losses_and_gradients_of_the_reference() -> None:
     step = Step(model, reduction, golden.images(ref), torch.tensor(ref["config"]["targets"]), cross_entropy)
     args = ref["config"]["args"]
     options = {"weight": args["consistency_weight"], "confidence": args["confidence_threshold"]}
-    losses = reduction.config.losses(step, **options, teacher_r=0)
+    losses = losses_of(step, **options, teacher_r=0)
     ref.check("loss/total", losses["total"])
     ref.check("loss/consistency", losses["consistency"])
     assert reduction.config.r == 8
@@ -180,7 +182,7 @@ def test_the_teacher_draws_its_amount_and_the_model_keeps_its_own(r: float, teac
 
     step.reduction.set = spy
     for _ in range(12):
-        step.reduction.config.losses(step, teacher_r=teacher_r)
+        losses_of(step, teacher_r=teacher_r)
     assert drawn[1::2] == [r] * 12
     allowed = [hundredth / 100 for hundredth in range(11)] if amounts is None else amounts
     assert set(drawn[::2]) <= set(allowed)
@@ -195,7 +197,7 @@ def test_draws_reach_both_ends() -> None:
 
 def test_the_criterion_of_the_recipe_is_that_of_both_runs() -> None:
     step = step_of()
-    losses = step.reduction.config.losses(step, weight=0.0, teacher_r=0)
+    losses = losses_of(step, weight=0.0, teacher_r=0)
     logits = step.model(step.images)
     torch.testing.assert_close(losses["student"], smooth(logits, step.targets))
     vitrim.restore_(step.model)
@@ -208,7 +210,7 @@ def test_an_error_in_the_teacher_leaves_the_amount() -> None:
     amounts = [block.reducer.amount for block in step.model.blocks]
     step.model.head.register_forward_pre_hook(lambda module, args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        step.reduction.config.losses(step, teacher_r=(1, 3))
+        losses_of(step, teacher_r=(1, 3))
     assert step.reduction.config.r == 4
     assert [block.reducer.amount for block in step.model.blocks] == amounts
 
@@ -234,14 +236,14 @@ def test_amounts_of_the_teacher_that_are_refused(given: Any, message: str) -> No
 def test_what_cannot_be_trained_so_is_refused() -> None:
     mixed = step_of(targets=torch.full((2, 5), 0.2))
     with pytest.raises(vitrim.VitrimError, match=r"one class per image: set mix.mixup=0"):
-        mixed.reduction.config.losses(mixed)
+        losses_of(mixed)
     without = step_of("no_class_token_avg")
     with pytest.raises(vitrim.VitrimError, match="this VisionTransformer has none"):
-        without.reduction.config.losses(without)
+        losses_of(without)
     checkpointed = step_of()
     checkpointed.model.set_grad_checkpointing(True)
     with pytest.raises(vitrim.VitrimError, match="grad_checkpointing=false"):
-        checkpointed.reduction.config.losses(checkpointed)
+        losses_of(checkpointed)
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from vitrim.models import streams, vittm, vittm_mae
 from vitrim.models.streams import objective
 from vitrim.models.vittm import ViTTM, checkpoint_filter_fn, unused_names
 from vitrim.models.vittm_mae import MaskedViTTM, StreamMask, matched_mask, pixels, random_mask
-from vitrim.training.step import Step
+from vitrim.tasks.step import Step
 
 HEADS = {"lin": "linear", "ca": "cross", "lca": "latent_cross", "la": "latent", "tl": "token_learner"}
 FUSIONS = {"residual": "add", "erase": "erase", "add_erase": "add_erase"}

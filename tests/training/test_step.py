@@ -17,7 +17,8 @@ import vitrim
 import vitrim.models
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
-from vitrim.training.step import Distillation, Objective, Step, logits_of, tokens_and_logits
+from vitrim.tasks.step import Step, logits_of, tokens_and_logits
+from vitrim.training.step import Distillation, Objective
 
 LEARNED = ("dynamicvit", "mctf:r=4", "cropr", "a_vit", "evo_vit:class_head=true", "diffrate:learn=true", "ia_red2")
 """With a loss of their own."""

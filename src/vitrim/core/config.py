@@ -11,10 +11,7 @@ from vitrim.core.schedule import Amount, KeepRule, effective_keep, keep_rate, qu
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from vitrim.core.block import Reducer
-    from vitrim.training.step import Step
 
 
 LONGEST_INTEGER = 64
@@ -152,14 +149,6 @@ class MethodConfig(BaseModel):
                 current = kept + self.added_tokens() if kept < current else current
             counts.append(current)
         return counts
-
-    def losses(self, step: Step) -> dict[str, Tensor]:
-        """What training minimises on one batch: scalars by name, of which "total" is the whole.
-
-        By default the loss of the task alone. A method with terms of its own overrides this next to its ``objective``
-        and may take options, which a recipe gives under ``objective``.
-        """
-        return step.base_losses()
 
     def describe(self) -> str:
         """The method as it is written on the command line, with the options that were given."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -16,14 +12,9 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register_method
 from vitrim.core.tokens import TokenState, decision_dtype
-from vitrim.errors import VitrimError
 from vitrim.methods.ats import prune_flagged
-
-if TYPE_CHECKING:
-    from vitrim.training.step import Step
 
 PONDER = "ponder"
 HALTING = "halting"
@@ -70,32 +61,6 @@ class AViT(MethodConfig):
 
     def build(self, layer: Layer) -> Reducer:
         return AViTReducer(self, layer)
-
-    def losses(
-        self,
-        step: Step,
-        *,
-        ponder_scale: float = 5e-4,
-        distribution_scale: float = 1e-3,
-        target_depth: int | None = None,
-        published_mean: bool = False,
-    ) -> dict[str, Tensor]:
-        """The loss of the paper on one batch; options as in `objective`.
-
-        Raises:
-            VitrimError: a ``target_depth`` that is not a block, or the first; ``published_mean`` with one image.
-        """
-        assert step.reduction is not None
-        return objective(
-            step.reduction,
-            step.logits(),
-            step.targets,
-            criterion=step.criterion,
-            ponder_scale=ponder_scale,
-            distribution_scale=distribution_scale,
-            target_depth=target_depth,
-            published_mean=published_mean,
-        )
 
 
 class AViTReducer(Reducer):
@@ -166,73 +131,3 @@ class AViTReducer(Reducer):
             return state
         mask = torch.ones_like(state.size, dtype=torch.bool) if state.mask is None else state.mask
         return replace(state, mask=torch.cat([mask[:, :p] & self.alive(state)[:, :p], mask[:, p:]], dim=1))
-
-
-def objective(
-    reduction: Reduction,
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-    ponder_scale: float = 5e-4,
-    distribution_scale: float = 1e-3,
-    target_depth: int | None = None,
-    published_mean: bool = False,
-) -> dict[str, Tensor]:
-    """The training loss of the paper, after a forward in training mode and before its backward:
-
-        loss = classification + ponder_scale * mean(ponder) + distribution_scale * KL(prior || mean halting per block).
-
-    Prefix tokens do not enter the mean halting probability. With ``published_mean`` they do, and the first image of the
-    batch does not: a slip of the published code, whose slice ``[1:]`` was meant for the class token.
-
-    Args:
-        reduction: the handle of the model; its last forward reported ponder and halting.
-        logits: (B, K) of the model.
-        targets: what ``criterion`` takes.
-        criterion: the task's own loss.
-        ponder_scale, distribution_scale: weights of the two terms.
-        target_depth: block around which halting should happen, 0-based; default two thirds of the depth (8 of 12).
-        published_mean: the mean halting probability as the published code has it.
-
-    Returns:
-        ``total`` and its parts ``classification``, ``ponder``, ``distribution`` (unweighted), all scalars.
-
-    Raises:
-        VitrimError: a ``target_depth`` that is not a block, or the first; ``published_mean`` with one image.
-
-    Example:
-        >>> import timm, vitrim
-        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).train()
-        >>> reduction = vitrim.reduce_(model, vitrim.AViT())
-        >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))
-        >>> sorted(losses)
-        ['classification', 'distribution', 'ponder', 'total']
-    """
-    halting, num_prefix = reduction.aux(HALTING), reduction.state.num_prefix
-    depth = len(halting) * 2 // 3 if target_depth is None else target_depth
-    if not 0 < depth < len(halting):  # what is before it is the scale of the prior
-        raise VitrimError(f"a_vit: target_depth={depth} must be a block from 1 to {len(halting) - 1}")
-    if published_mean and len(halting[0]) < 2:
-        raise VitrimError("a_vit: published_mean leaves out the first image of a batch, so it needs two")
-    mean = torch.stack([(h[1:] if published_mean else h[:, num_prefix:]).mean() for h in halting])
-    parts = {
-        "classification": criterion(logits, targets),
-        "ponder": reduction.aux(PONDER)[0].mean(),
-        "distribution": distribution_loss(mean, depth),
-    }
-    loss = parts["classification"] + ponder_scale * parts["ponder"] + distribution_scale * parts["distribution"]
-    return {"total": loss, **parts}
-
-
-def halting_prior(num_layers: int, depth: int) -> Tensor:
-    """(num_layers,) the published target: a normal density around block ``depth``, what is before sums to 0.98."""
-    density = torch.tensor([math.exp(-((layer - depth) ** 2) / 2) for layer in range(num_layers)], dtype=torch.float64)
-    return density * (0.98 / density[:depth].sum())
-
-
-def distribution_loss(mean_halting: Tensor, depth: int) -> Tensor:
-    """KL of `halting_prior` and the mean halting probabilities (L,), divided by L; never negative, as published."""
-    share = (mean_halting / mean_halting.sum()).clamp(0.01, 0.99)
-    prior = halting_prior(len(mean_halting), depth).to(share)
-    return ((torch.xlogy(prior, prior) - prior * share.log()).sum() / len(mean_halting)).clamp_min(0.0)

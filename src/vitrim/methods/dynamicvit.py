@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,20 +14,12 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import Layer, StagedConfig
 from vitrim.core.matching import full_precision
-from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register_method
 from vitrim.core.tokens import TokenState, decision_dtype
-from vitrim.errors import VitrimError
-
-if TYPE_CHECKING:
-    from vitrim.training.step import Step
 
 POLICY = "dynamicvit_policy"
 DECISION = "decision"
 EPSILON = 1e-6  # of the masked softmax
-WEIGHTS = (1.0, 2.0, 0.5, 0.5)  # of the terms base, ratio, class and token
-
-TokenLoss = Literal["mse", "kl"]
 
 
 @register_method
@@ -84,38 +74,6 @@ class DynamicViT(StagedConfig):
         if self.schedule(layer.num_layers)[layer.depth] is not None:
             return PredictingReducer(self, layer)
         return MaskingReducer(self, layer)
-
-    def losses(
-        self, step: Step, *, weights: Sequence[float] = WEIGHTS, token_loss: TokenLoss = "mse"
-    ) -> dict[str, Tensor]:
-        """The loss of the paper on one batch: all four terms with a teacher, otherwise "base" and "ratio".
-
-        Args:
-            step: the batch.
-            weights: as in `objective`.
-            token_loss: as in `objective`.
-
-        Raises:
-            VitrimError: other than four weights, an unknown ``token_loss``, or a teacher without tokens to compare.
-        """
-        assert step.reduction is not None
-        _check_options(weights, token_loss)
-        if step.teacher is None:
-            return objective(step.reduction, step.logits(), step.targets, criterion=step.criterion, weights=weights)
-        taught, teacher_logits = step.teach()
-        tokens, logits = step.tokens_and_logits()
-        prefix = step.reduction.state.num_prefix
-        return objective(
-            step.reduction,
-            logits,
-            step.targets,
-            criterion=step.criterion,
-            features=tokens[:, prefix:],
-            teacher_logits=teacher_logits,
-            teacher_features=taught[:, prefix:],
-            weights=weights,
-            token_loss=token_loss,
-        )
 
 
 class MaskingReducer(Reducer):
@@ -235,89 +193,3 @@ def masked_softmax(logits: Tensor, policy: Tensor) -> Tensor:
     mask = mask + (1.0 - mask) * own
     weight = (logits - logits.amax(dim=-1, keepdim=True)).exp() * mask
     return (weight + EPSILON / n) / (weight.sum(dim=-1, keepdim=True) + EPSILON)
-
-
-def objective(
-    reduction: Reduction,
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-    features: Tensor | None = None,
-    teacher_logits: Tensor | None = None,
-    teacher_features: Tensor | None = None,
-    weights: Sequence[float] = WEIGHTS,
-    token_loss: TokenLoss = "mse",
-) -> dict[str, Tensor]:
-    """The training loss of the paper, after a forward in training mode and before its backward.
-
-    Args:
-        reduction: the handle of the model; its last forward reported the decisions.
-        logits: (B, classes) of the student.
-        targets: what ``criterion`` takes.
-        criterion: the classification loss.
-        features: (B, P, C) patch tokens of the student after the final norm, or None to leave the token term out.
-        teacher_logits: (B, classes) of the unreduced, frozen teacher, or None to leave the class term out.
-        teacher_features: (B, P, C) of the teacher, as ``features``.
-        weights: of the terms base, ratio, class and token; the paper uses 5 for ratio in its base size.
-        token_loss: squared error of the features, or divergence of their softmax over channels (LV-ViT).
-
-    Returns:
-        The unweighted terms "base"; "ratio", mean over stages and images of (share kept - r^s)^2; "class",
-        KL(teacher || student), mean over images; "token", mean over the tokens that the last stage keeps (0 if it
-        keeps none); and "total", their weighted sum.
-
-    Raises:
-        VitrimError: other than four weights, an unknown ``token_loss``, or features of different shapes.
-
-    Example:
-        >>> import timm, vitrim
-        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).train()
-        >>> reduction = vitrim.reduce_(model, vitrim.DynamicViT())
-        >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))
-        >>> sorted(losses)
-        ['base', 'ratio', 'total']
-    """
-    config = reduction.config
-    assert isinstance(config, DynamicViT)
-    _check_options(weights, token_loss)
-    decisions = reduction.aux(DECISION)
-    aims = config.targets(len(decisions))
-    ratio = torch.stack([(d.mean(dim=1) - aim).square().mean() for d, aim in zip(decisions, aims, strict=True)]).mean()
-    terms = {"base": criterion(logits, targets), "ratio": ratio}
-    if teacher_logits is not None:
-        terms["class"] = _divergence(logits, teacher_logits)
-    if features is not None and teacher_features is not None:
-        if features.shape != teacher_features.shape:
-            raise VitrimError(
-                f"dynamicvit: tokens {tuple(features.shape)} of the student cannot be compared with the teacher's "
-                f"{tuple(teacher_features.shape)}: the teacher must be the same model, and none may drop patches "
-                "(patch_drop=0)"
-            )
-        terms["token"] = _token_term(features, teacher_features, decisions[-1].detach(), token_loss)
-    by_name = dict(zip(("base", "ratio", "class", "token"), weights, strict=True))
-    total = torch.stack([by_name[name] * term.to(ratio.dtype) for name, term in terms.items()]).sum()
-    return {"total": total, **terms}
-
-
-def _check_options(weights: Sequence[float], token_loss: str) -> None:
-    if len(weights) != len(WEIGHTS):
-        raise VitrimError(f"dynamicvit: weights are those of base, ratio, class and token, got {len(weights)} numbers")
-    if token_loss not in ("mse", "kl"):
-        raise VitrimError(f"dynamicvit: unknown token_loss '{token_loss}'; valid: mse, kl")
-
-
-def _divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student) of (M, K) logits, mean over rows."""
-    return F.kl_div(student.log_softmax(-1), teacher.detach().log_softmax(-1), reduction="batchmean", log_target=True)
-
-
-def _token_term(student: Tensor, teacher: Tensor, kept: Tensor, kind: TokenLoss) -> Tensor:
-    """Distance of kept patch tokens (B, P, C), 0 where none is kept."""
-    count = kept.sum().clamp_min(1.0)
-    if kind == "mse":
-        distance = (student - teacher.detach()).square().mean(dim=-1)
-    else:
-        target = teacher.detach().log_softmax(-1)
-        distance = F.kl_div(student.log_softmax(-1), target, reduction="none", log_target=True).sum(dim=-1)
-    return (distance * kept).sum() / count

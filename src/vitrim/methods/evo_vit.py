@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +14,11 @@ from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register_method
 from vitrim.core.schedule import Amount, KeepRule
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 from vitrim.methods.topk import ScoredPruning, patch_score
-
-if TYPE_CHECKING:
-    from vitrim.training.step import Step
 
 IMPORTANCE = "evo_vit_importance"
 CLASS_LOGITS = "class_logits"
@@ -118,13 +113,6 @@ class EvoViT(ScoredPruning):
     def build(self, layer: Layer) -> Reducer:
         return EvoViTReducer(self, layer)
 
-    def losses(self, step: Step) -> dict[str, Tensor]:
-        """With ``class_head`` the loss of the paper on one batch, both heads; otherwise that of the task alone."""
-        if not self.class_head:
-            return step.base_losses()
-        assert step.reduction is not None
-        return objective(step.reduction, step.logits(), step.targets, criterion=step.criterion)
-
 
 class EvoViTReducer(Reducer):
     """Parameters: ``norm`` and ``head`` of the class token, in the last block, with ``class_head``."""
@@ -213,34 +201,3 @@ class EvoViTReducer(Reducer):
         x, state = prune(state, working).apply(x, state)
         bank = tuple(entry._replace(tokens=entry.tokens + mean) for entry in state.bank)
         return replace(state, bank=bank, lost=lost).refill(x)  # those in the mean are in the bank, too
-
-
-def objective(
-    reduction: Reduction,
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-) -> dict[str, Tensor]:
-    """The training loss of the paper: half for the head on the mean patch, half for the one on the class token.
-
-    Args:
-        reduction: the handle of a model reduced with ``class_head=True``, after a forward in training mode.
-        logits: (B, classes) of the model.
-        targets: what ``criterion`` takes.
-        criterion: the loss of the task.
-
-    Returns:
-        "main", "class_token", and "total", their mean.
-
-    Example:
-        >>> import timm, vitrim
-        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10, global_pool="avg").train()
-        >>> reduction = vitrim.reduce_(model, vitrim.EvoViT(class_head=True))
-        >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))
-        >>> sorted(losses)
-        ['class_token', 'main', 'total']
-    """
-    main = criterion(logits, targets)
-    class_token = criterion(reduction.aux(CLASS_LOGITS)[0], targets)
-    return {"total": (main + class_token) / 2, "main": main, "class_token": class_token}

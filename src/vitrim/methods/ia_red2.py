@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -16,15 +14,11 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import Layer, MethodConfig
 from vitrim.core.matching import full_precision
-from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register_method
 from vitrim.core.schedule import check_blocks
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 from vitrim.methods.ats import prune_flagged, real_patches
-
-if TYPE_CHECKING:
-    from vitrim.training.step import Step
 
 KEPT = "kept"
 LOG_PROBABILITY = "log_probability"
@@ -89,23 +83,6 @@ class IARED2(MethodConfig):
         check_blocks(stages, num_layers)
         if self.stage is not None and self.stage >= len(stages):
             raise VitrimError(f"ia_red2: stage={self.stage} does not exist: the groups are 0 to {len(stages) - 1}")
-
-    def losses(self, step: Step, *, tau: float = 0.5) -> dict[str, Tensor]:
-        """The loss of the paper on one batch: an evaluation forward for the baseline, then one in training mode.
-
-        Args:
-            step: the batch; one class per image.
-            tau: as in `objective`.
-
-        Raises:
-            VitrimError: mixed targets, or several labels per image.
-        """
-        assert step.reduction is not None
-        _check_targets(step.targets)
-        baseline = _greedy_reward(step, step.reduction, tau)
-        return objective(
-            step.reduction, step.logits(), step.targets, criterion=step.criterion, baseline=baseline, tau=tau
-        )
 
 
 class IARED2Reducer(Reducer):
@@ -189,90 +166,3 @@ class Interpreter(nn.Module):
             logits = patches.to(wide) @ vectors.t() * key.shape[2] ** -0.5
         score: Tensor = (logits + self.bias.to(wide)).sigmoid().mean(dim=-1)
         return score
-
-
-def reward(logits: Tensor, targets: Tensor, kept: Sequence[Tensor], tau: float = 0.5) -> Tensor:
-    """(B,) 1 - share^2 where the prediction is right, with the share of patches that stay, and -tau where it is wrong.
-
-    Args:
-        logits: (B, classes).
-        targets: (B,) class indices.
-        kept: (B,) shares, one per group that acts, ``reduction.aux("kept")``; the last counts, as a patch that is gone
-            stays gone.
-        tau: price of a wrong prediction.
-
-    Raises:
-        VitrimError: targets that are not one class per image.
-
-    Example:
-        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
-        >>> reward(logits, torch.tensor([0, 1]), [torch.tensor([0.5, 0.5])])
-        tensor([ 0.7500, -0.5000])
-    """
-    _check_targets(targets)
-    share = kept[-1].detach()
-    return torch.where(logits.argmax(dim=-1) == targets, 1.0 - share.square(), torch.full_like(share, -tau))
-
-
-def _check_targets(targets: Tensor) -> None:
-    if targets.ndim != 1:
-        raise VitrimError(
-            "ia_red2 is rewarded for the true class, so it takes one class per image: set mix.mixup=0 and "
-            "mix.cutmix=0, and no task with several labels"
-        )
-
-
-def _greedy_reward(step: Step, reduction: Reduction, tau: float) -> Tensor:
-    """(B,) the `reward` in evaluation mode, without gradients. Every module is then in the mode it was in."""
-    training = [module for module in step.model.modules() if module.training]
-    step.model.eval()
-    try:
-        with torch.no_grad():
-            return reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
-    finally:
-        for module in training:
-            module.training = True
-
-
-def objective(
-    reduction: Reduction,
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-    baseline: Tensor,
-    tau: float = 0.5,
-) -> dict[str, Tensor]:
-    """The training loss of the paper: REINFORCE for the interpreters, the task's loss for the blocks.
-
-        policy = -mean over images of (R - R_greedy) * log probability of the draws
-
-    Their gradients do not mix, so their weights do not matter under Adam; the paper optimises them in turn.
-
-    Args:
-        reduction: the handle of the model, after a forward in training mode and before its backward.
-        logits: (B, classes) of that forward.
-        targets: (B,) class indices.
-        criterion: the loss of the task.
-        baseline: (B,) R_greedy, the `reward` of a forward in evaluation mode on the same images, made before.
-        tau: price of a wrong prediction in the reward.
-
-    Returns:
-        "total", the sum of "base" and "policy"; "reward", the mean R, for the log.
-
-    Example:
-        >>> import timm, vitrim
-        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
-        >>> reduction = vitrim.reduce_(model, vitrim.IARED2())
-        >>> images, targets = torch.zeros(2, 3, 224, 224), torch.tensor([1, 2])
-        >>> with torch.no_grad():
-        ...     baseline = reward(model.eval()(images), targets, reduction.aux("kept"))
-        >>> losses = objective(reduction, model.train()(images), targets, baseline=baseline)
-        >>> sorted(losses)
-        ['base', 'policy', 'reward', 'total']
-    """
-    gained = reward(logits, targets, reduction.aux(KEPT), tau)
-    log_probability = torch.stack(reduction.aux(LOG_PROBABILITY)).sum(dim=0)
-    policy = -((gained - baseline.detach()) * log_probability).mean()
-    base = criterion(logits, targets)
-    return {"total": base + policy, "base": base, "policy": policy, "reward": gained.mean()}

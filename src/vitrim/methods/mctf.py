@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import CPU_HAS_BFLOAT16, Attention
 from vitrim.core.block import ReducedBlock, Reducer, merge_heads
 from vitrim.core.config import Layer, MethodConfig
 from vitrim.core.matching import alternate_split, full_precision, most_similar
-from vitrim.core.reduce import Reduction
-from vitrim.core.registry import host_of, register_method
+from vitrim.core.registry import register_method
 from vitrim.core.schedule import Amount, check_blocks, half
 from vitrim.core.tokens import TokenState, decision_dtype
-from vitrim.errors import VitrimError
-
-if TYPE_CHECKING:
-    from vitrim.training.step import Step
-
-MOST_OF_TEACHER = 7  # tokens that the teacher of the paper fuses at most
 
 
 @dataclass(frozen=True)
@@ -141,47 +133,6 @@ class MCTF(MethodConfig):
         if self.schedule(layer.num_layers)[layer.depth] is None:
             return None
         return _REDUCERS[self.attention](self, layer)
-
-    def losses(
-        self,
-        step: Step,
-        *,
-        weight: float = 1.0,
-        confidence: float = 0.4,
-        teacher_r: float | Sequence[float] | None = None,
-    ) -> dict[str, Tensor]:
-        """The consistency training of the paper on one batch: a forward with an amount drawn anew, and one with ``r``.
-
-        Both run in training mode with gradients. Afterwards the amount is ``r`` again, and the handle shows the second.
-
-        Args:
-            step: the batch; one class per image.
-            weight: as in `objective`.
-            confidence: as in `objective`.
-            teacher_r: the largest amount of the teacher, or the smallest and the largest, both included: whole numbers
-                of tokens, or below 1 fractions, drawn in steps of 0.01, whatever ``r`` is given as. Default: 0 to 7
-                tokens, and fewer than ``r``.
-
-        Raises:
-            VitrimError: mixed targets, a model without a class token or with gradient checkpointing, or amounts that
-                are not below ``r``.
-        """
-        assert step.reduction is not None
-        low, high = teacher_amounts(self.r, teacher_r)
-        _check_targets(step.targets)
-        _check_model(step.model)
-        teacher_tokens, teacher_logits = _with_amount(step, step.reduction, draw(low, high))
-        tokens, logits = step.tokens_and_logits()
-        return objective(
-            logits,
-            step.targets,
-            features=tokens[:, 0],
-            teacher_logits=teacher_logits,
-            teacher_features=teacher_tokens[:, 0],
-            criterion=step.criterion,
-            weight=weight,
-            confidence=confidence,
-        )
 
 
 class MCTFReducer(Reducer):
@@ -402,146 +353,3 @@ def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: 
     keep = torch.cat([even[kept], odd[stays]], dim=1)
     into = torch.cat([end.gather(1, partner.gather(1, moved)), end.gather(1, moved_back)], dim=1)
     return keep, torch.cat([even[moved], odd[moved_back]], dim=1), into
-
-
-def objective(
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    features: Tensor,
-    teacher_logits: Tensor,
-    teacher_features: Tensor,
-    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-    weight: float = 1.0,
-    confidence: float = 0.4,
-) -> dict[str, Tensor]:
-    """The consistency training of the paper: one model, run twice on the same images with two amounts of fusion.
-
-    The student fuses the wanted r (16), the teacher fewer, drawn anew for every batch from 0, ..., 7; both learn the
-    labels, and the student's class token learns to resemble the teacher's where the student is confident:
-
-        loss = criterion(student) + criterion(teacher) + weight * mean_D (z_teacher - z_student)^2,
-
-    the last averaged over the images to whose true class the student gives more than ``confidence``; 0 if none.
-    The teacher's class token is a constant there. The paper trains with ``weight`` 1 (DeiT-T, T2T-ViT) or 3 (DeiT-S,
-    LV-ViT), cross entropy with label smoothing 0.1 and no mixing of images.
-
-    Args:
-        logits: (B, K) of the student.
-        targets: (B,) int64 true classes.
-        features: (B, C) class tokens of the student after the model's last norm.
-        teacher_logits: (B, K) of the teacher, with gradients.
-        teacher_features: (B, C) of the teacher, as ``features``.
-        criterion: the classification loss, of both.
-        weight: lambda.
-        confidence: beta, a probability.
-
-    Returns:
-        ``total`` and its parts ``student``, ``teacher``, ``consistency`` (unweighted), all scalars.
-
-    Raises:
-        VitrimError: targets that are not one class per image.
-
-    Example:
-        >>> import timm, torch, vitrim
-        >>> from vitrim.methods.mctf import objective
-        >>> model = timm.create_model("test_vit", num_classes=10)
-        >>> reduction = vitrim.reduce_(model, vitrim.MCTF(r=16))
-        >>> images, targets, runs = torch.randn(2, 3, 160, 160), torch.tensor([1, 7]), []
-        >>> for r in (int(torch.randint(8, ())), 16):
-        ...     reduction.set(r=r)
-        ...     tokens = model.forward_features(images)
-        ...     runs.append((model.forward_head(tokens), tokens[:, 0]))
-        >>> (teacher, z_teacher), (student, z_student) = runs
-        >>> losses = objective(
-        ...     student, targets, features=z_student, teacher_logits=teacher, teacher_features=z_teacher)
-        >>> losses["total"].backward()
-    """
-    _check_targets(targets)
-    student, teacher = criterion(logits, targets), criterion(teacher_logits, targets)
-    wide = decision_dtype(logits.dtype)
-    with torch.no_grad():
-        true_class = logits.to(wide).softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1)
-        counts = (true_class > confidence).to(wide)
-    distance = (teacher_features.detach().to(wide) - features.to(wide)).square().mean(dim=1)
-    consistency = (distance * counts).sum() / counts.sum().clamp_min(1.0)
-    return {
-        "total": student + teacher + weight * consistency,
-        "student": student,
-        "teacher": teacher,
-        "consistency": consistency,
-    }
-
-
-def teacher_amounts(r: int | float, given: float | Sequence[float] | None) -> tuple[float, float]:
-    """The smallest and the largest amount that a teacher may fuse.
-
-    Args:
-        r: of the student.
-        given: the largest, or both; below 1 fractions of the patches, as `MCTF.r`. None: 0 to 7 tokens, and below ``r``
-            where that is a number of tokens, too.
-
-    Raises:
-        VitrimError: no such range, or one that is not below ``r`` where both are numbers of tokens or both fractions.
-
-    Example:
-        >>> teacher_amounts(16, None), teacher_amounts(4, None), teacher_amounts(0.35, 0.2)
-        ((0, 7), (0, 3), (0, 0.2))
-    """
-    if given is None:
-        fraction = 0 < r < 1
-        return 0, MOST_OF_TEACHER if fraction else min(MOST_OF_TEACHER, max(int(r) - 1, 0))
-    bounds: tuple[float, ...] = (0, given) if isinstance(given, int | float) else tuple(given)
-    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
-        raise VitrimError(
-            f"mctf: teacher_r={given} is no range: give the largest amount, or the smallest and the largest"
-        )
-    low, high = bounds
-    if high >= 1 and not (float(low).is_integer() and float(high).is_integer()):
-        raise VitrimError(f"mctf: teacher_r={given} must be whole numbers of tokens, or fractions below 1")
-    if (high < 1) == (r < 1) and high >= r > 0:
-        raise VitrimError(
-            f"mctf: the teacher must fuse fewer than the model itself, and teacher_r={given} is not below r={r}"
-        )
-    return low, high
-
-
-def draw(low: float, high: float) -> int | float:
-    """A random amount between two, both included: a whole number, or below 1 in steps of 0.01. Torch's own numbers.
-
-    Example:
-        >>> draw(3, 3), draw(0.2, 0.2)
-        (3, 0.2)
-    """
-    steps = 100 if 0 < high < 1 else 1
-    drawn = int(torch.randint(round(low * steps), round(high * steps) + 1, ()))
-    return drawn if steps == 1 else drawn / steps
-
-
-def _with_amount(step: Step, reduction: Reduction, r: int | float) -> tuple[Tensor, Tensor]:
-    """Tokens and logits of a forward that fuses ``r``; then the amount is what it was, also after an error."""
-    assert isinstance(reduction.config, MCTF)
-    own = reduction.config.r
-    reduction.set(r=r)
-    try:
-        return step.tokens_and_logits()
-    finally:
-        reduction.set(r=own)
-
-
-def _check_targets(targets: Tensor) -> None:
-    if targets.ndim != 1:
-        raise VitrimError(
-            "mctf trains where the model is confident of the true class, so it takes one class per image: set "
-            "mix.mixup=0 and mix.cutmix=0, and no task with several labels"
-        )
-
-
-def _check_model(model: nn.Module) -> None:
-    if not host_of(model).facts(model).has_class_token:
-        raise VitrimError(f"mctf's training compares class tokens, and this {type(model).__name__} has none")
-    if getattr(model, "grad_checkpointing", False):
-        raise VitrimError(
-            "mctf's training runs the model with two amounts before one backward, which gradient checkpointing would "
-            "compute again with one: set grad_checkpointing=false"
-        )

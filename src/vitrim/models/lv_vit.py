@@ -17,7 +17,7 @@ from vitrim.errors import VitrimError
 from vitrim.models.common import Stem, create, pretrained_cfg, resampled_positions, unwrapped
 
 if TYPE_CHECKING:
-    from vitrim.training.step import Step
+    from vitrim.tasks.step import Step
 
 __all__ = ["Box", "DenseLogits", "LVViT", "checkpoint_filter_fn", "objective", "sample_box", "swap_box"]
 

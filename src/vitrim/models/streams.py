@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.training.step import Step
+    from vitrim.tasks.step import Step
 
 Grid = tuple[int, int]
 

@@ -26,7 +26,7 @@ from vitrim.models.vittm import ViTTM
 from vitrim.models.vittm import checkpoint_filter_fn as encoder_filter_fn
 
 if TYPE_CHECKING:
-    from vitrim.training.step import Step
+    from vitrim.tasks.step import Step
 
 __all__ = ["MaskedViTTM", "StreamDecoder", "StreamMask", "matched_mask", "random_mask"]
 

@@ -12,8 +12,8 @@ from vitrim.errors import VitrimError, unknown
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
-    from vitrim.training.recipe import Loss, Mix
-    from vitrim.training.step import Criterion
+    from vitrim.tasks.criteria import Criterion
+    from vitrim.tasks.options import Loss, Mix
 
 
 class Task(ABC):

@@ -18,8 +18,8 @@ from vitrim.tasks.mixing import make_mixup
 if TYPE_CHECKING:
     from timm.data import Mixup
 
-    from vitrim.training.recipe import Loss, Mix
-    from vitrim.training.step import Criterion
+    from vitrim.tasks.criteria import Criterion
+    from vitrim.tasks.options import Loss, Mix
 
 
 class Classification(Task):
@@ -34,7 +34,7 @@ class Classification(Task):
 
     Example:
         >>> import torch
-        >>> from vitrim.training.recipe import Loss
+        >>> from vitrim.tasks.options import Loss
         >>> task = Classification(3)
         >>> round(task.criterion(Loss(smoothing=0.1))(torch.zeros(2, 3), torch.tensor([0, 2])).item(), 4)
         1.0986

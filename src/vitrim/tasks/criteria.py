@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""From logits (B, K) and targets to a scalar."""
 
 
 class BinaryCrossEntropy(nn.Module):

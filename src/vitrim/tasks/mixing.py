@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from timm.data import Mixup
 
 if TYPE_CHECKING:
-    from vitrim.training.recipe import Mix
+    from vitrim.tasks.options import Mix
 
 
 def make_mixup(mix: Mix, num_classes: int, *, multi_label: bool = False) -> Mixup | None:
@@ -26,7 +26,7 @@ def make_mixup(mix: Mix, num_classes: int, *, multi_label: bool = False) -> Mixu
 
     Example:
         >>> import torch
-        >>> from vitrim.training.recipe import Mix
+        >>> from vitrim.tasks.options import Mix
         >>> mixup = make_mixup(Mix(mixup=0.8), num_classes=3)
         >>> images, targets = mixup(torch.rand(2, 3, 8, 8), torch.tensor([0, 2]))
         >>> images.shape, targets.sum(dim=1).allclose(torch.ones(2))

@@ -20,8 +20,8 @@ from vitrim.tasks.mixing import make_mixup
 if TYPE_CHECKING:
     from timm.data import Mixup
 
-    from vitrim.training.recipe import Loss, Mix
-    from vitrim.training.step import Criterion
+    from vitrim.tasks.criteria import Criterion
+    from vitrim.tasks.options import Loss, Mix
 
 
 class MultiLabel(Task):
@@ -37,7 +37,7 @@ class MultiLabel(Task):
 
     Example:
         >>> import torch
-        >>> from vitrim.training.recipe import Loss
+        >>> from vitrim.tasks.options import Loss
         >>> task = MultiLabel(3)
         >>> targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
         >>> task.criterion(Loss(name="asl"))(torch.zeros(2, 3), targets).ndim

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +13,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.reduce import Reduction
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
+from vitrim.training.objectives import learned
 from vitrim.training.optim import ramp_value
 from vitrim.training.recipe import PATCH_DROP, Ramp, Recipe, resolve
 
@@ -38,9 +38,8 @@ def check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
 
 
 def check_objective(recipe: Recipe, config: MethodConfig) -> None:
-    """The options of the method's own loss are the keyword arguments of its `losses`."""
-    parameters = inspect.signature(config.losses).parameters.values()
-    valid = [entry.name for entry in parameters if entry.kind is inspect.Parameter.KEYWORD_ONLY]
+    """Refuse options of the objective that the method's loss does not have."""
+    valid = learned(config).options
     for name in recipe.objective:
         if name not in valid:
             can = ", ".join(valid) or "none"

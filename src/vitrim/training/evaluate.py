@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitrim.tasks.base import Task
-from vitrim.training.step import logits_of
+from vitrim.tasks.step import logits_of
 
 
 @torch.no_grad()  # not inference_mode: a sharded model keeps what it gathers

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from vitrim.errors import VitrimError, unknown
+from vitrim.tasks.options import Loss, Mix, Section
 
 FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-NUMBERS = (int, float, int | None, float | None)
 MAX_EPOCHS = 1e5
 MAX_REPEATS = 1000
 """Far above what is useful: typing errors are told at once."""
@@ -34,21 +34,7 @@ MAX_VALUES = 100_000
 """How deeply values of a recipe may lie within each other, and how many there may be, aliases written out."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _numbers_are_not_truths(cls, values: Any) -> Any:
-        """pydantic takes true for 1."""
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation in NUMBERS:
-                raise ValueError(f"{name} is a number, not {str(value).lower()}")
-        return values
-
-
-class Augment(_Section):
+class Augment(Section):
     """How a training image is changed. Sizes, mean and standard deviation are the model's."""
 
     crop: Literal["resized", "padded", "squash"] = Field(
@@ -90,34 +76,7 @@ class Augment(_Section):
         return self
 
 
-class Mix(_Section):
-    """Mixing of the images of a batch, and of their labels."""
-
-    mixup: float = Field(0.0, ge=0, description="alpha of mixup, 0 for none")
-    cutmix: float = Field(0.0, ge=0, description="alpha of cutmix, 0 for none")
-    probability: float = Field(1.0, ge=0, le=1, description="of mixing a batch at all")
-    switch: float = Field(0.5, ge=0, le=1, description="probability of cutmix where both are given")
-
-    @property
-    def on(self) -> bool:
-        """Whether anything is mixed."""
-        return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
-
-
-class Loss(_Section):
-    """The loss of the task."""
-
-    name: Literal["cross_entropy", "bce", "asl"] = Field(
-        "cross_entropy", description="cross_entropy also takes mixed labels; bce and asl for several labels per image"
-    )
-    smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing of cross_entropy and bce")
-    gamma_neg: float = Field(4.0, ge=0, description="asl: focus of the negatives")
-    gamma_pos: float = Field(0.0, ge=0, description="asl: focus of the positives")
-    clip: float = Field(0.05, ge=0, lt=1, description="asl: margin of the negatives' probability")
-    sum_classes: bool = Field(False, description="bce: add up the losses of the classes of an image, not their mean")
-
-
-class Distil(_Section):
+class Distil(Section):
     """Learning from the dense model's logits (DeiT)."""
 
     kind: Literal["soft", "hard"] = "soft"
@@ -125,7 +84,7 @@ class Distil(_Section):
     tau: float = Field(3.0, gt=0, description="temperature of soft distillation")
 
 
-class Optimizer(_Section):
+class Optimizer(Section):
     """The optimiser, by timm's name, and its groups of parameters."""
 
     name: str = "adamw"
@@ -155,7 +114,7 @@ class Optimizer(_Section):
     clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
 
 
-class Schedule(_Section):
+class Schedule(Section):
     """The learning rate over time: linear warm-up, then a cosine, changed at every update."""
 
     warmup_epochs: float = Field(0.0, ge=0, le=MAX_EPOCHS)
@@ -167,7 +126,7 @@ class Schedule(_Section):
     )
 
 
-class Ema(_Section):
+class Ema(Section):
     """The moving average of the weights."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
@@ -178,7 +137,7 @@ PATCH_DROP = "patch_drop"
 """A ramp of this name sets the share of patches that a timm model drops in training."""
 
 
-class Ramp(_Section):
+class Ramp(Section):
     """An amount that changes over the epochs."""
 
     option: str = Field(
@@ -199,7 +158,7 @@ class Ramp(_Section):
         return self
 
 
-class Switch(_Section):
+class Switch(Section):
     """An option of the method that gets another value at an epoch, where a ramp of numbers will not do."""
 
     option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
@@ -207,7 +166,7 @@ class Switch(_Section):
     epoch: float = Field(gt=0)
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """A training run but for its data.
 
     Example:

@@ -1,0 +1,82 @@
+"""The losses of methods that learn more than their task: one file per method, registered by the class of its config.
+
+    @learns(MCTF, "weight", "confidence")
+    def losses(step, reduction, **options): ...
+
+Every file of this folder is imported when a loss is first asked for, so a new one is one new file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from vitrim.core.config import MethodConfig
+from vitrim.tasks.step import Step
+
+Losses = Callable[..., dict[str, Tensor]]
+"""From a `Step`, its `Reduction` and options by name to scalars by name, of which "total" is the one to minimise."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The loss of a method, and the names of its options, which a recipe gives under ``objective``."""
+
+    losses: Losses
+    options: tuple[str, ...]
+
+
+_LEARNED: dict[type[MethodConfig], Learned] = {}
+
+
+def learns(config: type[MethodConfig], *options: str) -> Callable[[Losses], Losses]:
+    """Function decorator: enter the loss of a method. A second entry for the same config is an error."""
+
+    def enter(losses: Losses) -> Losses:
+        if config in _LEARNED:
+            raise ValueError(f"the loss of '{config.name}' is registered twice")
+        _LEARNED[config] = Learned(losses, options)
+        return losses
+
+    return enter
+
+
+def learned(config: MethodConfig) -> Learned:
+    """The loss of a method, looked up over the classes of its config; that of the task alone where none is registered.
+
+    Example:
+        >>> import vitrim
+        >>> learned(vitrim.AViT()).options, learned(vitrim.ToMe()).options
+        (('ponder_scale', 'distribution_scale', 'target_depth', 'published_mean'), ())
+    """
+    _discover()
+    for base in type(config).__mro__:
+        if base in _LEARNED:
+            return _LEARNED[base]
+    return Learned(lambda step, reduction: step.base_losses(), ())
+
+
+def losses(step: Step, **options: Any) -> dict[str, Tensor]:
+    """What training minimises on one batch, scalars by name, of which "total" is the whole.
+
+    The loss that is registered for the method of ``step.reduction``, with its ``options``; otherwise the model's own
+    or the task's.
+
+    Raises:
+        VitrimError: what the method's loss refuses: mixed targets, a teacher that is missing, ...
+    """
+    if step.reduction is None:
+        return step.base_losses()
+    return learned(step.reduction.config).losses(step, step.reduction, **options)
+
+
+@cache
+def _discover() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")

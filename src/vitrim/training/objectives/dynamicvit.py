@@ -1,0 +1,133 @@
+"""The loss of DynamicViT: the task's own, the share of patches kept, and what a dense teacher gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrim.core.reduce import Reduction
+from vitrim.errors import VitrimError
+from vitrim.methods.dynamicvit import DECISION, DynamicViT
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import learns
+
+WEIGHTS = (1.0, 2.0, 0.5, 0.5)  # of the terms base, ratio, class and token
+
+TokenLoss = Literal["mse", "kl"]
+
+
+@learns(DynamicViT, "weights", "token_loss")
+def losses(step: Step, reduction: Reduction, **options: Any) -> dict[str, Tensor]:
+    """The loss of the paper on one batch: all four terms with a teacher, otherwise "base" and "ratio".
+
+    Options as in `objective`.
+
+    Raises:
+        VitrimError: other than four weights, an unknown ``token_loss``, or a teacher without tokens to compare.
+    """
+    _check_options(**options)
+    if step.teacher is None:
+        return objective(reduction, step.logits(), step.targets, criterion=step.criterion, **options)
+    taught, teacher_logits = step.teach()
+    tokens, logits = step.tokens_and_logits()
+    prefix = reduction.state.num_prefix
+    return objective(
+        reduction,
+        logits,
+        step.targets,
+        criterion=step.criterion,
+        features=tokens[:, prefix:],
+        teacher_logits=teacher_logits,
+        teacher_features=taught[:, prefix:],
+        **options,
+    )
+
+
+def objective(
+    reduction: Reduction,
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    features: Tensor | None = None,
+    teacher_logits: Tensor | None = None,
+    teacher_features: Tensor | None = None,
+    weights: Sequence[float] = WEIGHTS,
+    token_loss: TokenLoss = "mse",
+) -> dict[str, Tensor]:
+    """The training loss of the paper, after a forward in training mode and before its backward.
+
+    Args:
+        reduction: the handle of the model; its last forward reported the decisions.
+        logits: (B, classes) of the student.
+        targets: what ``criterion`` takes.
+        criterion: the classification loss.
+        features: (B, P, C) patch tokens of the student after the final norm, or None to leave the token term out.
+        teacher_logits: (B, classes) of the unreduced, frozen teacher, or None to leave the class term out.
+        teacher_features: (B, P, C) of the teacher, as ``features``.
+        weights: of the terms base, ratio, class and token; the paper uses 5 for ratio in its base size.
+        token_loss: squared error of the features, or divergence of their softmax over channels (LV-ViT).
+
+    Returns:
+        The unweighted terms "base"; "ratio", mean over stages and images of (share kept - r^s)^2; "class",
+        KL(teacher || student), mean over images; "token", mean over the tokens that the last stage keeps (0 if it
+        keeps none); and "total", their weighted sum.
+
+    Raises:
+        VitrimError: other than four weights, an unknown ``token_loss``, or features of different shapes.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10).train()
+        >>> reduction = vitrim.reduce_(model, vitrim.DynamicViT())
+        >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))
+        >>> sorted(losses)
+        ['base', 'ratio', 'total']
+    """
+    config = reduction.config
+    assert isinstance(config, DynamicViT)
+    _check_options(weights, token_loss)
+    decisions = reduction.aux(DECISION)
+    aims = config.targets(len(decisions))
+    ratio = torch.stack([(d.mean(dim=1) - aim).square().mean() for d, aim in zip(decisions, aims, strict=True)]).mean()
+    terms = {"base": criterion(logits, targets), "ratio": ratio}
+    if teacher_logits is not None:
+        terms["class"] = _divergence(logits, teacher_logits)
+    if features is not None and teacher_features is not None:
+        if features.shape != teacher_features.shape:
+            raise VitrimError(
+                f"dynamicvit: tokens {tuple(features.shape)} of the student cannot be compared with the teacher's "
+                f"{tuple(teacher_features.shape)}: the teacher must be the same model, and none may drop patches "
+                "(patch_drop=0)"
+            )
+        terms["token"] = _token_term(features, teacher_features, decisions[-1].detach(), token_loss)
+    by_name = dict(zip(("base", "ratio", "class", "token"), weights, strict=True))
+    total = torch.stack([by_name[name] * term.to(ratio.dtype) for name, term in terms.items()]).sum()
+    return {"total": total, **terms}
+
+
+def _check_options(weights: Sequence[float] = WEIGHTS, token_loss: str = "mse") -> None:
+    if len(weights) != len(WEIGHTS):
+        raise VitrimError(f"dynamicvit: weights are those of base, ratio, class and token, got {len(weights)} numbers")
+    if token_loss not in ("mse", "kl"):
+        raise VitrimError(f"dynamicvit: unknown token_loss '{token_loss}'; valid: mse, kl")
+
+
+def _divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher || student) of (M, K) logits, mean over rows."""
+    return F.kl_div(student.log_softmax(-1), teacher.detach().log_softmax(-1), reduction="batchmean", log_target=True)
+
+
+def _token_term(student: Tensor, teacher: Tensor, kept: Tensor, kind: TokenLoss) -> Tensor:
+    """Distance of kept patch tokens (B, P, C), 0 where none is kept."""
+    count = kept.sum().clamp_min(1.0)
+    if kind == "mse":
+        distance = (student - teacher.detach()).square().mean(dim=-1)
+    else:
+        target = teacher.detach().log_softmax(-1)
+        distance = F.kl_div(student.log_softmax(-1), target, reduction="none", log_target=True).sum(dim=-1)
+    return (distance * kept).sum() / count

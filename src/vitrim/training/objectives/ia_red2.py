@@ -1,0 +1,119 @@
+"""The loss of IA-RED2: REINFORCE for the interpreters, the task's own for the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrim.core.reduce import Reduction
+from vitrim.errors import VitrimError
+from vitrim.methods.ia_red2 import IARED2, KEPT, LOG_PROBABILITY
+from vitrim.tasks.step import Step
+from vitrim.training.objectives import learns
+
+
+@learns(IARED2, "tau")
+def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, Tensor]:
+    """The loss of the paper on one batch: an evaluation forward for the baseline, then one in training mode.
+
+    Args:
+        step: the batch; one class per image.
+        reduction: the handle of the model.
+        tau: price of a wrong prediction in the reward.
+
+    Raises:
+        VitrimError: mixed targets, or several labels per image.
+    """
+    _check_targets(step.targets)
+    baseline = _greedy_reward(step, reduction, tau)
+    return objective(reduction, step.logits(), step.targets, criterion=step.criterion, baseline=baseline, tau=tau)
+
+
+def reward(logits: Tensor, targets: Tensor, kept: Sequence[Tensor], tau: float = 0.5) -> Tensor:
+    """(B,) 1 - share^2 where the prediction is right, with the share of patches that stay, and -tau where it is wrong.
+
+    Args:
+        logits: (B, classes).
+        targets: (B,) class indices.
+        kept: (B,) shares, one per group that acts, ``reduction.aux("kept")``; the last counts, as a patch that is gone
+            stays gone.
+        tau: price of a wrong prediction.
+
+    Raises:
+        VitrimError: targets that are not one class per image.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
+        >>> reward(logits, torch.tensor([0, 1]), [torch.tensor([0.5, 0.5])])
+        tensor([ 0.7500, -0.5000])
+    """
+    _check_targets(targets)
+    share = kept[-1].detach()
+    return torch.where(logits.argmax(dim=-1) == targets, 1.0 - share.square(), torch.full_like(share, -tau))
+
+
+def _check_targets(targets: Tensor) -> None:
+    if targets.ndim != 1:
+        raise VitrimError(
+            "ia_red2 is rewarded for the true class, so it takes one class per image: set mix.mixup=0 and "
+            "mix.cutmix=0, and no task with several labels"
+        )
+
+
+def _greedy_reward(step: Step, reduction: Reduction, tau: float) -> Tensor:
+    """(B,) the `reward` in evaluation mode, without gradients. Every module is then in the mode it was in."""
+    training = [module for module in step.model.modules() if module.training]
+    step.model.eval()
+    try:
+        with torch.no_grad():
+            return reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
+    finally:
+        for module in training:
+            module.training = True
+
+
+def objective(
+    reduction: Reduction,
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    baseline: Tensor,
+    tau: float = 0.5,
+) -> dict[str, Tensor]:
+    """The training loss of the paper: REINFORCE for the interpreters, the task's loss for the blocks.
+
+        policy = -mean over images of (R - R_greedy) * log probability of the draws
+
+    Their gradients do not mix, so their weights do not matter under Adam; the paper optimises them in turn.
+
+    Args:
+        reduction: the handle of the model, after a forward in training mode and before its backward.
+        logits: (B, classes) of that forward.
+        targets: (B,) class indices.
+        criterion: the loss of the task.
+        baseline: (B,) R_greedy, the `reward` of a forward in evaluation mode on the same images, made before.
+        tau: price of a wrong prediction in the reward.
+
+    Returns:
+        "total", the sum of "base" and "policy"; "reward", the mean R, for the log.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
+        >>> reduction = vitrim.reduce_(model, vitrim.IARED2())
+        >>> images, targets = torch.zeros(2, 3, 224, 224), torch.tensor([1, 2])
+        >>> with torch.no_grad():
+        ...     baseline = reward(model.eval()(images), targets, reduction.aux("kept"))
+        >>> losses = objective(reduction, model.train()(images), targets, baseline=baseline)
+        >>> sorted(losses)
+        ['base', 'policy', 'reward', 'total']
+    """
+    gained = reward(logits, targets, reduction.aux(KEPT), tau)
+    log_probability = torch.stack(reduction.aux(LOG_PROBABILITY)).sum(dim=0)
+    policy = -((gained - baseline.detach()) * log_probability).mean()
+    base = criterion(logits, targets)
+    return {"total": base + policy, "base": base, "policy": policy, "reward": gained.mean()}
