@@ -84,6 +84,9 @@ class MultiLabel(Task):
 class MeanAveragePrecision(Metric):
     """The mean over classes of the average precision of ranking all images by one logit, in percent.
 
+    Images with equal logits share a rank. The study's code puts them in the order of an unstable sort, which is chance
+    and not imitated.
+
     Keeps all logits: N * K * 4 bytes.
 
     Args:
