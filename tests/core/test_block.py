@@ -194,14 +194,12 @@ class Probe(vitrim.MethodConfig):
 
     name = "test_probe"
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        return [Remove(1)] * num_layers
-
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-        return ProbeReducer(self, layer) if layer.depth != 2 else None
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        return [None if depth == 2 else Remove(1) for depth in range(num_layers)]
 
 
-class ProbeReducer(vitrim.Reducer):
+@vitrim.reduces(Probe)
+class ProbeReducer(vitrim.Reducer[Probe]):
     site = "before"
 
     def __init__(self, config: Probe, layer: vitrim.Layer) -> None:
@@ -227,9 +225,10 @@ def test_every_site_is_accepted_and_acts(site: str) -> None:
     reducer = type("AtSite", (ProbeReducer,), {"site": site})
 
     class AtSite(Probe):
-        def build(self, layer: vitrim.Layer) -> vitrim.Reducer:
-            return reducer(self, layer)
+        def amounts(self, num_layers: int) -> list[Amount | None]:
+            return [Remove(1)] * num_layers
 
+    vitrim.reduces(AtSite)(reducer)
     _, reduction = reduced(AtSite())
     reduction.model(tiny.images())
     assert reduction.tokens_per_block == [36, 35, 34, 33]
@@ -277,9 +276,9 @@ def test_a_method_is_told_the_geometry_of_its_host(host: str, prefix: int, has_c
     class Curious(vitrim.MethodConfig):
         name = "test_curious"
 
-        def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-            told.append(layer)
-            return None
+    @vitrim.reduces(Curious)
+    def listen(config: Curious, layer: vitrim.Layer) -> None:
+        told.append(layer)
 
     vitrim.reduce_(tiny.HOSTS[host](), Curious())
     assert [layer.depth for layer in told] == [0, 1, 2, 3]
@@ -299,9 +298,7 @@ def test_a_soft_assignment_at_the_query_is_refused() -> None:
     class SoftAtQuery(vitrim.MethodConfig):
         name = "test_soft_query"
 
-        def build(self, layer: vitrim.Layer) -> vitrim.Reducer:
-            return SoftReducer(self, layer)
-
+    vitrim.reduces(SoftAtQuery)(lambda config, layer: SoftReducer)
     model, _ = reduced(SoftAtQuery())
     with pytest.raises(TypeError, match="cannot act at the query site; use 'before'"):
         model(tiny.images())

@@ -10,7 +10,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer
+from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method
 from vitrim.measure.macs import count_macs
 from vitrim.methods.diffrate import KeptShare, learned
@@ -33,7 +33,7 @@ def one_block(x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, vitrim.Tok
     n = x.shape[1]
     logits = -torch.arange(n, dtype=x.dtype).expand(1, 1, n, n)
     keys = torch.eye(n, dtype=x.dtype).expand(1, 1, n, n)
-    reducer = vitrim.DiffRate(**options).build(Layer(0, 1, x.shape[2], 1, 0, 1, True, (1, n - 1)))
+    reducer = tiny.reducer(vitrim.DiffRate(**options), Layer(0, 1, x.shape[2], 1, 0, 1, True, (1, n - 1)))
     attention = Attention(logits, keys, keys, 1.0)
     return reducer.reduce("between", x, attention, vitrim.TokenState.start(x, 1))
 

@@ -47,17 +47,31 @@ class Amount(Protocol):
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove ``count`` patch tokens, whatever there are.
+    """Remove ``count`` patch tokens, whatever there are, or ``count`` for every ``per`` that entered the first block.
+
+    With ``per`` the amount follows the size of the image: it is for images of so many patches, and rounded to the
+    nearest number (up at the middle) on others.
 
     Example:
-        >>> Remove(13).keep(196, 196)
-        183
+        >>> Remove(13).keep(196, 196), Remove(40, per=1024).keep(256, 256)
+        (183, 246)
     """
 
     count: int
+    per: int | None = None
 
     def keep(self, initial: int, current: int) -> int:
-        return current - self.count
+        if self.per is None:
+            return current - self.count
+        return current - (2 * self.count * initial + self.per) // (2 * self.per)
+
+
+@dataclass(frozen=True)
+class BringBack:
+    """Bring all patch tokens back that wait in the bank: as many leave the layer as entered the first one."""
+
+    def keep(self, initial: int, current: int) -> int:
+        return initial
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,12 @@ class Aligned:
 
 
 def effective_keep(amount: Amount, least: int, initial: int, current: int) -> int:
-    """What the amount comes to: at least ``least`` (what the method can reach in one step), at most ``current``."""
+    """What the amount comes to: at least ``least`` (what the method can reach in one step), at most ``current``.
+
+    Example:
+        >>> effective_keep(Remove(130), least=98, initial=196, current=196)
+        98
+    """
     return max(min(amount.keep(initial, current), current), min(least, current))
 
 
@@ -118,12 +137,12 @@ def half(current: int) -> int:
     return current - current // 2
 
 
-def constant(r: int, num_layers: int) -> list[Amount | None]:
-    """Remove ``r`` patch tokens in every layer."""
-    return [Remove(r)] * num_layers
+def constant(r: int, num_layers: int, per: int | None = None) -> list[Amount | None]:
+    """Remove ``r`` patch tokens in every layer, see `Remove`."""
+    return [Remove(r, per)] * num_layers
 
 
-def linear(r: int, inflect: float, num_layers: int) -> list[Amount | None]:
+def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> list[Amount | None]:
     """Remove ``r`` on average, changing linearly over the layers (ToMe appendix, "(r, inflect)").
 
     ``inflect`` in [-1, 1]: -1 goes from 2r down to 0, 0 is constant, +1 goes from 0 up to 2r. Values are truncated as
@@ -134,13 +153,13 @@ def linear(r: int, inflect: float, num_layers: int) -> list[Amount | None]:
         [16, 12, 9, 6, 3, 0]
     """
     if num_layers == 1:
-        return [Remove(r)]
+        return [Remove(r, per)]
     low = int(r * (1.0 - inflect))
     step = (2 * r - low - low) / (num_layers - 1)
-    return [Remove(int(low + step * layer)) for layer in range(num_layers)]
+    return [Remove(int(low + step * layer), per) for layer in range(num_layers)]
 
 
-def per_layer(counts: Sequence[int], num_layers: int) -> list[Amount | None]:
+def per_layer(counts: Sequence[int], num_layers: int, per: int | None = None) -> list[Amount | None]:
     """Remove ``counts[i]`` patch tokens in layer i; layers beyond the list remove none.
 
     Raises:
@@ -148,7 +167,7 @@ def per_layer(counts: Sequence[int], num_layers: int) -> list[Amount | None]:
     """
     if len(counts) > num_layers:
         raise VitrimError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks")
-    return [Remove(count) for count in (*counts, *[0] * (num_layers - len(counts)))]
+    return [Remove(count, per) for count in (*counts, *[0] * (num_layers - len(counts)))]
 
 
 def keep_rate(

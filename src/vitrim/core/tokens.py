@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrim.errors import VitrimError
@@ -203,6 +204,15 @@ class TokenState:
             return table[:, :rows].unsqueeze(0)
         pairs = self.position[:, :rows].unsqueeze(2) * n + self.position.unsqueeze(1)
         return table.reshape(heads, n * n)[:, pairs].transpose(0, 1)
+
+    def pad_prefix(self, values: Tensor, fill: float | bool = 1.0) -> Tensor:
+        """Values of all tokens (B, N) from those of the patches (B, P), with ``fill`` for the prefix.
+
+        Example:
+            >>> TokenState.start(torch.zeros(1, 3, 8), num_prefix=1).pad_prefix(torch.zeros(1, 2))
+            tensor([[1., 0., 0.]])
+        """
+        return F.pad(values, (self.num_prefix, 0), value=fill)
 
     def report(self, name: str, depth: int, value: Tensor) -> TokenState:
         """This state with one more auxiliary output; read it with ``reduction.aux(name)``."""

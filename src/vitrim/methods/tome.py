@@ -11,9 +11,9 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.core.matching import alternate_split, best_partners, merge_sources, most_similar, unit
-from vitrim.core.registry import register_method
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
 
@@ -71,7 +71,7 @@ class ToMe(MethodConfig):
             raise ValueError("inflect goes with one r for all blocks, not with a list")
         return self
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.keep_rate is not None:
             blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
             return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
@@ -83,26 +83,17 @@ class ToMe(MethodConfig):
     def least_kept(current: int) -> int:
         return half(current)
 
-    def build(self, layer: Layer) -> Reducer:
-        return ToMeReducer(self, layer)
 
-
-class ToMeReducer(Reducer):
+@reduces(ToMe)
+class ToMeReducer(Reducer[ToMe]):
     site = "between"
 
-    def __init__(self, config: ToMe, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.by_similarity = config.kept_order == "similarity"
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        r = state.num_patches - self.num_keep(state)
-        if r == 0 or attention is None:
-            return None
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
         sources, destinations = alternate_split(state.num_prefix)
         best, partner = best_partners(keys[:, sources], keys[:, destinations])
-        moved, kept = most_similar(best, r)
-        if self.by_similarity:
+        moved, kept = most_similar(best, self.num_removed(state))
+        if self.config.kept_order == "similarity":
             kept = kept.gather(1, best.gather(1, kept).argsort(dim=1, descending=True))
         index = torch.arange(state.num_patches, device=x.device)
         return merge_sources(state, index[sources], index[destinations], partner, moved, kept)

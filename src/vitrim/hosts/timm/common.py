@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from vitrim.core.block import ReducedBlock, class_of, split_heads
-from vitrim.core.host import DenseCall, Host, HostFacts, refuse_altered
+from vitrim.core.facts import HostFacts
+from vitrim.core.host import DenseCall, Host, refuse_altered
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
 

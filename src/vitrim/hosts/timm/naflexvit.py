@@ -10,7 +10,7 @@ from typing import Any
 from timm.models.naflexvit import NaFlexVit
 from torch import nn
 
-from vitrim.core.host import HostFacts
+from vitrim.core.facts import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.timm.common import TimmHost

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, class_of, split_heads
-from vitrim.core.host import Host, HostFacts, refuse_altered
+from vitrim.core.facts import HostFacts
+from vitrim.core.host import Host, refuse_altered
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
 
