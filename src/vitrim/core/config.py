@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -127,6 +127,9 @@ class MethodConfig(BaseModel):
         return f"{self.name}:{options}" if options else self.name
 
 
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
 class StagedConfig(MethodConfig):
     """Options of methods that keep a share of the patch tokens at some blocks. A subclass may give other defaults.
 
@@ -138,7 +141,9 @@ class StagedConfig(MethodConfig):
 
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
 
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
+    keep_rate: Share | tuple[Share, ...] = Field(
+        0.7, description="share of patch tokens kept at each stage, or a list with one share per stage"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
     rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
 

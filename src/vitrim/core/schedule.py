@@ -92,9 +92,14 @@ class Keep:
     rate: float
     stage: int = 1
     rule: MergeRule = "ceil_current"
+    before: float | None = None
+    """Where stages differ: the product of the rates before this one, in place of ``rate ** (stage - 1)``."""
 
     def keep(self, initial: int, current: int) -> int:
-        return KEEP_RULES[self.rule](self.rate, self.stage, initial, current)
+        if self.before is None or "power" not in self.rule:
+            return KEEP_RULES[self.rule](self.rate, self.stage, initial, current)
+        wanted = int(_clean(self.before * self.rate * initial))
+        return wanted if self.rule == "floor_initial_power" else current + wanted - int(_clean(self.before * initial))
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,12 @@ def keep_rate(
 ) -> list[Amount | None]:
     """Keep ``rate`` of the patch tokens at each of ``blocks`` (0-based), by a named rule; None elsewhere.
 
-    ``rate`` may be a list with one rate for each of ``blocks``, in order of depth.
+    ``rate`` may be a list with one rate for each of ``blocks``, in order of depth. Where a rule speaks of powers of the
+    rate, these are then products: each stage keeps its share of what the stages before it left.
+
+    Example:
+        >>> [amount.keep(196, 196) for amount in keep_rate([0.8, 0.5], [1, 3], "floor_initial_power", 4) if amount]
+        [156, 78]
 
     Raises:
         VitrimError: no blocks, a block that does not exist, one that is named twice, or another number of rates.
@@ -185,8 +195,10 @@ def keep_rate(
     if len(rates) != len(blocks):
         raise VitrimError(f"{len(rates)} keep rates are given for {len(blocks)} blocks: give one for all, or one each")
     schedule: list[Amount | None] = [None] * num_layers
+    before = 1.0 if "power" in rule and not isinstance(rate, int | float) else None
     for stage, (block, each) in enumerate(zip(sorted(blocks), rates, strict=True), start=1):
-        schedule[block] = Keep(each, stage, rule)
+        schedule[block] = Keep(each, stage, rule, before)
+        before = None if before is None else before * each
     return schedule
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 
 AUXILIARY = "auxiliary_logits"
+
+Count = Annotated[int, Field(ge=0)]
 
 
 @register_method
@@ -64,7 +66,14 @@ class Cropr(MethodConfig):
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
 
-    r: int = Field(8, ge=0, description="patches that each router removes")
+    r: Count | tuple[Count, ...] = Field(
+        8, description="patches that each router removes, or a list with one amount per router"
+    )
+    per: int | None = Field(
+        None,
+        ge=1,
+        description="r is for images of so many patches, and follows their number; default: r whatever it is",
+    )
     first_extra: int = Field(1, ge=0, description="patches that the first router removes besides; 1 for a class token")
     fusion: Literal["last_layer", "concat", "none"] = Field(
         "last_layer", description="pruned tokens rejoin before the last block, after it, or never"
@@ -87,8 +96,11 @@ class Cropr(MethodConfig):
         if not routers:
             raise VitrimError(f"cropr with fusion={self.fusion} needs more than {num_layers} blocks")
         schedule: list[Amount | None] = [None] * num_layers
-        for depth in routers:
-            schedule[depth] = Remove(self.r + (self.first_extra if depth == 1 else 0))
+        counts = (self.r,) * len(routers) if isinstance(self.r, int) else self.r
+        if len(counts) != len(routers):
+            raise VitrimError(f"cropr: r has {len(counts)} amounts but the model gets {len(routers)} routers")
+        for depth, count in zip(routers, counts, strict=True):
+            schedule[depth] = Remove(count + (self.first_extra if depth == 1 else 0), self.per)
         if self.fusion != "none":
             schedule[-1] = BringBack()
         return schedule

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +69,8 @@ class DynamicViT(StagedConfig):
 
     def targets(self, num_stages: int) -> list[float]:
         """The share of all patches each stage should keep in training: r, r^2, r^3; always r by "floor_initial"."""
+        if isinstance(self.keep_rate, tuple):
+            return list(self.keep_rate if self.rule == "floor_initial" else accumulate(self.keep_rate, mul))
         powers = [1] * num_stages if self.rule == "floor_initial" else range(1, num_stages + 1)
         return [self.keep_rate**power for power in powers]
 

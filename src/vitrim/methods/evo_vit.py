@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
+from vitrim.core.config import Share
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep
@@ -78,7 +79,9 @@ class EvoViT(ScoredPruning):
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
 
-    keep_rate: float = Field(0.5, gt=0.0, le=1.0, description="share of all patches that go through the blocks")
+    keep_rate: Share | tuple[Share, ...] = Field(
+        0.5, description="share of all patches that go through the blocks, or a list with one share per stage"
+    )
     rule: KeepRule = Field("floor_initial", description="how keep_rate becomes a count, always of all patches")
     tradeoff: float = Field(0.5, gt=0.0, le=1.0, description="t: weight of a block's own attention in the importance")
     fast_update: bool = Field(False, description="one more token, the mean of those that wait, brings them up to date")

@@ -18,7 +18,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.config import StagedConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
-from vitrim.core.schedule import KEEP_RULES, Amount, KeepRule, check_blocks
+from vitrim.core.schedule import Amount, Keep, check_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 
@@ -60,8 +60,9 @@ class FixedRadial(StagedConfig):
                 step = (block - first + 1) / (last - first + 2)
                 schedule[block] = WithinLine(self.norm, step, self.min_radius)
             return schedule
-        for stage, block in enumerate(blocks, start=1):
-            schedule[block] = WithinRing(self.norm, self.keep_rate, stage, self.rule, self.float32_rings)
+        for block, share in enumerate(super().amounts(num_layers)):
+            if isinstance(share, Keep):
+                schedule[block] = WithinRing(self.norm, share, self.float32_rings)
         return schedule
 
     def needs_grid(self) -> bool:
@@ -139,14 +140,12 @@ class WithinRing(Pattern):
     """Patches within the ring whose count is nearest to the keep rule's target."""
 
     norm: Norm
-    rate: float
-    stage: int
-    rule: KeepRule
+    share: Keep
     float32: bool
 
     def patches(self, grid: tuple[int, int]) -> list[int]:
         initial = grid[0] * grid[1]
-        target = KEEP_RULES[self.rule](self.rate, self.stage, initial, initial)
+        target = self.share.keep(initial, initial)
         distance = _float32_distances(grid, self.norm) if self.float32 else _exact_distances(grid, self.norm)
         within = {d: count for count, d in enumerate(sorted(distance), start=1)}  # the last of equal ones counts
         radius = min(within, key=lambda r: (abs(within[r] - target), r))

@@ -62,6 +62,11 @@ class GTP(MethodConfig):
     runtime: ClassVar[frozenset[str]] = frozenset({"num_prop"})
 
     num_prop: int | tuple[int, ...] = Field(8, description="patches removed per block, or a list with one per block")
+    per: int | None = Field(
+        None,
+        ge=1,
+        description="num_prop is for images of so many patches, and follows their number; default: it does not",
+    )
     propagation: Literal["graph", "none"] = Field("graph", description="'none': forget what is removed")
     graph: Graph = Field("mixed", description="which patches are neighbours: on the grid, by content, or either")
     num_neighbours: int = Field(8, ge=1, description="semantic neighbours of a patch")
@@ -88,8 +93,8 @@ class GTP(MethodConfig):
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if isinstance(self.num_prop, int):
-            return constant(self.num_prop, num_layers)
-        return per_layer(self.num_prop, num_layers)
+            return constant(self.num_prop, num_layers, self.per)
+        return per_layer(self.num_prop, num_layers, self.per)
 
 
 @reduces(GTP)

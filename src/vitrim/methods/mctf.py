@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, check_blocks, half
 from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.errors import VitrimError
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Fuse:
         # round: 0.29 * 100 is 28.999999999999996 in floating point and means 29
         removed = math.floor(round(current * self.r, 9)) if self.r < 1 else int(self.r)
         return max(current - removed, min(self.least, current))
+
+
+Fused = Annotated[int | float, Field(ge=0)]
 
 
 @register_method
@@ -88,7 +92,9 @@ class MCTF(MethodConfig):
     needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
 
-    r: int | float = Field(16, ge=0, description="tokens fused per block, or below 1 the fraction of patches fused")
+    r: Fused | tuple[Fused, ...] = Field(
+        16, description="tokens fused per block, or below 1 the fraction of patches fused; or a list with one per block"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="where to fuse, 0-based; default all but the first")
     tau_sim: float = Field(1.0, ge=0.0, le=10.0, description="exponent of similarity; 0: off")
     tau_info: float = Field(1 / 20, ge=0.0, le=10.0, description="exponent of (low) attention received; 0: off")
@@ -114,7 +120,7 @@ class MCTF(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> MCTF:
-        if self.r > 1 and not float(self.r).is_integer():
+        if any(r > 1 and not float(r).is_integer() for r in self.fused()):
             raise ValueError("r must be a whole number of tokens, or a fraction below 1")
         if self.tau_sim == self.tau_info == self.tau_size == 0.0:
             raise ValueError("at least one of tau_sim, tau_info and tau_size must be above 0")
@@ -124,7 +130,17 @@ class MCTF(MethodConfig):
         blocks = range(1, num_layers) if self.blocks is None else self.blocks
         if self.blocks is not None:
             check_blocks(self.blocks, num_layers)
-        return [Fuse(self.r, self.min_patches) if depth in blocks else None for depth in range(num_layers)]
+        fused = self.fused() if isinstance(self.r, tuple) else self.fused() * len(blocks)
+        if len(fused) != len(blocks):
+            raise VitrimError(f"mctf: r has {len(fused)} amounts but {len(blocks)} blocks fuse")
+        schedule: list[Amount | None] = [None] * num_layers
+        for depth, r in zip(sorted(blocks), fused, strict=True):
+            schedule[depth] = Fuse(r, self.min_patches)
+        return schedule
+
+    def fused(self) -> tuple[int | float, ...]:
+        """The amounts of ``r``, one or more."""
+        return self.r if isinstance(self.r, tuple) else (self.r,)
 
     @staticmethod
     def least_kept(current: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import StagedConfig
+from vitrim.core.config import Share, StagedConfig
 from vitrim.core.matching import best_partners, full_precision, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
@@ -51,7 +51,9 @@ class PiToMe(StagedConfig):
     paper = "Accelerating Transformers with Spectrum-Preserving Token Merging (NeurIPS 2024)"
     kind = "merge"
 
-    keep_rate: float = Field(0.9, gt=0.0, le=1.0, description="share of the current patches kept by each block")
+    keep_rate: Share | tuple[Share, ...] = Field(
+        0.9, description="share of the current patches kept by each block, or a list with one share per block"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="where to merge, 0-based; default all")
     rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")
     margin: float = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -12,13 +12,11 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import StagedConfig
+from vitrim.core.config import Share, StagedConfig
 from vitrim.core.matching import alternate_split, best_partners, most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take
-
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 @register_method
@@ -51,7 +49,7 @@ class ToFu(StagedConfig):
     paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
     kind = "mixed"
 
-    keep_rate: Share | tuple[Share, ...] = Field(  # type: ignore[assignment]  # of a StagedConfig: one rate for all
+    keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"
     )
     blocks: tuple[int, ...] | None = Field(None, description="where to reduce, 0-based; default all")

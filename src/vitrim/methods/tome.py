@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig
+from vitrim.core.config import MethodConfig, Share
 from vitrim.core.matching import alternate_split, best_partners, merge_sources, most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
@@ -51,7 +51,14 @@ class ToMe(MethodConfig):
     inflect: float = Field(
         0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing"
     )
-    keep_rate: float | None = Field(None, gt=0.0, le=1.0, description="instead of r: share of patches kept per stage")
+    per: int | None = Field(
+        None,
+        ge=1,
+        description="r is for images of so many patches, and follows their number; default: r whatever it is",
+    )
+    keep_rate: Share | tuple[Share, ...] | None = Field(
+        None, description="instead of r: share of patches kept per stage, or a list with one share per stage"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="stages of keep_rate, 0-based; default a quarter apart")
     rule: MergeRule = Field("floor_initial_power", description="how keep_rate becomes a count")
     proportional: bool = Field(True, description="add log(size) to the attention logits (off for MAE)")
@@ -63,7 +70,7 @@ class ToMe(MethodConfig):
     def _check(self) -> ToMe:
         if min((self.r,) if isinstance(self.r, int) else self.r, default=0) < 0:
             raise ValueError("r must not be negative")
-        if self.keep_rate is not None and {"r", "inflect"} & self.model_fields_set:
+        if self.keep_rate is not None and {"r", "inflect", "per"} & self.model_fields_set:
             raise ValueError("give either r (with inflect) or keep_rate, not both")
         if self.keep_rate is None and (self.blocks is not None or self.rule != "floor_initial_power"):
             raise ValueError("blocks and rule go with keep_rate; with r every block merges, a list gives each its own")
@@ -76,8 +83,8 @@ class ToMe(MethodConfig):
             blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
             return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
         if isinstance(self.r, int):
-            return linear(self.r, self.inflect, num_layers)
-        return per_layer(self.r, num_layers)
+            return linear(self.r, self.inflect, num_layers, self.per)
+        return per_layer(self.r, num_layers, self.per)
 
     @staticmethod
     def least_kept(current: int) -> int:
