@@ -114,16 +114,9 @@ class LVBlock(Block):
     ) -> None:
         super().__init__(dim, num_heads, **kwargs)
         if head_dim is not None:
-            self.attn = Attention(
-                dim,
-                num_heads,
-                attn_head_dim=head_dim,
-                qkv_bias=kwargs.get("qkv_bias", False),
-                attn_drop=kwargs.get("attn_drop", 0.0),
-                proj_drop=kwargs.get("proj_drop", 0.0),
-                device=kwargs.get("device"),
-                dtype=kwargs.get("dtype"),
-            )
+            options = ("qkv_bias", "attn_drop", "proj_drop", "device", "dtype")
+            own = {option: kwargs[option] for option in options if option in kwargs}
+            self.attn = Attention(dim, num_heads, attn_head_dim=head_dim, **own)
         if skip_lambda != 1.0:
             self.ls1, self.ls2 = SkipScale(skip_lambda), SkipScale(skip_lambda)
 
@@ -196,7 +189,7 @@ class LVViT(VisionTransformer):
         return nn.Linear(self.embed_dim, self.num_classes, device=like.device, dtype=like.dtype)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """New heads for ``num_classes``, 0 for none. The auxiliary one exists only with ``global_pool="token"``."""
+        """Make new heads for ``num_classes``, 0 for none; the auxiliary one only with ``global_pool="token"``."""
         super().reset_classifier(num_classes, global_pool)
         self.aux_head = self._aux_head()
 
@@ -243,11 +236,11 @@ class LVViT(VisionTransformer):
         return DenseLogits(self.head(self.head_drop(self.pool(x))), patches)
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """What training minimises on one batch: `objective`, where every patch has the label of its image.
+        """Training losses of one batch: `objective`, where every patch has the label of its image.
 
         In training mode a random box of tokens is mixed, unless the model drops patches. Without an auxiliary head, or
-        reduced, the model learns the task from its logits (B, K), as DynamicViT and GTP train it: what the auxiliary
-        head would say of patches that are gone means nothing.
+        reduced, the model learns the task from its logits (B, K), as DynamicViT and GTP train it: the logits
+        of the auxiliary head for patches that are gone mean nothing.
 
         Raises:
             VitrimError: a teacher, whose logits are of images and not of patches.
@@ -312,7 +305,7 @@ def objective(
     box_share: float = 0.0,
     dense_weight: float = 1.0,
 ) -> dict[str, Tensor]:
-    """The loss of token labelling (section 3.1): that of the class token plus the mean one of all patches.
+    """Loss of token labelling (section 3.1): that of the class token plus the mean one of all patches.
 
     Args:
         logits: of `LVViT.forward_dense`.
@@ -342,7 +335,7 @@ def objective(
 
 
 def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: LVViT) -> dict[str, Tensor]:
-    """The authors' checkpoint as a state dict of ``model``. Names are the same; positions are resampled to its grid.
+    """Turn the authors' checkpoint into a state dict of ``model``: same names, positions resampled to its grid.
 
     Example:
         >>> model = LVViT(embed_dim=32, depth=1, num_heads=2, dense_head=False)

@@ -10,11 +10,11 @@ import torch
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed import resample_abs_pos_embed
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
-from vitrim.models.common import pretrained_cfg, renamed, resampled_positions, unwrapped
+from vitrim.models.common import create, pretrained_cfg, renamed, resampled_positions, unwrapped
 from vitrim.models.reversible import RevBlock, reversible
 
 __all__ = ["RevBlock", "RevViT", "checkpoint_filter_fn", "reversible"]
@@ -202,7 +202,7 @@ RENAMED = (
 
 
 def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[str, Tensor]:
-    """A checkpoint in mmpretrain's names, or in ours, as a state dict of ``model``.
+    """Bring a checkpoint in mmpretrain's names, or in ours, under the names of ``model``.
 
     The unused class token and its row of the table of positions are left out; positions are resampled to the model's
     grid.
@@ -216,7 +216,7 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[s
 
 
 def without_class_row(table: Tensor) -> Tensor:
-    """A table of positions (1, P, C) or (1, 1 + P, C) for a square grid, as (1, P, C)."""
+    """Table of positions (1, P, C) or (1, 1 + P, C) for a square grid, as (1, P, C)."""
     rows = table.shape[1]
     square = round(rows**0.5) ** 2 == rows
     return table if square else table[:, 1:]
@@ -228,7 +228,4 @@ default_cfgs = generate_default_cfgs({"rev_vit_base.in1k": pretrained_cfg(first_
 @register_model
 def rev_vit_base(pretrained: bool = False, **kwargs: Any) -> RevViT:
     """Rev-ViT-B: 87.3 M parameters, 17.49 GMACs at 224 pixels."""
-    model: RevViT = build_model_with_cfg(
-        RevViT, "rev_vit_base", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs
-    )
-    return model
+    return create(RevViT, checkpoint_filter_fn, "rev_vit_base", pretrained, kwargs)

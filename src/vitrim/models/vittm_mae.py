@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from timm.models import register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
 from vitrim.models.common import renamed, unwrapped
 from vitrim.models.streams import initialise
-from vitrim.models.vittm import ViTTM
+from vitrim.models.vittm import ViTTM, vittm_base_28_28
 from vitrim.models.vittm import checkpoint_filter_fn as encoder_filter_fn
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class StreamMask(NamedTuple):
 def random_mask(
     batch: int, num_patches: int, ratio: float = MASK_RATIO, *, generator: torch.Generator | None = None
 ) -> StreamMask:
-    """Masks a share of the patches, others in every image.
+    """Mask a random share of the patches, others in every image.
 
     Args:
         batch: images B.
@@ -67,7 +68,7 @@ def random_mask(
 
 
 def matched_mask(mask: StreamMask, grid: tuple[int, int], finer: tuple[int, int]) -> StreamMask:
-    """The same areas of the image masked on a finer grid.
+    """Mask the same areas of the image on a finer grid.
 
     Args:
         mask: of a stream with ``grid``.
@@ -145,6 +146,7 @@ class MaskedViTTM(nn.Module):
         decoder_depth: their blocks.
         decoder_num_heads: their attention heads.
         normalise: predict pixels normalised per patch (unbiased variance, + 1e-6).
+        num_classes: of the data, for the training loop, which asks every model; nothing learns them.
 
     Raises:
         VitrimError: an encoder of fixed length.
@@ -164,12 +166,14 @@ class MaskedViTTM(nn.Module):
         decoder_depth: int = 8,
         decoder_num_heads: int = 16,
         normalise: bool = False,
+        num_classes: int = 0,
     ) -> None:
         super().__init__()
         if encoder.fixed_length:
             raise VitrimError("token_learner heads and add_erase fusion cannot see a part of the tokens only")
         self.encoder = encoder
         self.normalise = normalise
+        self.num_classes = num_classes
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder_dim))
         self.memory_decoder, self.process_decoder = (
             StreamDecoder(
@@ -185,6 +189,11 @@ class MaskedViTTM(nn.Module):
         for part in (self.memory_decoder, self.process_decoder):
             initialise(part)
         nn.init.normal_(self.mask_token, std=0.02)
+
+    @property
+    def pretrained_cfg(self) -> Any:
+        """The encoder's description by timm: size, mean and standard deviation of the images."""
+        return self.encoder.pretrained_cfg
 
     def random_masks(
         self,
@@ -234,7 +243,7 @@ class MaskedViTTM(nn.Module):
         return {**losses, "total": losses["memory"] + losses["process"]}
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """What training minimises on one batch: `objective` with masks drawn anew. Targets are not read."""
+        """Training losses of one batch: `objective` with masks drawn anew. Targets are not read."""
         return self.objective(step.images, *self.random_masks(len(step.images)))
 
     def _wanted(self, images: Tensor, patch_size: int, mask: StreamMask) -> Tensor:
@@ -252,7 +261,7 @@ _RENAMED = (
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> dict[str, Tensor]:
-    """The weights of a checkpoint of the authors' code, or of this class, under the names of ``model``.
+    """Bring a checkpoint of the authors' code, or of this class, under the names of ``model``.
 
     Those that the published encoder never uses are dropped. Decoders keep their image size.
 
@@ -267,3 +276,20 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> d
     out = {f"encoder.{name}": value for name, value in encoder_filter_fn(encoder, model.encoder).items()}
     decoders = {name: value for name, value in state.items() if not name.startswith("encoder.")}
     return out | renamed(decoders, _RENAMED)
+
+
+@register_model
+def vittm_base_28_28_mae(pretrained: bool = False, num_classes: int = 0, **kwargs: Any) -> MaskedViTTM:
+    """ViTTM-B(28,28) and a decoder per stream, to be pre-trained by `MaskedViTTM.losses`.
+
+    Args:
+        pretrained: refused by timm: there are no weights to load.
+        num_classes: of the data, see `MaskedViTTM`.
+        **kwargs: of the encoder, e.g. ``img_size``.
+
+    Example:
+        >>> model = vittm_base_28_28_mae(embed_dim=48, num_heads=2, depth=1, img_size=56)
+        >>> model.encoder.embed_dim, model.encoder.num_classes
+        (48, 0)
+    """
+    return MaskedViTTM(vittm_base_28_28(pretrained, num_classes=0, **kwargs), num_classes=num_classes)
