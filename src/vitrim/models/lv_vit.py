@@ -32,7 +32,7 @@ class Box(NamedTuple):
 
     @property
     def area(self) -> int:
-        """Patches in the box."""
+        """Number of patches in the box."""
         return (self.bottom - self.top) * (self.right - self.left)
 
 
@@ -44,7 +44,7 @@ class DenseLogits(NamedTuple):
 
 
 class ConvStem(Stem):
-    """Three convolutions at half resolution, then one on patches: the stem of LV-ViT (section 3.3, "4_2" in the code).
+    """Stem of LV-ViT: three convolutions at half resolution, then one on patches (section 3.3, "4_2" in the code).
 
     7 x 7 with stride 2, two of 3 x 3, each ``width`` channels wide with batch norm and ReLU; then p/2 x p/2 with
     stride p/2, for patches of p pixels.
@@ -82,7 +82,7 @@ class ConvStem(Stem):
 
 
 class SkipScale(nn.Module):
-    """Divides a residual branch by the skip lambda of its block. Stands where timm's `LayerScale` does."""
+    """Division of a residual branch by the skip lambda of its block, in the place of timm's `LayerScale`."""
 
     def __init__(self, skip_lambda: float) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SkipScale(nn.Module):
 
 
 class LVBlock(Block):
-    """x + attention(x) / lambda, then x + mlp(x) / lambda, pre-norm (section 3.3, "residual connection").
+    """Pre-norm block: x + attention(x) / lambda, then x + mlp(x) / lambda (section 3.3, "residual connection").
 
     Args:
         dim: channels C.
@@ -194,7 +194,7 @@ class LVViT(VisionTransformer):
         self.aux_head = self._aux_head()
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens (B, N, C) to logits (B, K), or to the pooled feature (B, C). The maximum is over the tokens given."""
+        """Map tokens (B, N, C) to logits (B, K), or with ``pre_logits`` to the pooled feature (B, C)."""
         pooled: Tensor = self.head_drop(self.fc_norm(self.pool(x)))
         if pre_logits:
             return pooled
@@ -205,14 +205,14 @@ class LVViT(VisionTransformer):
         return logits + self.aux_weight * patches.amax(dim=1)
 
     def forward_dense(self, images: Tensor, box: Box | None = None) -> DenseLogits:
-        """Logits of the class token and of every patch apart, optionally on mixed tokens (section 3.2, "MixToken").
+        """Compute separate logits of the class token and of every patch, optionally of mixed tokens ("MixToken").
 
-        With ``box``, the patches in it come from the next image of the reversed batch: image b gets those of image
-        B - 1 - b, after the stem, so that no patch sees two images there. Their logits are handed back to their own
-        image: ``patches[b]`` are always about image b, while ``class_token[b]`` is about the mixture.
+        With ``box`` (section 3.2), image b gets the patches in it from image B - 1 - b, after the stem, where no patch
+        may see two images. The logits of these patches go back to their own image: ``patches[b]`` are always about
+        image b, while ``class_token[b]`` is about the mixture.
 
-        In a model that `vitrim.reduce_` has reduced, merged patches have the logits of their group, and those of pruned
-        ones mean nothing (where ``reduction.state.source`` is -1).
+        In a model reduced by `vitrim.reduce_`, merged patches have the logits of their group, and those of pruned ones
+        mean nothing (where ``reduction.state.source`` is -1).
 
         Args:
             images: (B, 3, H, W).
@@ -260,7 +260,7 @@ class LVViT(VisionTransformer):
 
 
 def swap_box(x: Tensor, box: Box) -> Tensor:
-    """(B, h, w, ...) with the patches in ``box`` taken from the reversed batch. Its own inverse.
+    """Swap the patches (B, h, w, ...) in ``box`` with those of the reversed batch; it is its own inverse.
 
     Example:
         >>> x = torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, 1, 3)
@@ -276,11 +276,11 @@ def swap_box(x: Tensor, box: Box) -> Tensor:
 
 
 def sample_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
-    """A random box as CutMix draws it: a uniform share of the area around a uniform centre, cut off at the border.
+    """Draw a random box as CutMix does: a uniform share of the area around a uniform centre, cut off at the border.
 
     Args:
         grid: rows and columns of patches.
-        generator: of the random numbers, default torch's own.
+        generator: of the random numbers, by default torch's own.
 
     Example:
         >>> box = sample_box((14, 14))

@@ -57,7 +57,7 @@ class RevBlock(Block):
 
 
 def trained(*modules: nn.Module) -> list[nn.Parameter]:
-    """The parameters of ``modules`` that want a gradient."""
+    """List the parameters of ``modules`` that want a gradient."""
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -76,7 +76,7 @@ class ForwardState:
 
     @classmethod
     def before(cls, x: Tensor) -> ForwardState:
-        """The state that the next operation on ``x`` runs in."""
+        """Record the state in which the next operation on ``x`` will run."""
         kind = x.device.type
         devices, states = get_device_states(x)
         autocast = None
@@ -85,7 +85,7 @@ class ForwardState:
         return cls(torch.get_rng_state(), devices, states, kind, autocast)
 
     def rerun(self, branch: Branch, x: Tensor) -> Tensor:
-        """``branch(x)`` with gradients, in this state; the random state after it is that before it."""
+        """Compute ``branch(x)`` with gradients in this state; the random state is as before afterwards."""
         fork_type = self.device_type if self.devices else "cuda"  # any type that exists, where no device is forked
         autocast: AbstractContextManager[object] = nullcontext()
         if self.autocast is not None:
@@ -167,8 +167,8 @@ def undo(
 def reversible(blocks: Sequence[RevBlock], x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
     """Run the streams (B, N, C) through the ``blocks`` without keeping activations for backward.
 
-    The outputs are those of calling the blocks one after the other, bit for bit; the gradients are equal up to the
-    rounding of the streams that are recomputed. Differentiable once. Runs outside of compiled graphs.
+    The outputs equal those of calling the blocks one after the other bit for bit, the gradients up to the rounding of
+    the recomputed streams. Differentiable once. Runs outside of compiled graphs.
 
     Example:
         >>> blocks = [RevBlock(8, 2) for _ in range(3)]

@@ -54,7 +54,7 @@ def random_mask(
         generator: CPU random numbers.
 
     Raises:
-        VitrimError: a ratio that masks nothing or is not between 0 and 1.
+        VitrimError: the ratio masks nothing or is not between 0 and 1.
 
     Example:
         >>> [part.shape for part in random_mask(2, 64)]
@@ -76,7 +76,7 @@ def matched_mask(mask: StreamMask, grid: tuple[int, int], finer: tuple[int, int]
         finer: rows and columns of the other stream, multiples of those.
 
     Raises:
-        VitrimError: grids of which one is not a multiple of the other.
+        VitrimError: ``finer`` is not a multiple of ``grid``.
 
     Example:
         >>> matched_mask(StreamMask(torch.tensor([[1]]), torch.tensor([[0]])), (1, 2), (2, 4))
@@ -106,7 +106,7 @@ def pixels(images: Tensor, patch_size: int) -> Tensor:
 
 
 class StreamDecoder(nn.Module):
-    """Predicts the pixels of masked patches of one stream from the tokens of the kept ones.
+    """Decoder that predicts the masked patches of one stream from the tokens of the kept ones.
 
     Args:
         dim: channels C of the encoder.
@@ -130,7 +130,7 @@ class StreamDecoder(nn.Module):
         self.pred = nn.Linear(decoder_dim, num_pixels)
 
     def forward(self, kept: Tensor, mask: StreamMask, mask_token: Tensor) -> Tensor:
-        """(B, K, C) tokens of the kept patches to the pixels (B, N - K, p * p * 3) of the masked ones."""
+        """Predict the pixels (B, N - K, p * p * 3) of the masked patches from the tokens (B, K, C) of the kept ones."""
         tokens = torch.cat((self.embed(kept), mask_token.expand(*mask.masked.shape, -1)), dim=1)
         tokens = self.blocks(tokens + gather(self.pos, torch.cat(mask, dim=1)))
         return self.pred(self.norm(tokens[:, kept.shape[1] :]))  # type: ignore[no-any-return]
@@ -140,16 +140,16 @@ class MaskedViTTM(nn.Module):
     """A ViTTM and a decoder for each of its streams.
 
     Args:
-        encoder: at the image size it is to be trained at; not one with token_learner heads or add_erase fusion, which
-            are made for all tokens of an image.
+        encoder: made for the image size of the training, without token_learner heads and add_erase fusion, which need
+            all tokens of an image.
         decoder_dim: channels of the decoders.
         decoder_depth: their blocks.
         decoder_num_heads: their attention heads.
         normalise: predict pixels normalised per patch (unbiased variance, + 1e-6).
-        num_classes: of the data, for the training loop, which asks every model; nothing learns them.
+        num_classes: of the data. The training loop asks every model for it; nothing learns them.
 
     Raises:
-        VitrimError: an encoder of fixed length.
+        VitrimError: the encoder has such a head or fusion.
 
     Example:
         >>> encoder = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -192,7 +192,7 @@ class MaskedViTTM(nn.Module):
 
     @property
     def pretrained_cfg(self) -> Any:
-        """The encoder's description by timm: size, mean and standard deviation of the images."""
+        """timm's description of the encoder: size, mean and standard deviation of the images."""
         return self.encoder.pretrained_cfg
 
     def random_masks(
@@ -203,9 +203,9 @@ class MaskedViTTM(nn.Module):
         matched: bool = False,
         generator: torch.Generator | None = None,
     ) -> tuple[StreamMask, StreamMask]:
-        """Masks of memory and process for ``batch`` images: independent, or ``matched``, the process mask on both.
+        """Draw masks of memory and process for ``batch`` images: independent, or ``matched``, one for both.
 
-        Drawn on the CPU, the same on every device, and moved to that of the model.
+        They are drawn on the CPU, equal for every device, and moved to the device of the model.
 
         Raises:
             VitrimError: as `random_mask` and `matched_mask`.
@@ -220,7 +220,7 @@ class MaskedViTTM(nn.Module):
         return StreamMask(*(part.to(self.mask_token.device) for part in mask))
 
     def forward(self, images: Tensor, memory_mask: StreamMask, process_mask: StreamMask) -> tuple[Tensor, Tensor]:
-        """Predicted pixels (B, M, p * p * 3) of the masked patches of memory and process of images (B, 3, H, W)."""
+        """Predict the pixels (B, M, p * p * 3) of the masked patches of images (B, 3, H, W), in memory and process."""
         memory, process = self.encoder.embed(images)
         memory, process = self.encoder.forward_layers(
             gather(memory, memory_mask.kept), gather(process, process_mask.kept)
@@ -231,7 +231,7 @@ class MaskedViTTM(nn.Module):
         )
 
     def objective(self, images: Tensor, memory_mask: StreamMask, process_mask: StreamMask) -> dict[str, Tensor]:
-        """Mean squared error on the pixels of the masked patches: "memory", "process", and "total", their sum."""
+        """Compute the mean squared errors of masked pixels: "memory", "process", and "total", their sum."""
         masks = StreamMask(*memory_mask), StreamMask(*process_mask)
         predictions = self(images, *masks)
         losses = {
@@ -257,13 +257,13 @@ _RENAMED = (
     (r"(memory|process)_decoder_pos_embed", r"\1_decoder.pos"),
     (r"(memory|process)_decoder_", r"\1_decoder."),
 )
-"""The authors' names of the decoders to ours, each rule in turn."""
+"""Rules from the authors' names of the decoders to ours, applied in turn."""
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> dict[str, Tensor]:
-    """Bring a checkpoint of the authors' code, or of this class, under the names of ``model``.
+    """Rename the weights of a checkpoint of the authors' code, or of this class, for ``model``.
 
-    Those that the published encoder never uses are dropped. Decoders keep their image size.
+    Weights that the published encoder never uses are dropped. Decoders keep their image size.
 
     Example:
         >>> encoder = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -283,7 +283,7 @@ def vittm_base_28_28_mae(pretrained: bool = False, num_classes: int = 0, **kwarg
     """ViTTM-B(28,28) and a decoder per stream, to be pre-trained by `MaskedViTTM.losses`.
 
     Args:
-        pretrained: refused by timm: there are no weights to load.
+        pretrained: refused by timm, since there are no weights.
         num_classes: of the data, see `MaskedViTTM`.
         **kwargs: of the encoder, e.g. ``img_size``.
 
