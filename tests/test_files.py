@@ -119,9 +119,9 @@ def test_no_permission() -> None:
             for check, place in ((check_file, closed / "x.json"), (check_folder, closed / "run")):
                 with pytest.raises(VitrimError, match=f"cannot write to {place}: no permission in {closed}$"):
                     check(place)
-            with pytest.raises(VitrimError, match="no permission to change it$"):
+            with pytest.raises(VitrimError, match=r"no permission to change it$"):
                 check_file(folder / "read_only")
-            with pytest.raises(VitrimError, match="cannot write .*: Permission denied$"):
+            with pytest.raises(VitrimError, match=r"cannot write .*: Permission denied$"):
                 check_file(folder / "secret" / "x.json")
             for file in (closed / "x.json", folder / "read_only", folder / "secret" / "x.json"):
                 with pytest.raises(VitrimError, match="cannot write"):
