@@ -368,6 +368,10 @@ class Trace:
             call.final = state
             call.states = call.running
 
+    def conclude(self, final: TokenState, states: tuple[TokenState, ...]) -> None:
+        """Replace what this thread's last forward left by what it and others were parts of (see `vitrim.padding`)."""
+        self._call.final, self._call.states = final, states
+
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Forwards that this thread starts within hand out all N0 tokens after every block: merged ones as copies of
