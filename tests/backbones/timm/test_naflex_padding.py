@@ -141,7 +141,7 @@ def test_a_traced_model_refuses_padded_batches() -> None:
 
 
 def test_a_compiled_model_splits_padded_batches_outside_of_its_graphs() -> None:
-    model, batch = tiny.HOSTS["naflex"]().double(), padded()
+    model, batch = tiny.HOSTS["naflex"]().double(), padded(SHAPES[:2])
     vitrim.reduce_(model, "tome:r=4")
     torch.compiler.reset()
     with torch.no_grad():
