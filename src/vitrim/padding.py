@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrim.block import ReducedBlock, sharded
 from vitrim.errors import UnsupportedModelError
-from vitrim.tokens import TokenState, Trace
+from vitrim.tokens import TokenState, Trace, is_traced
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Group:
         return value[:, : self.patches] if cut else value
 
 
-@torch.compiler.disable  # how many groups there are depends on the images
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # how many groups there are depends on the images
 def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
     """The images of a batch by their grid, in the order in which grids appear.
 
@@ -57,7 +57,7 @@ def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
         >>> groups_of(valid, torch.tensor([[1, 2], [1, 3], [1, 2]]))
         [Group(images=tensor([0, 2]), patches=2), Group(images=tensor([1]), patches=3)]
     """
-    if torch.jit.is_tracing():
+    if is_traced():
         raise UnsupportedModelError("torch.jit.trace cannot trace padded batches: how they split depends on the images")
     real = valid.bool()
     counts = real.sum(dim=1)
@@ -75,7 +75,7 @@ def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
     return [Group(torch.tensor(images), key[0]) for key, images in places.items()]
 
 
-@torch.compiler.disable  # every grid would be compiled anew
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # every grid would be compiled anew
 def run_groups(
     model: nn.Module, trace: Trace, groups: Sequence[Group], num_patches: int, call: Callable[[Group], Any]
 ) -> Any:

@@ -17,7 +17,7 @@ from vitrim.config import Layer, MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.matching import alternate_split, best_partners, merge_most_similar, unit
 from vitrim.registry import register_method
-from vitrim.tokens import TokenState, decision_dtype, take
+from vitrim.tokens import TokenState, decision_dtype, is_traced, take
 
 ROUNDING: dict[str, Callable[[float], int]] = {
     "floor": math.floor,
@@ -107,7 +107,7 @@ class ATMReducer(Reducer):
     def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
         if attention is None or state.num_patches < 2:  # a single patch has no partner
             return None
-        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if is_traced():
             raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
         patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
         if self.per_image and x.shape[0] > 1:

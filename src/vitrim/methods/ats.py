@@ -16,7 +16,7 @@ from vitrim.block import Reducer, Site
 from vitrim.config import Layer, MethodConfig
 from vitrim.registry import register_method
 from vitrim.schedule import Amount, KeepRule, keep_rate
-from vitrim.tokens import TokenState, decision_dtype, whole
+from vitrim.tokens import TokenState, decision_dtype, is_traced, whole
 
 SMOOTHING = 1e-6
 """eps of the published softmax and of the study's normalisation."""
@@ -226,7 +226,7 @@ def prune_flagged(state: TokenState, chosen: Tensor, most: int, to_bound: bool =
     traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
     """
     order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
-    if to_bound or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+    if to_bound or torch.compiler.is_compiling() or is_traced():
         keep = order[:, :most]
         return prune(state, keep, valid=chosen.gather(1, keep))
     counts = chosen.sum(1).tolist()

@@ -36,7 +36,7 @@ class PaddedFeatures:
         patch_valid: Tensor | None = None,
         attn_mask: Tensor | None = None,
     ) -> Any:
-        features: Any = type(self.model).forward_features
+        features: Any = type(self.model).forward_features  # type: ignore[attr-defined]
         if patch_coord is None or patch_valid is None or attn_mask is not None:
             return features(self.model, patches, patch_coord, patch_valid, attn_mask)
 
@@ -87,7 +87,8 @@ class PaddedIntermediates(DenseCall):
 
 def split(patch_coord: Tensor, patch_valid: Tensor) -> list[Group]:
     """The images of a batch by their grid, from the places (B, P, 2) of their patches and which are real (B, P)."""
-    return groups_of(patch_valid, (patch_coord * patch_valid.unsqueeze(-1)).amax(dim=1) + 1)
+    groups: list[Group] = groups_of(patch_valid, (patch_coord * patch_valid.unsqueeze(-1)).amax(dim=1) + 1)
+    return groups
 
 
 @register_backbone("timm.models.naflexvit.NaFlexVit")
@@ -131,6 +132,7 @@ class TimmNaFlexViT(TimmHost):
         grid = output[1]  # None for patches that come one by one
         return None if grid is None else (grid[0], grid[1])
 
+    @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
         model.forward_features = PaddedFeatures(model, trace)
         model.forward_intermediates = PaddedIntermediates(model, "forward_intermediates", trace)
