@@ -50,15 +50,17 @@ def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
         shapes: (B, 2) rows and columns of every image.
 
     Raises:
-        UnsupportedModelError: an image without patches, padding that is not at the end, or `torch.jit.trace`.
+        UnsupportedModelError: an image without patches, padding that is not at the end, export or tracing.
 
     Example:
         >>> valid = torch.tensor([[True, True, False], [True, True, True], [True, True, False]])
         >>> groups_of(valid, torch.tensor([[1, 2], [1, 3], [1, 2]]))
         [Group(images=tensor([0, 2]), patches=2), Group(images=tensor([1]), patches=3)]
     """
-    if is_traced():
-        raise UnsupportedModelError("torch.jit.trace cannot trace padded batches: how they split depends on the images")
+    if is_traced() or torch.compiler.is_compiling():
+        raise UnsupportedModelError(
+            "torch.export and torch.jit.trace take no padded batches: how they split depends on the images"
+        )
     real = valid.bool()
     counts = real.sum(dim=1)
     at_end = (real == (torch.arange(real.shape[1], device=real.device) < counts[:, None])).all(dim=1)

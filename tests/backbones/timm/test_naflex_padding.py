@@ -133,11 +133,13 @@ def test_an_attention_mask_of_the_users_own_is_refused() -> None:
         model({**batch, "attn_mask": torch.zeros(2, 1, 37, 37)})
 
 
-def test_a_traced_model_refuses_padded_batches() -> None:
+def test_traced_and_exported_models_refuse_padded_batches() -> None:
     model, batch = tiny.HOSTS["naflex"]().double(), padded([(6, 6)] * 2, 36)
     vitrim.reduce_(model, "tome:r=4")
-    with pytest.raises(vitrim.UnsupportedModelError, match=r"^torch.jit.trace cannot trace padded batches"):
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"^torch.export and torch.jit.trace take no padded batches"):
         torch.jit.trace(lambda patches: model({**batch, "patches": patches}), batch["patches"])
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"^torch.export and torch.jit.trace take no padded batches"):
+        torch.export.export(model, (batch,), strict=False)
 
 
 def test_a_compiled_model_splits_padded_batches_outside_of_its_graphs() -> None:

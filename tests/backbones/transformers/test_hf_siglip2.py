@@ -205,7 +205,8 @@ def test_gradients_of_padded_batches_are_those_of_the_images() -> None:
     model.zero_grad()
     for image in range(len(SHAPES)):
         model(**alone(batch, image)).logits.square().sum().backward()
-    rounding = 1e-12 * max(value.abs().max().item() for value in found.values())
+    # the library resizes the table of positions in float32
+    rounding = 1e-9 * max(value.abs().max().item() for value in found.values())
     for name, value in model.named_parameters():
         if value.grad is not None:
             torch.testing.assert_close(found[name], value.grad, atol=rounding, rtol=1e-9)
