@@ -8,6 +8,7 @@ import pytest
 import torch
 from timm.layers import set_reentrant_ckpt, use_reentrant_ckpt
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import tiny
 import vitrim
@@ -332,3 +333,21 @@ def test_heads_are_consecutive_channels(batch: int) -> None:
     assert torch.equal(merge_heads(heads), x)
     part = x.chunk(2, dim=-1)[1]  # as of a fused projection: not contiguous
     assert torch.equal(split_heads(part, 3)[:, 2], x[..., 10:12])
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "after_another_forward"])
+@pytest.mark.parametrize("method", ["tome:r=4", "topk:blocks=[1]", "cropr"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_reentrant_checkpointing_is_always_refused(depth: int, method: str, between: bool) -> None:
+    """Also where another forward has just left the state of the block before the one that is recomputed."""
+    model: Any = tiny.HOSTS["vit"]().train()
+    vitrim.reduce_(model, method)
+    block = model.blocks[depth]
+    own = block.forward
+    block.forward = lambda x, **kwargs: checkpoint(own, x, use_reentrant=True)
+    loss = model(tiny.images()).sum()
+    if between:
+        with torch.no_grad():
+            model.forward_intermediates(tiny.images(seed=9), indices=[depth - 1], stop_early=True, output_fmt="NLC")
+    with pytest.raises(RuntimeError, match="reentrant checkpointing is not supported"):
+        loss.backward()

@@ -296,7 +296,7 @@ class ReducedBlock(nn.Module):
             state = stamp
         else:
             depth, latest = self.trace.latest or (-1, None)  # of this thread
-            if latest is None or depth != self.depth - 1:
+            if latest is None or depth != self.depth - 1 or recomputes():
                 raise RuntimeError(
                     f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
                     "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
@@ -340,6 +340,11 @@ class ReducedBlock(nn.Module):
         for name in self.OWN:
             delattr(self, name)
         change_class(self, self.host_class)
+
+
+def recomputes() -> bool:
+    """Whether a backward pass runs. What a block does then is repeat a forward, of which the latest state is none."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def copy_into(target: Tensor, values: Tensor) -> None:

@@ -12,7 +12,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, StagedConfig
-from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.core.tokens import TokenState, decision_dtype, is_traced
 
 Score = Literal["class_token", "column_mean"]
 EPSILON = 1e-6  # of the masked softmax
@@ -98,7 +98,7 @@ def prune_flagged(state: TokenState, chosen: Tensor, most: int, to_bound: bool =
     traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
     """
     order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
-    if to_bound or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+    if to_bound or torch.compiler.is_compiling() or is_traced():
         keep = order[:, :most]
         return prune(state, keep, valid=chosen.gather(1, keep))
     counts = chosen.sum(1).tolist()

@@ -50,6 +50,11 @@ def whole(size: int) -> int:
     return int(size) if isinstance(size, Tensor) else size
 
 
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` runs the forward: what Python reads from tensors would become a constant."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
+
+
 class Banked(NamedTuple):
     """Tokens that one reduction set aside: values (B, K, C), input index of the anchor and size (B, K), which of the K
     holds each input token, (B, N0), -1 for none, and what the method carried with them, (B, K, ...)."""
@@ -285,6 +290,8 @@ class _Call:
         self.states: tuple[TokenState, ...] = ()
         self.running: tuple[TokenState, ...] = ()
         self.grid: tuple[int, int] | None = None
+        self.maps = False
+        self.map: Tensor | None = None
 
 
 class _Calls(threading.local):
@@ -378,6 +385,10 @@ class Trace:
             call.final = state
             call.states = call.running
 
+    def conclude(self, final: TokenState, states: tuple[TokenState, ...]) -> None:
+        """Replace what this thread's last forward left by what it and others were parts of (see `vitrim.core.padding`)."""
+        self._call.final, self._call.states = final, states
+
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Forwards that this thread starts within hand out all N0 tokens after every block: merged ones as copies of
@@ -392,6 +403,24 @@ class Trace:
     def next_dense(self, wanted: bool) -> None:
         """Choose as in `dense`, for the next forward of this thread alone."""
         self._call.next_full_grid = wanted
+
+    @property
+    def maps(self) -> bool:
+        """Forwards of this thread hand out attention maps."""
+        return self._call.maps
+
+    def hand_out_maps(self, wanted: bool) -> None:
+        """Choose `maps`, for the forwards of this thread from now on."""
+        self._call.maps = wanted
+
+    def note_map(self, attention_map: Tensor) -> None:
+        """Keep the attention map of the block that runs, in place of one it noted before."""
+        self._call.map = attention_map
+
+    def take_map(self) -> Tensor | None:
+        """What `note_map` kept, once."""
+        found, self._call.map = self._call.map, None
+        return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
         return Trace(self.recording, copy.deepcopy(self.form, memo))

@@ -16,7 +16,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
 from vitrim.core.registry import reduces, register_method
-from vitrim.core.tokens import TokenState, decision_dtype, take
+from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
 from vitrim.errors import VitrimError
 
 ROUNDING: dict[str, Callable[[float], int]] = {
@@ -126,7 +126,7 @@ class ATMReducer(Reducer[ATM]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         if state.num_patches < 2:  # a single patch has no partner
             return None
-        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if is_traced():
             raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
         patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
         if self.config.granularity == "image" and x.shape[0] > 1:

@@ -218,7 +218,8 @@ class TimmHost(Host):
                     f"cannot know what its head reads; supported: {supported}"
                 )
             # who wraps forward on the instance (accelerate, autocast) calls the model's own
-            if call != "forward" and not isinstance(vars(model).get(call), DenseCall | None):
+            own = vars(model).get(call)
+            if call != "forward" and own is not None and not type(own).__module__.startswith("vitrim."):
                 raise UnsupportedModelError(
                     f"this {type(model).__name__} has a {call} of its own, so vitrim cannot know what its head reads; "
                     f"supported: {supported} as timm builds them"
