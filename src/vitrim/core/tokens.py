@@ -386,7 +386,7 @@ class Trace:
             call.states = call.running
 
     def conclude(self, final: TokenState, states: tuple[TokenState, ...]) -> None:
-        """Replace what this thread's last forward left by what it and others were parts of (see `vitrim.core.padding`)."""
+        """Replace what this thread's last forward left by what it and others were parts of (see `padding.py`)."""
         self._call.final, self._call.states = final, states
 
     @contextmanager
