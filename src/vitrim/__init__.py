@@ -56,7 +56,7 @@ _HOME = {
     "vitrim.core.plan": ("Layer",),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "restore_"),
-    "vitrim.core.registry": ("parse_method", "reduces", "register_host", "register_method"),
+    "vitrim.core.registry": ("parse_method", "reduces", "register_backbone", "register_host", "register_method"),
     "vitrim.core.tokens": ("TokenState", "unmerge"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -103,6 +103,9 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
     return enter
 
 
+register_backbone = register_host  # its name in 0.1.0
+
+
 @cache
 def _discover(package: str) -> None:
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):

@@ -41,7 +41,7 @@ def objective(
         "main", "class_token", and "total", their mean.
 
     Example:
-        >>> import timm, vitrim
+        >>> import timm, torch, vitrim
         >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10, global_pool="avg").train()
         >>> reduction = vitrim.reduce_(model, vitrim.EvoViT(class_head=True))
         >>> losses = objective(reduction, model(torch.zeros(2, 3, 224, 224)), torch.tensor([1, 2]))

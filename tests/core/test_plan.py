@@ -1,0 +1,95 @@
+"""A config is laid out over a model once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tiny
+import vitrim
+from vitrim.core.block import Idle
+from vitrim.core.plan import plan
+from vitrim.core.registry import host_of, make_reducer, methods
+from vitrim.core.schedule import BringBack, Remove
+
+CONFIGS = tiny.configs()
+
+
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods whose amounts were evaluated, once for every time."""
+    found: list[str] = []
+
+    def counted(kind: type[vitrim.MethodConfig]) -> Any:
+        own = kind.amounts
+
+        def amounts(self: vitrim.MethodConfig, num_layers: int) -> Any:
+            if type(self) is kind:  # not what a class asks of the one it inherits from
+                found.append(self.name)
+            return own(self, num_layers)
+
+        return amounts
+
+    for kind in methods().values():
+        monkeypatch.setattr(kind, "amounts", counted(kind))
+    return found
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.describe())
+def test_amounts_are_evaluated_once(config: vitrim.MethodConfig, evaluations: list[str]) -> None:
+    reduction = vitrim.reduce_(tiny.HOSTS["vit"](), config)
+    assert evaluations == [config.name]
+    if config.runtime:
+        option = sorted(config.runtime & config.model_fields_set or config.runtime)[0]
+        reduction.set(**{option: getattr(config, option)})
+        assert evaluations == [config.name] * 2
+
+
+def test_set_gives_every_reducer_its_layer_of_the_new_plan() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, "tome:r=[4,3,2,1]")
+    reducers = [block.reducer for block in model.blocks]
+    assert [reducer.layer.amount for reducer in reducers] == [Remove(4), Remove(3), Remove(2), Remove(1)]
+    reduction.set(r=5)
+    assert [block.reducer for block in model.blocks] == reducers  # the same ones
+    assert [reducer.layer.amount for reducer in reducers] == [Remove(5)] * 4
+    assert all(reducer.config.r == 5 for reducer in reducers)
+
+
+def test_layers_say_where_they_stand() -> None:
+    model = tiny.HOSTS["registers"]()
+    layers = plan(vitrim.Cropr(r=2), host_of(model).facts(model), 4)
+    assert [layer.depth for layer in layers] == [0, 1, 2, 3]
+    assert [layer.is_last for layer in layers] == [False, False, False, True]
+    assert [layer.amount for layer in layers] == [None, Remove(3), Remove(2), BringBack()]
+    assert {(layer.num_layers, layer.num_prefix, layer.initial_patches) for layer in layers} == {(4, 4, 36)}
+
+
+def test_blocks_without_an_amount_are_idle() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, "topk:blocks=[1,2]")
+    assert [isinstance(block.reducer, Idle) for block in model.blocks] == [True, False, False, True]
+
+
+def test_a_method_without_a_reducer_is_told_how_to_name_one() -> None:
+    class Forgotten(vitrim.MethodConfig):
+        name = "test_forgotten"
+
+    model = tiny.HOSTS["vit"]()
+    with pytest.raises(TypeError, match=r"Forgotten has no reducer: register one with @reduces\(Forgotten\)"):
+        vitrim.reduce_(model, Forgotten())
+    model(tiny.images())  # as it was
+
+
+def test_two_reducers_of_one_method_are_refused() -> None:
+    with pytest.raises(ValueError, match="the reducer of 'tome' is registered twice"):
+        vitrim.reduces(vitrim.ToMe)(Idle)
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_every_method_has_a_reducer(name: str) -> None:
+    model = tiny.HOSTS["vit"]()
+    config = next(config for config in CONFIGS if config.name == name)
+    for layer in plan(config, host_of(model).facts(model), 4):
+        assert isinstance(make_reducer(config, layer), vitrim.Reducer)
