@@ -65,7 +65,7 @@ def study(name: str) -> dict[str, Any]:
     """
     row = _rows()[name]
     options = f",{row['options']}" if row["options"] else ""
-    values = {
+    values: dict[str, Any] = {
         "base": f"study/{row['dataset']}",
         "paper": _paper(row),
         "notes": _notes(row),
