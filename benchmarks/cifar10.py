@@ -45,15 +45,15 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.loading import load_reference, load_run
 from vitrim.measure.bench import measure
 from vitrim.measure.evaluation import Row, evaluate
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
-from vitrim.reference import load_reference
 from vitrim.training.checkpoint import latest
 from vitrim.training.loop import recipe_text
 from vitrim.training.recipe import Resolved, load_recipe
-from vitrim.training.runs import RECIPE, RESULT, load_run
+from vitrim.training.runs import RECIPE, RESULT
 
 CUTS = (0.2, 0.35, 0.5, 0.65)
 STRESS_CUTS = tuple(step / 20 for step in range(1, 15))

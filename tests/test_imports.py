@@ -1,9 +1,23 @@
-"""Nothing is imported that is not used, and nothing that is not installed is needed."""
+"""Imports point downwards without a circle; nothing is imported that is not used, and nothing that is not installed is
+needed."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "vitrim"
+ROOMS = (
+    "errors", "files", "core", "methods", "data", "tasks", "models", "hosts", "weights", "reference", "loading",
+    "measure", "plots", "training", "tune", "demo", "", "cli", "__main__",
+)  # fmt: skip
+"""From the ground up. Without a name: the package itself, whose public names are those of rooms far below."""
+
+CIRCLES = [{"vitrim.core.block", "vitrim.core.config"}]
+"""Known, and to be taken apart: a method's config makes its reducers."""
 
 UNUSED = ("transformers", "torchvision.models.vision_transformer", "timm.models.eva", "datasets", "matplotlib")
 
@@ -64,3 +78,94 @@ except SystemExit as stop:
     assert "not installed, so their families are not listed: transformers" in out
     assert "tome" in out
     assert out.strip().splitlines()[-1] == "exit code 2"
+
+
+# ---- rooms and circles, read from the sources ------------------------------------------------------------------------
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, and its file."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(text: str, known: Iterable[str], package: str = "vitrim") -> set[str]:
+    """The modules of a package that a source names, wherever in it, for types alone too."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else str(node.module) for name in names}
+    return {name for name in found if name.split(".")[0] == package}
+
+
+def arrows() -> dict[str, set[str]]:
+    """What every module imports."""
+    known = modules()
+    return {name: imported(path.read_text(encoding="utf-8"), known) for name, path in known.items()}
+
+
+def room(module: str) -> str:
+    return (*module.split("."), "")[1]
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """The sets of modules that reach each other; a module may import from the packages that it lies in."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            name = todo.pop()
+            new = {other for other in graph.get(name, ()) if not name.startswith(f"{other}.")} - seen
+            seen |= new
+            todo += new
+        return seen
+
+    every = {name: reached(name) for name in graph}
+    found: list[set[str]] = []
+    for name in sorted(name for name, seen in every.items() if name in seen):
+        circle = {other for other in every[name] if name in every[other]}
+        if circle not in found:
+            found.append(circle)
+    return found
+
+
+def test_imports_are_read_and_circles_found() -> None:
+    source = """
+from typing import TYPE_CHECKING
+import a.x, os
+if TYPE_CHECKING:
+    from a.y import One
+def f():
+    from a import y, Two
+"""
+    assert imported(source, {"a.x", "a.y"}, "a") == {"a.x", "a.y", "a"}
+    assert circles({"a": {"a.x"}, "a.x": {"a", "a.y"}, "a.y": set()}) == []
+    assert circles({"x": {"y"}, "y": {"z"}, "z": {"y"}, "w": {"w"}}) == [{"w"}, {"y", "z"}]
+
+
+def test_every_room_has_its_floor() -> None:
+    assert {room(name) for name in modules()} == set(ROOMS)
+
+
+def test_imports_point_downwards() -> None:
+    """Between rooms; those for types alone, and those within functions, count."""
+    floor = {name: number for number, name in enumerate(ROOMS)}
+    up = [
+        f"{name} imports {other}"
+        for name, others in sorted(arrows().items())
+        for other in sorted(others)
+        if floor[room(other)] > floor[room(name)]
+    ]
+    assert not up
+
+
+def test_there_is_no_circle() -> None:
+    assert circles(arrows()) == CIRCLES

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.loading import create_model
 from vitrim.measure.evaluation import evaluate
-from vitrim.reference import FOLDER, reached, reference_recipe, references
+from vitrim.reference import FOLDER, reached, references
+from vitrim.training.references import reference_recipe
 
 REAL_IMAGES = Path(__file__).parents[2] / "shared" / "data"
 MOST_BYTES = 12_000_000

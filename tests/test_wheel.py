@@ -23,7 +23,7 @@ for name in names:
         importlib.import_module(name)
 from vitrim.core.registry import methods
 from vitrim.training.recipe import load_recipe
-print(vitrim.__file__, len(names), len(methods()), load_recipe("deit_small").recipe.model)
+print(vitrim.__file__, len(names), len(methods()), load_recipe("study/coco/topk@25").recipe.model)
 """
 
 pytestmark = pytest.mark.xdist_group("wheel")  # built once
@@ -49,7 +49,12 @@ def test_it_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> Non
     about = {name for name in found if name.partition("/")[0].endswith(".dist-info")}
     assert {name: size for name, size in found.items() if name not in about} == expected
     assert {name.partition("/")[2] for name in about} >= {"METADATA", "entry_points.txt", "licenses/LICENSE"}
-    for name in ("py.typed", "training/recipes/deit_small.yaml", "reference/cifar10_vit/model.safetensors"):
+    for name in (
+        "py.typed",
+        "training/recipes/deit_small.yaml",
+        "training/recipes/study.csv",
+        "reference/cifar10_vit/model.safetensors",
+    ):
         assert f"vitrim/{name}" in found
 
 

@@ -16,6 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from vitrim.errors import MissingPackageError, VitrimError, first_line, unknown
 
 if TYPE_CHECKING:
@@ -274,16 +276,82 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
 
 def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """The reference checkpoint ``name``, which comes with this package; it always has its weights."""
-    from vitrim.reference import load_reference
-
     return load_reference(name, **options)
 
 
 def run_model(folder: str, pretrained: bool, options: Options) -> nn.Module:
     """The model of the finished run of ``vitrim train`` in ``folder``; it always has its weights."""
-    from vitrim.training.runs import load_run
-
     return load_run(Path(folder).expanduser(), **options)
+
+
+def load_reference(name: str, **options: Any) -> nn.Module:
+    """A reference model with its weights, float32, in eval mode.
+
+    Args:
+        name: one of `vitrim.reference.references`.
+        options: of the model, as of `load_run`.
+
+    Raises:
+        VitrimError: there is no such checkpoint, or the options change the names or shapes of its weights.
+
+    Example:
+        >>> import torch
+        >>> model = load_reference("cifar10_vit")
+        >>> model(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
+    """
+    from vitrim.reference import folder
+
+    return load_run(folder(name), **options)
+
+
+def load_run(folder: str | Path, **options: Any) -> nn.Module:
+    """The model of a finished run of ``vitrim train`` with its weights, float32, in eval mode and not reduced.
+
+    A method whose parameters were trained is put on it by ``vitrim.Reduction.load(model, folder)``.
+
+    Args:
+        folder: of the run, with weights and recipe.
+        options: of the model, over those of the recipe; they must leave the weights' shapes as they are. Rates of
+            dropping something in training are those of the library unless given here.
+
+    Raises:
+        VitrimError: the run is not finished, or the options change the names or shapes of its weights.
+    """
+    import torch
+
+    from vitrim.weights import RECIPE, RESULT, WEIGHTS_FILE, load_checkpoint, load_host
+
+    folder = Path(folder)
+    for name in (WEIGHTS_FILE, RECIPE, RESULT):
+        if not (folder / name).is_file():
+            raise VitrimError(f"{folder} is not a finished run: it has no {name}")
+    name, trained = _model_of(folder / RECIPE)
+    given = {key: value for key, value in trained.items() if not key.endswith("_rate")}
+    model = create_model(name, options={**given, **options}, device=torch.get_default_device())
+    if "num_classes" in options:  # as asked, or not at all
+        load_checkpoint(model, folder / WEIGHTS_FILE)
+    else:
+        load_host(model, folder / WEIGHTS_FILE)
+    return model
+
+
+def _model_of(recipe: Path) -> tuple[str, Options]:
+    """The name and the options of the model in the recipe that a run has left.
+
+    Raises:
+        VitrimError: it cannot be read, or is not the recipe of a run.
+    """
+    try:
+        values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:  # also a date that does not exist
+        raise VitrimError(f"cannot read {recipe}: {' '.join(str(error).split())}") from None
+    found = values if isinstance(values, dict) else {}
+    name, options = found.get("model"), found.get("model_options")
+    options = {} if options is None else options
+    if not isinstance(name, str) or not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
+        raise VitrimError(f"{recipe} is not the recipe of a run: it must name a model, and its model_options by name")
+    return name, options
 
 
 def has_weights(folder: Path) -> bool:

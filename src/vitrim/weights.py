@@ -27,6 +27,12 @@ from vitrim.files import check_file, replaced
 WEIGHTS_FILE = "model.safetensors"
 """Where the folder of a run of ``vitrim train`` has the weights of the model."""
 
+RECIPE = "recipe.yaml"
+"""Where it has all values of its recipe."""
+
+RESULT = "result.json"
+"""Where it has what it reached: updates, seconds, the last evaluation and the best."""
+
 MOST_NAME, MOST_REASON = 200, 200
 """Characters of a message that are a file's, or another library's."""
 

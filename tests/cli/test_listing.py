@@ -146,3 +146,24 @@ def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> No
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_recipes_that_differ_in_their_keep_rate_are_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the table; the record has a row for each."""
+    monkeypatch.setenv("COLUMNS", "240")  # nothing is folded
+    code, out, _ = run("recipes", "study/imagenet/t")
+    assert code == 0
+    lines = [line for line in out.splitlines() if "@" in line and line.startswith("│")]
+    assert len(lines) == 2
+    assert "study/imagenet/tome@{50,70,90}" in lines[0]
+    assert "tome:keep_rate=..." in lines[0]
+    assert "study/imagenet/topk@{25,50,70,90}" in lines[1]
+    assert run("recipes", "study/imagenet/t", "--json", tmp_path / "list.json")[0] == 0
+    names = [row["name"] for row in json.loads((tmp_path / "list.json").read_text())["rows"]]
+    assert len(names) == 7
+    assert {"study/imagenet/tome@50", "study/imagenet/topk@25"} <= set(names)
+    _, out, _ = run("recipes", "topk@25")
+    assert "topk:keep_rate=0.25" in out
+    assert "{" not in out.partition("┏")[2]

@@ -13,10 +13,10 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from tiny_training import TINY, recipe, trainer
 from vitrim.errors import VitrimError
+from vitrim.loading import load_run
 from vitrim.training import loop
 from vitrim.training.build import hold_out, open_data
 from vitrim.training.recipe import load_recipe, recipes
-from vitrim.training.runs import load_run
 
 WATCHED = {"eval_split": 0.25, "test_split": "test"}
 

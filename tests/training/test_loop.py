@@ -24,9 +24,9 @@ from torch import Tensor
 import vitrim
 from tiny_training import CLASSES, PER_CLASS, TINY, recipe, trainer
 from vitrim.errors import VitrimError
+from vitrim.loading import load_run
 from vitrim.training import checkpoint, loop
 from vitrim.training.loop import recipe_text
-from vitrim.training.runs import load_run
 
 EPOCH = len(CLASSES) * PER_CLASS["train"] // TINY["batch_size"]
 UPDATES = EPOCH * TINY["epochs"]

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import training_worker
 from tiny_training import SHARDED, TINY, recipe, trainer, write_images
 from vitrim import Reduction
-from vitrim.training.runs import load_run
+from vitrim.loading import load_run
 
 WORKER = Path(training_worker.__file__)
 COPIES = {"epochs": 7}

@@ -68,6 +68,19 @@ def test_a_base_may_be_a_recipe_of_the_package(write) -> None:
     assert resolved.origin["model"] == "deit_small"
 
 
+def test_a_base_may_be_a_recipe_of_the_study(write) -> None:
+    resolved = load_recipe(write("mine", "base: study/nabirds/topk@90\nepochs: 5"), ["seed=1"])
+    origin = resolved.origin
+    assert (resolved.name, resolved.recipe.epochs, resolved.recipe.method) == ("mine", 5, "topk:keep_rate=0.9")
+    assert (origin["method"], origin["mix.mixup"], origin["augment.hflip"]) == (
+        "study/nabirds/topk@90", "study/nabirds", "study/imagenet",
+    )  # fmt: skip
+    assert message(load_recipe, write("mine", "base: study_nabirds_topk")) == (
+        "study_nabirds_topk is now called study/nabirds/topk@70"
+    )
+    assert "base is the name of a recipe" in message(load_recipe, write("mine", "base: study/nabirds/topk"))
+
+
 def test_a_file_beside_comes_before_one_of_the_package(write) -> None:
     write("deit_small", "model: test_vit\nepochs: 7")
     assert load_recipe(write("mine", "base: deit_small")).recipe.model == "test_vit"
@@ -259,9 +272,12 @@ def test_recipes_cannot_be_changed_in_place() -> None:
         load_recipe("deit_small").recipe.epochs = 3  # type: ignore[misc]
 
 
-def test_the_recipes_are_files_by_their_names() -> None:
-    assert list(recipes()) == sorted(recipes())
-    assert all(path.stem == name and path.is_file() for name, path in recipes().items())
+def test_the_recipes_are_files_by_their_names_and_rows_of_a_table() -> None:
+    found = recipes()
+    assert list(found) == sorted(found)
+    assert all(path.is_file() for path in found.values())
+    assert {name for name, path in found.items() if path.suffix == ".csv"} == {name for name in found if "@" in name}
+    assert all(found[name].as_posix().endswith(f"recipes/{name}.yaml") for name in found if "@" not in name)
 
 
 @pytest.mark.parametrize(

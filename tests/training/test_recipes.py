@@ -7,8 +7,9 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import timm
@@ -17,15 +18,20 @@ from torch import nn
 
 import vitrim
 import vitrim.models  # registers the papers' own models with timm
+from vitrim.cli.listing import by_group
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import parse_method
 from vitrim.loading import create_model
 from vitrim.reference import references
 from vitrim.tasks import tasks
+from vitrim.training.objectives import learned
 from vitrim.training.optim import select_trainable
 from vitrim.training.recipe import Recipe, Resolved, load_recipe, recipes
+from vitrim.training.study import grouped
 
 NAMES = list(recipes())
+KINDS = [group[-1] for group in grouped(NAMES).values()]
+"""One of those that differ only in their keep rate, for what needs a model."""
 OURS = ("cifar10_vit", "cifar10_vit_p2")
 PUBLISHED = [name for name in NAMES if name not in OURS]
 TABLES = Path(__file__).parents[1] / "golden" / "tables"
@@ -95,7 +101,7 @@ def trained(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_model_method_and_parameter_names_fit(name: str) -> None:
     found = recipe(name)
     architecture, _, tag = found.model.partition(".")
@@ -126,16 +132,16 @@ def test_what_changes_over_the_epochs_can_be_set(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_options_of_the_loss_are_those_of_the_method(name: str) -> None:
     found = recipe(name)
-    losses = parse_method(found.method).losses
-    inspect.signature(losses).bind(None, **found.objective)
+    loss = learned(parse_method(found.method))
+    assert set(found.objective) <= set(loss.options)
+    inspect.signature(loss.losses).bind(None, None, **found.objective)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_of_its_own_is_told_its_numbers(name: str) -> None:
     """Where a method has weights to choose, the recipe says them rather than leave them to a default."""
     found = recipe(name)
-    parameters = inspect.signature(parse_method(found.method).losses).parameters.values()
-    assert bool(found.objective) == any(entry.kind is inspect.Parameter.KEYWORD_ONLY for entry in parameters)
+    assert bool(found.objective) == bool(learned(parse_method(found.method)).options)
 
 
 # ---- numbers, copied from the papers ---------------------------------------------------------------------------------
@@ -177,10 +183,10 @@ PRINTED = {
     "a_vit_deit_small": Printed(3e-4 * 384 / 512, 1e-5, 100, 384, 5, 0.05),
     "evo_vit_deit_small": Printed(1e-3, 1e-5, 300, 1024, 5, 0.05),
     "rev_vit_base": Printed(1e-3, 1e-6, 300, 1024, 70, 0.1),
-    "study_imagenet": Printed(1e-3, 1e-5, 30, 1024, 5, 0.05),
-    "study_nabirds": Printed(1e-3, 1e-5, 50, 1024, 5, 0.05),
-    "study_coco": Printed(1e-4, 1e-5, 40, 512, 5, 0.05),
-    "study_nuswide": Printed(1e-4, 1e-5, 40, 512, 5, 0.05),
+    "study/imagenet": Printed(1e-3, 1e-5, 30, 1024, 5, 0.05),
+    "study/nabirds": Printed(1e-3, 1e-5, 50, 1024, 5, 0.05),
+    "study/coco": Printed(1e-4, 1e-5, 40, 512, 5, 0.05),
+    "study/nuswide": Printed(1e-4, 1e-5, 40, 512, 5, 0.05),
 }
 
 
@@ -329,19 +335,14 @@ TABLE_5 = {  # NABirds, COCO, NUS-WIDE at the four rates: what our copy shows of
 }
 
 
-def study(dataset: str, method: str, rate: int) -> tuple[str, Recipe]:
-    """The recipe for a rate: the one with it in its name, else the method's."""
-    name = f"study_{dataset}_{method}"
-    own = f"{name}_{rate}"
-    return (own, recipe(own)) if own in recipes() else (name, recipe(name))
-
-
 @pytest.mark.parametrize("method", TABLE_3)
 def test_study_on_imagenet(method: str) -> None:
     for rate, setting in zip(RATES, TABLE_3[method], strict=True):
+        name = f"study/imagenet/{method}@{rate}"
         if setting is None:
+            assert name not in NAMES
             continue
-        _, found = study("imagenet", method, rate)
+        found = recipe(name)
         optimizer = found.optimizer
         assert (found.schedule.warmup_epochs, optimizer.backbone_scale, optimizer.freeze_epochs) == setting, rate
         assert (optimizer.lr, optimizer.lr_batch) == (1e-3, 1024)
@@ -353,43 +354,51 @@ def test_study_on_the_other_datasets(dataset: str, method: str) -> None:
     marks = TABLE_5[method].ljust(12, TABLE_5[method][-1])
     start = 4 * list(TABLE_4).index(dataset)
     for rate, mark, on_imagenet in zip(RATES, marks[start : start + 4], TABLE_3[method], strict=True):
+        name = f"study/{dataset}/{method}@{rate}"
         if mark == "-":
+            assert name not in NAMES
             continue
         expected: tuple[float, ...] = TABLE_4[dataset]
         if mark == "I":
             assert on_imagenet is not None
             expected = (1e-3, 1024, *on_imagenet)
-        _, found = study(dataset, method, rate)
+        found = recipe(name)
         optimizer, warmup = found.optimizer, found.schedule.warmup_epochs
         given = (optimizer.lr, optimizer.lr_batch, warmup, optimizer.backbone_scale, optimizer.freeze_epochs)
         assert given == expected, rate
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if name.startswith("study_") and recipe(name).method != "none"]
-)
+def test_the_study_is_every_data_set_by_every_method_by_every_rate() -> None:
+    """But for ToMe at 0.25."""
+    expected = {f"study/{dataset}" for dataset in ("imagenet", *TABLE_4)}
+    for dataset, method, rate in product(("imagenet", *TABLE_4), TABLE_3, RATES):
+        if (method, rate) != ("tome", 25):
+            expected.add(f"study/{dataset}/{method}@{rate}")
+    assert {name for name in NAMES if "/" in name} == expected
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "@" in name])
 def test_study_recipes_are_of_the_rate_and_data_they_are_named_by(name: str) -> None:
     found = recipe(name)
-    _, dataset, rest = name.split("_", 2)
-    method, _, last = rest.rpartition("_")
-    rate = int(last) if last in map(str, RATES) else 70
+    _, dataset, rest = name.split("/")
+    method, _, rate = rest.partition("@")
     config = parse_method(found.method)
-    assert config.name == (method if last in map(str, RATES) else rest)
-    assert config.model_dump()["keep_rate"] == rate / 100
-    assert found.dataset == recipe(f"study_{dataset}").dataset
-    assert (found.teacher is not None) == (config.name == "dynamicvit")
+    assert config.name == method
+    assert config.model_dump()["keep_rate"] == int(rate) / 100
+    assert found.dataset == recipe(f"study/{dataset}").dataset
+    assert (found.teacher is not None) == (method == "dynamicvit")
 
 
 @pytest.mark.parametrize("dataset", TABLE_4)
 def test_every_study_recipe_gives_the_counts_of_the_study(dataset: str) -> None:
     """K_s = floor(P r^s) before blocks 3, 6 and 9; DPC-KNN as an example of all."""
-    counts = parse_method(recipe(f"study_{dataset}_dpc_knn").method).counts(196, 12)
+    counts = parse_method(recipe(f"study/{dataset}/dpc_knn@70").method).counts(196, 12)
     assert counts is not None
     assert sorted(set(counts), reverse=True) == [196, 137, 96, 67]
 
 
 def test_table_2() -> None:
-    imagenet, nabirds, coco, nuswide = (recipe(f"study_{name}") for name in ("imagenet", *TABLE_4))
+    imagenet, nabirds, coco, nuswide = (recipe(f"study/{name}") for name in ("imagenet", *TABLE_4))
     decays = [found.ema.decay for found in (imagenet, nabirds, coco, nuswide) if found.ema is not None]
     assert decays == [0.9999, 0.9999, 0.9997, 0.9997]
     assert (imagenet.loss.smoothing, imagenet.augment.erase, imagenet.augment.hflip, imagenet.mix.on) == (
@@ -415,10 +424,17 @@ def test_table_2() -> None:
 def table() -> list[str]:
     """The list of recipes in docs/training.md."""
     lines = ["| recipe | model | method | epochs | batch | learning rate |", "|---|---|---|---|---|---|"]
-    for name in NAMES:
-        found = recipe(name)
-        cells: tuple[Any, ...] = (f"`{name}`", found.model, found.method, f"{found.epochs:g}", found.batch_size)
-        lines.append(f"| {' | '.join(map(str, cells))} | {learning_rate(found):g} |")
+    rows = [
+        {"name": name, "model": found.model, "method": found.method, "epochs": f"{found.epochs:g}",
+         "batch": str(found.batch_size), "lr": f"{learning_rate(found):g}"}
+        for name, found in ((name, recipe(name)) for name in NAMES)
+    ]  # fmt: skip
+    rates = {row["name"]: row["lr"] for row in rows}
+    for row, group in zip(by_group(rows), grouped(NAMES).values(), strict=True):
+        lr = " or ".join(dict.fromkeys(rates[name] for name in group))
+        lines.append(
+            " | ".join((f"| `{row['name']}`", row["model"], row["method"], row["epochs"], row["batch"], lr)) + " |"
+        )
     return lines
 
 

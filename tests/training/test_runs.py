@@ -12,9 +12,9 @@ import vitrim
 from tiny_training import recipe, trainer
 from vitrim import reference
 from vitrim.errors import VitrimError
-from vitrim.loading import create_model
+from vitrim.loading import create_model, load_run
 from vitrim.training.recipe import load_recipe
-from vitrim.training.runs import load_run
+from vitrim.training.references import export, reference_recipe
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_a_run_that_is_not_finished_is_refused(run: Path, tmp_path: Path) -> Non
     with pytest.raises(VitrimError, match=r"is not a finished run: it has no recipe\.yaml"):
         load_run(tmp_path)
     with pytest.raises(VitrimError, match=r"it has no recipe\.yaml"):
-        reference.export(tmp_path, tmp_path / "new")
+        export(tmp_path, tmp_path / "new")
     (tmp_path / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
     with pytest.raises(VitrimError, match=r"is not a finished run: it has no result\.json"):
         load_run(tmp_path)
@@ -52,9 +52,41 @@ def test_a_run_that_is_not_finished_is_refused(run: Path, tmp_path: Path) -> Non
         load_run(run, patch_size=8)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: [", "cannot read"),
+        ("model: 2024-13-13", "cannot read"),
+        ("[" * 5000, "cannot read"),
+        ("just words", "is not the recipe of a run: it must name a model"),
+        ("model: 3", "is not the recipe of a run: it must name a model"),
+        ("model: test_vit\nmodel_options: [1]", "is not the recipe of a run"),
+        ("model: test_vit\nmodel_options: {1: 2}", "is not the recipe of a run"),
+        ("model: tset_vit", "unknown model 'tset_vit'; did you mean 'test_vit'"),
+    ],
+)
+def test_a_run_whose_recipe_is_damaged_is_refused_in_one_line(run: Path, tmp_path: Path, text: str, said: str) -> None:
+    for name in ("model.safetensors", "result.json"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(VitrimError, match=said) as caught:
+        load_run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_of_the_recipe_of_a_run_only_the_model_is_read(run: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "result.json"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    (tmp_path / "recipe.yaml").write_text(
+        "model: test_vit\nmodel_options: {img_size: 16, patch_size: 4}\nof_a_later_version: 1\n"
+    )
+    mine, whole = load_run(tmp_path).state_dict(), load_run(run).state_dict()
+    assert all(torch.equal(value, whole[name]) for name, value in mine.items())
+
+
 def test_a_run_under_a_method_is_no_reference(run: Path, tmp_path: Path) -> None:
     with pytest.raises(VitrimError, match="a dense model of its own, not test_vit under dynamicvit"):
-        reference.export(run, tmp_path / "new")
+        export(run, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -67,17 +99,17 @@ def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch
     trainer(recipe(epochs=1), images, first).run()
     trainer(recipe(epochs=1, seed=1), images, run, start=first).run()
     with pytest.raises(VitrimError, match=f"{tmp_path / 'none'} is not a finished run"):
-        reference.export(run, tmp_path / "shipped" / "tiny", earlier=[tmp_path / "none"])
+        export(run, tmp_path / "shipped" / "tiny", earlier=[tmp_path / "none"])
     with pytest.raises(VitrimError, match=f"started from {first}, and not from nothing"):
-        reference.export(run, tmp_path / "shipped" / "tiny")
+        export(run, tmp_path / "shipped" / "tiny")
     assert reference.references() == {}
-    reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
+    export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     with pytest.raises(VitrimError, match="exists: name a new folder"):
-        reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
+        export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     assert load_recipe(tmp_path / "shipped" / "tiny" / "part1" / "recipe.yaml").recipe.seed == 0
     assert reference.reached("tiny")["start"] == "part1"
     assert list(reference.references()) == ["tiny"]
-    assert reference.reference_recipe("tiny").epochs == 1
+    assert reference_recipe("tiny").epochs == 1
     assert reference.reached("tiny")["updates"] == 3
     model, trained = create_model("vitrim:tiny"), create_model(f"run:{run}")
     for name, value in model.state_dict().items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,7 +42,7 @@ def list_(kind: Kind, text: Text = None, json: common.Json = None) -> None:
     rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
     if not rows:
         raise VitrimError(_no_match(kind, text or "", [row["name"] for row in every]))
-    cells = [[_cell(row[key]) for key in columns] for row in rows]
+    cells = [[_cell(row[key]) for key in columns] for row in (by_group(rows) if kind == "recipes" else rows)]
     out = common.console(json)
     common.print_table(out, title, list(columns.values()), cells, text_columns=len(columns))
     for line in footnotes(rows):
@@ -178,6 +179,28 @@ def recipes() -> list[dict[str, Any]]:
     ]
 
 
+def by_group(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The recipes of a study that differ only in their keep rate as one row, with "..." where their values differ."""
+    from vitrim.training.study import grouped
+
+    by_name = {row["name"]: row for row in rows}
+    return [
+        {key: name if key == "name" else _shared([by_name[each][key] for each in group]) for key in rows[0]}
+        for name, group in grouped(by_name).items()
+    ]
+
+
+def _shared(texts: Sequence[str]) -> str:
+    """What texts have in common, part by part between their commas.
+
+    Example:
+        >>> _shared(["ats:keep_rate=0.25,points=8", "ats:keep_rate=0.5,points=8"])
+        'ats:keep_rate=...,points=8'
+    """
+    parts = zip(*(text.split(",") for text in texts), strict=True)
+    return ",".join(part[0] if len(set(part)) == 1 else re.sub("(= ?).*", r"\1...", part[0]) for part in parts)
+
+
 Rows = Sequence[dict[str, Any]]
 
 TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]], Callable[[Rows], list[str]]]] = {
@@ -209,7 +232,7 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         lambda rows: [],
     ),
     "recipes": (
-        "Recipes (vitrim train NAME --show prints all values)",
+        "Recipes (vitrim train NAME --show prints all values; NAME@{25,50}: NAME@25 and NAME@50, by keep rate)",
         {
             "name": "name",
             "model": "model",

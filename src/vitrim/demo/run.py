@@ -19,6 +19,7 @@ from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.errors import VitrimError
+from vitrim.loading import load_reference
 from vitrim.measure.bench import measure, random_images
 from vitrim.measure.evaluation import Row, evaluate
 from vitrim.measure.latency import Budget
@@ -26,7 +27,6 @@ from vitrim.measure.macs import profile
 from vitrim.methods.atm import ATM
 from vitrim.plots.merged import plot_merged
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
-from vitrim.reference import load_reference
 from vitrim.tune import match_macs
 
 # Amounts that cut the MACs of the digits model by about 30 and 50 %; the table shows what they really cut.

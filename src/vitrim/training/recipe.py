@@ -2,15 +2,18 @@
 
     recipe = load_recipe("evit_deit_small", ["epochs=5", "optimizer.lr=1e-4", "method=evit:keep_rate=0.5"])
 
-The recipes of the papers are the files in ``recipes/``, one per published table. A recipe may say ``base: NAME`` and
-give only what differs. `Resolved.origin` tells for each value where it is from.
+The recipes of the papers are the files in ``recipes/``, one per published table, and the rows of its ``study.csv``
+(`vitrim.training.study`). A recipe may say ``base: NAME`` and give only what differs. `Resolved.origin` tells for each
+value where it is from.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +23,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from vitrim.errors import VitrimError, unknown
 from vitrim.tasks.options import Loss, Mix, Section
+from vitrim.training import study
 
 FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
@@ -309,20 +313,22 @@ class Resolved:
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes that come with the package: their files by name.
+    """The recipes that come with the package by name, and the file that each is in.
 
     Example:
-        >>> "cifar10_vit" in recipes()
-        True
+        >>> found = recipes()
+        >>> found["cifar10_vit"].name, found["study/coco"].name, found["study/coco/topk@25"].name
+        ('cifar10_vit.yaml', 'coco.yaml', 'study.csv')
     """
-    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+    files = {_name(path): path for path in FOLDER.rglob("*.yaml")}
+    return dict(sorted((files | dict.fromkeys(study.names(), study.TABLE)).items()))
 
 
 def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Resolved:
     """Read a recipe by its name or file, and change some of its values.
 
     Args:
-        name: one of `recipes`, or the path of a YAML file.
+        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, or the path of a YAML file.
         changes: ``key=value`` with dotted keys; values are read as YAML. Of a key that is given twice the last counts.
 
     Returns:
@@ -335,13 +341,14 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Resolved:
         >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
         0.0001
     """
-    layers = [*_chain(_find(name), ()), (COMMAND_LINE, _nested(changes))]
+    own_name, path = _find(name)
+    layers = [*_chain(own_name, path, ()), (COMMAND_LINE, _nested(changes))]
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source, given in layers:
         _merge(values, given)
         origin |= {".".join(key): source for key, _ in _flat(given, ())}
-    return resolve(values, name=Path(name).stem, origin=origin)
+    return resolve(values, name=own_name, origin=origin)
 
 
 def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[str, str] | None = None) -> Resolved:
@@ -357,7 +364,8 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
     return Resolved(name, recipe, dict(origin or {}))
 
 
-def _find(name: str | Path) -> Path:
+def _find(name: str | Path) -> tuple[str, Path]:
+    """A recipe's name, of a file without folder and suffix, and the file that it is in."""
     if Path(name).suffix in (".yaml", ".yml"):
         try:
             there = Path(name).is_file()
@@ -365,27 +373,47 @@ def _find(name: str | Path) -> Path:
             raise VitrimError(f"no recipe file {_short(str(name))}: {error.strerror}") from None
         if not there:
             raise VitrimError(f"no recipe file {_short(str(name))}")
-        return Path(name)
+        return Path(name).stem, Path(name)
+    return str(name), _shipped(str(name))
+
+
+def _shipped(name: str) -> Path:
+    """The file of a recipe of the package."""
     known = recipes()
-    if str(name) not in known:
-        hint = str(unknown("recipe", _short(str(name)), known)).partition(" valid:")[0]
-        raise VitrimError(f"{hint} valid: a YAML file, or a name that `vitrim train --list` prints")
-    return known[str(name)]
+    if name in known:
+        return known[name]
+    better = study.hint(name)
+    if better is not None:
+        raise VitrimError(better)
+    hint = str(unknown("recipe", _short(name), known)).partition(" valid:")[0]
+    raise VitrimError(f"{hint} valid: a YAML file, or a name that `vitrim train --list` prints")
 
 
-def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, dict[str, Any]]]:
-    """A recipe's own values after those of its base, with the name of the file they are from."""
+def _chain(name: str, path: Path, seen: tuple[Path, ...]) -> list[tuple[str, dict[str, Any]]]:
+    """A recipe's own values after those of its base, with the name of the recipe they are from."""
     if path in seen:
         raise VitrimError(f"{path.name} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
+    given = study.study(name) if path == study.TABLE else _given(path)
+    base = given.pop("base", None)
+    below = [] if base is None else _chain(*_base(path, base), (*seen, path))
+    return [*below, (name, given)]
+
+
+def _given(path: Path) -> dict[str, Any]:
+    """The keys and values of a file."""
     try:
-        given = _read_yaml(path.read_text(encoding="utf-8"))
+        given = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))  # sections are merged in place
     except (yaml.YAMLError, ValueError, OSError) as error:  # also a date that does not exist
         raise VitrimError(f"cannot read {path}: {_line(str(error))}") from None
     if not isinstance(given, dict):
         raise VitrimError(f"{path} is not a recipe: expected keys and values")
-    base = given.pop("base", None)
-    below = [] if base is None else _chain(_beside(path, base), (*seen, path))
-    return [*below, (path.stem, given)]
+    return given
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str) -> Any:
+    """`_read_yaml`, once for a text: many recipes have the same base."""
+    return _read_yaml(text)
 
 
 def _read_yaml(text: str) -> Any:
@@ -417,17 +445,23 @@ def _inside(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple | set) else ()
 
 
-def _beside(path: Path, base: Any) -> Path:
-    """The base of a recipe: a file next to it, or one of the package's."""
-    if not isinstance(base, str) or not base or base != Path(base).name:
+def _base(path: Path, base: Any) -> tuple[str, Path]:
+    """The base of a recipe by name, and its file: one next to the recipe's own, or one of the package's."""
+    known = recipes()
+    if not isinstance(base, str) or not base or (base != Path(base).name and base not in known):
         wanted = "the name of a recipe: a file beside this one, without .yaml, or one of the package"
         raise VitrimError(f"{path}: base is {wanted}, not {_short(base)}")
     if len(base) > MAX_NAME:
         raise VitrimError(f"{path}: base is a name of at most {MAX_NAME} characters, not {_short(base)}")
-    near = path.with_name(f"{base}.yaml")
-    if near == path and base in recipes():  # a user's file may be called like the recipe that it changes
-        return recipes()[base]
-    return near if near.is_file() else _find(base)
+    near = path.parent / f"{base}.yaml"
+    if near == path and base in known:  # a user's file may be called like the recipe that it changes
+        return base, known[base]
+    return (_name(near), near) if near.is_file() else (base, _shipped(base))
+
+
+def _name(path: Path) -> str:
+    """What the recipe in a YAML file is called."""
+    return path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else path.stem
 
 
 def _nested(changes: Sequence[str]) -> dict[str, Any]:

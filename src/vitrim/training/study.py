@@ -1,0 +1,143 @@
+"""The grid of "Which Tokens to Use?" (Haurum et al. 2023): a recipe per data set, method and keep rate, each a row of
+``recipes/study.csv``.
+
+    study("study/imagenet/topk@25")         # the values of the recipe, and its base: study/imagenet
+
+The bases, one per data set, are the YAML files in ``recipes/study/``. A column with a dot, ``objective`` and
+``teacher`` hold values of the recipe as YAML; where a cell is empty, the base's value stays.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TABLE = Path(__file__).parent / "recipes" / "study.csv"
+DATASETS = {"imagenet": "ImageNet", "nabirds": "NABirds", "coco": "COCO", "nuswide": "NUS-WIDE"}
+"""The names of the data sets as printed; Table 5 has all but the first, in this order."""
+RATES = (25, 50, 70, 90)
+"""The keep rates in percent, in the order of the tables."""
+UNNAMED_RATE = 70
+"""The keep rate of the recipes whose names had none while each recipe was a file."""
+SETTINGS = {"I": "ImageNet's settings", "D": "the dataset's baseline"}
+"""The marks of Table 5."""
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The recipes of the grid by name, in the order of the table.
+
+    Example:
+        >>> names()[:2]
+        ('study/imagenet/ats@25', 'study/imagenet/ats@50')
+    """
+    return tuple(_rows())
+
+
+def grouped(recipes: Iterable[str]) -> dict[str, list[str]]:
+    """Names of recipes by one name for all that differ only in their keep rate, written as a shell expands it.
+
+    Example:
+        >>> grouped(["deit_small", "study/coco/topk@25", "study/coco/topk@50"])
+        {'deit_small': ['deit_small'], 'study/coco/topk@{25,50}': ['study/coco/topk@25', 'study/coco/topk@50']}
+    """
+    found: dict[str, list[str]] = {}
+    for name in recipes:
+        found.setdefault(name.partition("@")[0], []).append(name)
+    rates = {name: ",".join(each.partition("@")[2] for each in group) for name, group in found.items()}
+    return {group[0] if len(group) == 1 else f"{name}@{{{rates[name]}}}": group for name, group in found.items()}
+
+
+def study(name: str) -> dict[str, Any]:
+    """The values that a recipe of the grid gives, nested by section, with the name of its base under ``base``.
+
+    Args:
+        name: one of `names`.
+
+    Example:
+        >>> study("study/imagenet/topk@25")["method"]
+        'topk:keep_rate=0.25'
+    """
+    row = _rows()[name]
+    options = f",{row['options']}" if row["options"] else ""
+    values: dict[str, Any] = {
+        "base": f"study/{row['dataset']}",
+        "paper": _paper(row),
+        "notes": _notes(row),
+        "method": f"{row['method']}:keep_rate={int(row['rate']) / 100:g}{options}",
+    }
+    for column, cell in row.items():
+        if cell and ("." in column or column in ("objective", "teacher")):
+            section, _, key = column.rpartition(".")
+            inside = values.setdefault(section, {}) if section else values
+            inside[key] = yaml.safe_load(cell)
+    return values
+
+
+def hint(name: str) -> str | None:
+    """What to write instead of ``name``, if it is an earlier name of a recipe of the study, or lacks its keep rate.
+
+    Example:
+        >>> hint("study_imagenet_topk_25")
+        'study_imagenet_topk_25 is now called study/imagenet/topk@25'
+        >>> hint("study/imagenet/tome")
+        'study/imagenet/tome is a recipe for each keep rate: study/imagenet/tome@50, @70 or @90'
+    """
+    if name in _earlier():
+        return f"{name} is now called {_earlier()[name]}"
+    method, _, _ = name.partition("@")
+    rates = [rate for known, _, rate in (known.partition("@") for known in names()) if known == method]
+    if not rates:
+        return None
+    first, *others, last = (f"@{rate}" for rate in rates)
+    return f"{method} is a recipe for each keep rate: {', '.join([f'{method}{first}', *others])} or {last}"
+
+
+@cache
+def _rows() -> dict[str, dict[str, str]]:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return {f"study/{row['dataset']}/{row['method']}@{row['rate']}": row for row in csv.DictReader(file)}
+
+
+@cache
+def _earlier() -> dict[str, str]:
+    """The names that recipes had while each was a file, and those that they have."""
+    found = {f"study_{dataset}": f"study/{dataset}" for dataset in DATASETS}
+    for name, row in _rows().items():
+        method = f"study_{row['dataset']}_{row['method']}"
+        found[f"{method}_{row['rate']}"] = name
+        if int(row["rate"]) == UNNAMED_RATE:
+            found[method] = name
+    return found
+
+
+def _place(row: Mapping[str, str]) -> int:
+    """The place of a recipe in its row of Table 5: four rates for each data set."""
+    return len(RATES) * (list(DATASETS).index(row["dataset"]) - 1) + RATES.index(int(row["rate"]))
+
+
+def _paper(row: Mapping[str, str]) -> str:
+    marks = row["table_5"].split()
+    setting = f" ({mark}: {SETTINGS[mark]})" if marks and (mark := marks[min(_place(row), len(marks) - 1)]) else ""
+    what = f"{row['label']} on {DATASETS[row['dataset']]}, r = {int(row['rate']) / 100:g}"
+    return f"Which Tokens to Use? Table {5 if marks else 3}, {what}{setting}"
+
+
+def _notes(row: Mapping[str, str]) -> str:
+    base, marks = f"study/{row['dataset']}", row["table_5"].split()
+    if not marks:
+        return f"See {base}."
+    if row["teacher"]:
+        return f"The teacher is DeiT-S trained with {base}: teacher_checkpoint=PATH. See there for the rest."
+    if _place(row) < len(marks):
+        return f"See {base}."
+    return (
+        f'Table 5 marks I or D for every rate; in the text at hand its row ends after "{" ".join(marks)}" (rates 25, '
+        "50, 70, 90 of NABirds, then COCO, then NUS-WIDE), and the last mark is taken for the rest. "
+        f"See {base} for all else."
+    )
