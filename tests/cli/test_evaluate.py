@@ -247,7 +247,7 @@ def test_an_interruption_keeps_what_came_before(folder, tmp_path, monkeypatch, c
         (["-m", "tome:r=2", "--data", "hfds/"], "hfds/ names no dataset: write hfds/owner/name"),
         (["-m", "tome:r=2", "-m", "tome:r=2"], "method tome:r=2 is given twice"),
         (["-m", "tome:r=2", "--model-option", "img_size=32"], "model option img_size is given twice"),
-        (["-m", "tome:r=2", "--model-option", "num_heads=0"], "cannot create test_vit: "),
+        (["-m", "tome:r=2", "--model-option", "num_heads=0"], "num_heads=0 must be a whole number from 1"),
         (["-m", "tome:r=2", "--seed", "9" * 23], "--seed"),
         (["-m", "tome:r=2", "--label-column", "label"], "is a folder of images and has no columns"),
         (["-m", "tome:r=2", "--data", "/no/such/place"], "/no/such/place does not exist: "),
