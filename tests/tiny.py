@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import vitrim
 from tiny_hosts import families
 from tiny_hosts.timm_vit import GEOMETRY, vit
-from vitrim.core.registry import host_of, make_method, methods
+from vitrim.core.registry import host_of, make_method, make_reducer, methods
 
 __all__ = ["GEOMETRY", "vit"]
 
@@ -99,6 +100,11 @@ def fits(config: vitrim.MethodConfig, model: nn.Module) -> vitrim.MethodConfig:
     if config.requires_class_token() and not facts.has_class_token:
         return config.model_copy(update={"score": "column_mean"})
     return config
+
+
+def reducer(config: vitrim.MethodConfig, layer: vitrim.Layer) -> Any:
+    """The reducer of one layer of a model that is planned for ``config``."""
+    return make_reducer(config, replace(layer, amounts=tuple(config.amounts(layer.num_layers))))
 
 
 # ---- what is done alike with all hosts -------------------------------------------------------------------------------

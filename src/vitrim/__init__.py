@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from vitrim.core.assignment import Hard, Soft, merge, prune
     from vitrim.core.attention import Attention
     from vitrim.core.block import Reducer
-    from vitrim.core.config import Layer, MethodConfig
+    from vitrim.core.config import MethodConfig
+    from vitrim.core.plan import Layer
     from vitrim.core.reduce import Reduction, get_reduction, reduce_, restore_
-    from vitrim.core.registry import parse_method, register_host, register_method
+    from vitrim.core.registry import parse_method, reduces, register_host, register_method
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
@@ -40,6 +41,7 @@ __all__ = [
     "parse_method",
     "prune",
     "reduce_",
+    "reduces",
     "register_host",
     "register_method",
     "restore_",
@@ -50,10 +52,11 @@ _HOME = {
     "vitrim.core.assignment": ("Hard", "Soft", "merge", "prune"),
     "vitrim.core.attention": ("Attention",),
     "vitrim.core.block": ("Reducer",),
-    "vitrim.core.config": ("Layer", "MethodConfig"),
+    "vitrim.core.config": ("MethodConfig",),
+    "vitrim.core.plan": ("Layer",),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "restore_"),
-    "vitrim.core.registry": ("parse_method", "register_host", "register_method"),
+    "vitrim.core.registry": ("parse_method", "reduces", "register_host", "register_method"),
     "vitrim.core.tokens": ("TokenState", "unmerge"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

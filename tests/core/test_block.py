@@ -8,6 +8,7 @@ import pytest
 import torch
 from timm.layers import set_reentrant_ckpt, use_reentrant_ckpt
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import tiny
 import vitrim
@@ -194,14 +195,12 @@ class Probe(vitrim.MethodConfig):
 
     name = "test_probe"
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        return [Remove(1)] * num_layers
-
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-        return ProbeReducer(self, layer) if layer.depth != 2 else None
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        return [None if depth == 2 else Remove(1) for depth in range(num_layers)]
 
 
-class ProbeReducer(vitrim.Reducer):
+@vitrim.reduces(Probe)
+class ProbeReducer(vitrim.Reducer[Probe]):
     site = "before"
 
     def __init__(self, config: Probe, layer: vitrim.Layer) -> None:
@@ -227,9 +226,10 @@ def test_every_site_is_accepted_and_acts(site: str) -> None:
     reducer = type("AtSite", (ProbeReducer,), {"site": site})
 
     class AtSite(Probe):
-        def build(self, layer: vitrim.Layer) -> vitrim.Reducer:
-            return reducer(self, layer)
+        def amounts(self, num_layers: int) -> list[Amount | None]:
+            return [Remove(1)] * num_layers
 
+    vitrim.reduces(AtSite)(reducer)
     _, reduction = reduced(AtSite())
     reduction.model(tiny.images())
     assert reduction.tokens_per_block == [36, 35, 34, 33]
@@ -277,9 +277,9 @@ def test_a_method_is_told_the_geometry_of_its_host(host: str, prefix: int, has_c
     class Curious(vitrim.MethodConfig):
         name = "test_curious"
 
-        def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-            told.append(layer)
-            return None
+    @vitrim.reduces(Curious)
+    def listen(config: Curious, layer: vitrim.Layer) -> None:
+        told.append(layer)
 
     vitrim.reduce_(tiny.HOSTS[host](), Curious())
     assert [layer.depth for layer in told] == [0, 1, 2, 3]
@@ -299,9 +299,7 @@ def test_a_soft_assignment_at_the_query_is_refused() -> None:
     class SoftAtQuery(vitrim.MethodConfig):
         name = "test_soft_query"
 
-        def build(self, layer: vitrim.Layer) -> vitrim.Reducer:
-            return SoftReducer(self, layer)
-
+    vitrim.reduces(SoftAtQuery)(lambda config, layer: SoftReducer)
     model, _ = reduced(SoftAtQuery())
     with pytest.raises(TypeError, match="cannot act at the query site; use 'before'"):
         model(tiny.images())
@@ -335,3 +333,21 @@ def test_heads_are_consecutive_channels(batch: int) -> None:
     assert torch.equal(merge_heads(heads), x)
     part = x.chunk(2, dim=-1)[1]  # as of a fused projection: not contiguous
     assert torch.equal(split_heads(part, 3)[:, 2], x[..., 10:12])
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "after_another_forward"])
+@pytest.mark.parametrize("method", ["tome:r=4", "topk:blocks=[1]", "cropr"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_reentrant_checkpointing_is_always_refused(depth: int, method: str, between: bool) -> None:
+    """Also where another forward has just left the state of the block before the one that is recomputed."""
+    model: Any = tiny.HOSTS["vit"]().train()
+    vitrim.reduce_(model, method)
+    block = model.blocks[depth]
+    own = block.forward
+    block.forward = lambda x, **kwargs: checkpoint(own, x, use_reentrant=True)
+    loss = model(tiny.images()).sum()
+    if between:
+        with torch.no_grad():
+            model.forward_intermediates(tiny.images(seed=9), indices=[depth - 1], stop_early=True, output_fmt="NLC")
+    with pytest.raises(RuntimeError, match="reentrant checkpointing is not supported"):
+        loss.backward()

@@ -456,11 +456,12 @@ def test_stochastic_depth_and_dropout_run_in_training(config: vitrim.MethodConfi
 
 
 def test_compile_to_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend that people use; the other tests stop at the graph, because this one asks the C++ compiler."""
+    """The backend that people use, once: it asks the C++ compiler, which takes a while. The others stop at graphs."""
     if not any(which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name):
         pytest.skip("inductor needs a C++ compiler, and none is installed")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model = tiny.vit(depth=2)()
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # no pool of processes for a handful of kernels
+    model = tiny.vit(depth=1)()
     vitrim.reduce_(model, "tome:r=4")
     images = tiny.images()
     with torch.no_grad():

@@ -64,7 +64,7 @@ def test_as_many_patches_on_another_grid_are_not_taken_for_the_own_one(host: str
     make, options = ANY_SIZE[host]
     model = make()
     reduction = vitrim.reduce_(model, PATTERN)
-    pattern = reduction.config.schedule(4)[3]
+    pattern = reduction.config.amounts(4)[3]
     prefix = host_of(model).facts(model).num_prefix
     for grid in ((4, 9), (9, 4), (6, 6), (3, 8)):
         size = (4 * grid[0], 4 * grid[1] - (host == "timm, padded"))

@@ -36,15 +36,12 @@ class MergeCopies(vitrim.MethodConfig):
     originals: tuple[tuple[int, ...], ...]
     """For every image and patch the patch it is a copy of: itself where it is none."""
 
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-        return Merger(self, layer) if layer.depth == 0 else None
 
-
-class Merger(vitrim.Reducer):
+class Merger(vitrim.Reducer[MergeCopies]):
     site = "before"
 
-    def configure(self, config: vitrim.MethodConfig) -> None:
-        super().configure(config)
+    def follow(self, config: MergeCopies, layer: vitrim.Layer) -> None:
+        super().follow(config, layer)
         self.originals = torch.tensor(config.originals)
 
     def assign(self, x: Tensor, attention: object, state: TokenState) -> vitrim.Hard:
@@ -53,6 +50,11 @@ class Merger(vitrim.Reducer):
         moved = (~itself).nonzero()[:, 1].view(len(x), -1)
         into = torch.searchsorted(keep, self.originals.gather(1, moved))
         return vitrim.merge(state, keep, moved, into)
+
+
+@vitrim.reduces(MergeCopies)
+def first_block(config: MergeCopies, layer: vitrim.Layer) -> type[Merger] | None:
+    return Merger if layer.depth == 0 else None
 
 
 def copied_patches(batch: int) -> Tensor:

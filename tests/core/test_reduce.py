@@ -43,14 +43,12 @@ class Learned(vitrim.MethodConfig):
     rate: float = 0.5
     runtime: ClassVar[frozenset[str]] = frozenset({"rate"})
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.rate, (1, 2), "floor_initial_power", num_layers)
 
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-        return LearnedReducer(self, layer) if layer.depth in (1, 2) else None
 
-
-class LearnedReducer(vitrim.Reducer):
+@vitrim.reduces(Learned)
+class LearnedReducer(vitrim.Reducer[Learned]):
     site = "before"
 
     def __init__(self, config: Learned, layer: vitrim.Layer) -> None:
@@ -113,12 +111,11 @@ class LastAfter(vitrim.MethodConfig):
     name = "test_after"
     last_block: str = "class_token"
 
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer:
-        return AfterReducer(self, layer)
 
-
-class AfterReducer(vitrim.Reducer):
+@vitrim.reduces(LastAfter)
+class AfterReducer(vitrim.Reducer[LastAfter]):
     site = "after"
+    everywhere = True
 
 
 class FailsLate(vitrim.MethodConfig):
@@ -126,10 +123,11 @@ class FailsLate(vitrim.MethodConfig):
 
     name = "test_fails_late"
 
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-        if layer.depth == 2:
-            raise vitrim.VitrimError("the third block is not for me")
-        return None
+
+@vitrim.reduces(FailsLate)
+def fail_late(config: FailsLate, layer: vitrim.Layer) -> None:
+    if layer.depth == 2:
+        raise vitrim.VitrimError("the third block is not for me")
 
 
 class Mixed(vitrim.MethodConfig):
@@ -138,8 +136,8 @@ class Mixed(vitrim.MethodConfig):
     name = "test_mixed"
     kind = "mixed"
 
-    def build(self, layer: vitrim.Layer) -> vitrim.Reducer | None:
-        return None
+
+vitrim.reduces(Mixed)(Idle)
 
 
 @pytest.mark.parametrize(

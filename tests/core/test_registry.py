@@ -271,8 +271,10 @@ import vitrim
 @vitrim.register_method
 class Mine(vitrim.MethodConfig):
     name = "test_mine"
-    def build(self, layer):
-        return None
+
+@vitrim.reduces(Mine)
+def nothing(config, layer):
+    return None
 """
     monkeypatch.setattr(registry, "_METHODS", dict(methods()))
     name = package(tmp_path, monkeypatch, "vitrim_complete", one=method, two="")

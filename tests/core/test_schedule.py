@@ -5,10 +5,14 @@ from itertools import pairwise
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny
 import vitrim
+from vitrim.core.config import StagedConfig
+from vitrim.core.registry import make_method, methods
 from vitrim.core.schedule import (
     KEEP_RULES,
     Aligned,
@@ -197,3 +201,82 @@ def test_one_keep_rate_for_every_block() -> None:
     assert schedule == [None, Keep(0.9, 1, "ceil_current"), None, None, Keep(0.5, 2, "ceil_current"), None]
     with pytest.raises(vitrim.VitrimError, match="3 keep rates are given for 2 blocks"):
         keep_rate((0.9, 0.5, 0.1), (4, 1), "ceil_current", 6)
+
+
+# ---- an amount per stage, and amounts that follow the image ----------------------------------------------------------
+
+
+def test_a_list_of_rates_under_a_rule_of_powers_is_a_product() -> None:
+    """By hand: 196 x 0.8 = 156.8, x 0.6 = 94.08, x 0.5 = 47.04, rounded down from the unrounded product."""
+    assert vitrim.TopK(keep_rate=[0.8, 0.6, 0.5]).counts(196, 12)[3::3] == [156, 94, 47]
+    steps = vitrim.ToMe(keep_rate=[0.8, 0.6, 0.5], rule="floor_initial_power_steps").counts(196, 12)
+    assert steps[3::3] == [156, 94, 47]
+    alike = vitrim.TopK(keep_rate=[0.7, 0.7, 0.7]).counts(196, 12)
+    assert alike == vitrim.TopK(keep_rate=0.7).counts(196, 12)
+
+
+def test_a_list_of_rates_under_the_other_rules() -> None:
+    assert vitrim.EViT(keep_rate=[0.8, 0.5, 1.0], fuse_token=False).counts(196, 12)[3::3] == [157, 79, 79]
+    assert vitrim.EvoViT(keep_rate=[0.8, 0.5]).counts(196, 12)[4:11:4] == [156, 98]  # of all patches
+
+
+@pytest.mark.parametrize("name", sorted(name for name, config in methods().items() if issubclass(config, StagedConfig)))
+def test_every_staged_method_takes_a_share_per_stage(name: str) -> None:
+    config = make_method(name, keep_rate=[0.9, 0.6], blocks=[1, 2])
+    counts = config.counts(36, 4)
+    assert counts is not None
+    assert 36 >= counts[1] > counts[2]
+    with pytest.raises(vitrim.VitrimError, match="1 keep rates are given for 2 blocks"):
+        make_method(name, keep_rate=[0.9], blocks=[1, 2]).counts(36, 4)
+    with pytest.raises(vitrim.VitrimError, match="keep_rate"):
+        make_method(name, keep_rate=[0.9, 1.5], blocks=[1, 2])
+
+
+def test_amounts_per_block_of_mctf_and_cropr() -> None:
+    assert vitrim.MCTF(r=[20, 10, 0.5], blocks=[1, 3, 4]).counts(196, 6) == [196, 176, 176, 166, 83, 83]
+    with pytest.raises(vitrim.VitrimError, match="r has 2 amounts but 3 blocks fuse"):
+        vitrim.MCTF(r=[20, 10], blocks=[1, 3, 4]).counts(196, 6)
+    with pytest.raises(vitrim.VitrimError, match="whole number of tokens, or a fraction below 1"):
+        vitrim.MCTF(r=[20, 1.5])
+    assert vitrim.Cropr(r=[3, 2, 1], fusion="none").counts(36, 4) == [36, 32, 30, 29]  # the first removes one more
+    with pytest.raises(vitrim.VitrimError, match="r has 2 amounts but the model gets 3 routers"):
+        vitrim.Cropr(r=[3, 2], fusion="none").counts(36, 4)
+
+
+def test_thresholds_of_atm_may_be_a_list() -> None:
+    assert vitrim.ATM(theta=[0.9, 0.8]).thresholds(2) == [0.9, 0.8]
+    model = tiny.HOSTS["vit"]().eval()
+    plain = vitrim.ATM(alpha=0.9, beta=0.2, theta_min=0.1)
+    outputs = []
+    for config in (plain, vitrim.ATM(theta=plain.thresholds(4))):
+        reduction = vitrim.reduce_(model, config, record=True)
+        outputs.append((model(tiny.images()), reduction.tokens_per_block))
+        vitrim.restore_(model)
+    assert torch.equal(outputs[0][0], outputs[1][0])
+    assert outputs[0][1] == outputs[1][1]
+    with pytest.raises(vitrim.VitrimError, match="theta has 2 thresholds but the model has 4 blocks"):
+        vitrim.reduce_(model, "atm:theta=[0.9,0.8]")
+    with pytest.raises(vitrim.VitrimError, match="give either theta"):
+        vitrim.ATM(theta=[0.9], alpha=0.9)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (vitrim.ToMe(r=40, per=1024), {1024: 40, 256: 10, 196: 8, 13: 1, 12: 0}),  # 196 x 40 / 1024 = 7.66; 12: 0.47
+        (vitrim.ToMe(r=[40], per=1024), {512: 20}),
+        (vitrim.GTP(num_prop=3, per=6), {1: 1, 2: 1, 3: 2, 4: 2}),  # the middle rounds up
+        (vitrim.Cropr(r=40, per=1024, first_extra=0), {512: 20}),
+    ],
+)
+def test_amounts_that_follow_the_image(config: vitrim.MethodConfig, expected: dict[int, int]) -> None:
+    amount = next(amount for amount in config.amounts(4) if amount is not None)
+    for patches, removed in expected.items():
+        assert patches - amount.keep(patches, patches) == removed
+        assert 100 - amount.keep(patches, 100) == removed  # whatever is left of them
+
+
+def test_no_warning_of_an_amount_for_larger_images(recwarn: pytest.WarningsRecorder) -> None:
+    model = tiny.HOSTS["vit"]().eval()  # 36 patches
+    vitrim.reduce_(model, "tome:r=100,per=1024")
+    assert not [entry for entry in recwarn if issubclass(entry.category, vitrim.ReductionWarning)]

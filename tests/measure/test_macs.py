@@ -21,8 +21,9 @@ import golden_models
 import tiny
 import vitrim
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.registry import make_method
+from vitrim.core.config import MethodConfig
+from vitrim.core.plan import Layer
+from vitrim.core.registry import make_method, reduces
 from vitrim.measure import macs
 from vitrim.measure.macs import CONVENTIONS, PARTS, Macs, Profile, count_macs, profile
 
@@ -200,11 +201,11 @@ class Learned(MethodConfig):
 
     name = "learned"
 
-    def build(self, layer: Layer) -> Reducer:
-        return LearnedReducer(self, layer)
 
+@reduces(Learned)
+class LearnedReducer(Reducer[Learned]):
+    everywhere = True
 
-class LearnedReducer(Reducer):
     def __init__(self, config: Learned, layer: Layer) -> None:
         super().__init__(config, layer)
         self.predictor = nn.Sequential(nn.LayerNorm(layer.dim), nn.Linear(layer.dim, 2))

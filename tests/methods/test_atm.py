@@ -12,8 +12,8 @@ import tiny
 import vitrim
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer
 from vitrim.core.matching import alternate_split, unit
+from vitrim.core.plan import Layer
 
 LOW = {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1}
 
@@ -123,7 +123,7 @@ def test_equal_keys_have_cosine_1_and_are_not_above_a_threshold_of_1(granularity
     assert (product > 1).any()
     assert (product < 1).any()
     config = vitrim.ATM(alpha=alpha, beta=0.0, theta_min=0.1, granularity=granularity)
-    reducer = config.build(Layer(0, 4, 7, 1, 0, 1, True, (6, 6)))
+    reducer = tiny.reducer(config, Layer(0, 4, 7, 1, 0, 1, True, (6, 6)))
     state = vitrim.TokenState.start(keys, 1)
     hard = reducer(keys, Attention(keys[:, None], keys[:, None], keys[:, None], 1.0), state)
     if alpha == 1.0:
@@ -136,7 +136,7 @@ def test_a_cosine_equal_to_the_threshold_does_not_merge() -> None:
     """Eq. 1 asks for more than the threshold: at 0, a pair of cosine 0 stays and one of cosine 1 merges."""
     config = vitrim.ATM(alpha=1.0, beta=10.0, theta_min=0.0)
     assert config.thresholds(4)[1] == 0.0
-    reducer = config.build(Layer(1, 4, 4, 1, 0, 1, True, (1, 4)))
+    reducer = tiny.reducer(config, Layer(1, 4, 4, 1, 0, 1, True, (1, 4)))
     cls, b, c, d = torch.eye(4, dtype=torch.float64)
 
     def decide(*patches: Tensor) -> Hard | None:

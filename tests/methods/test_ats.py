@@ -267,7 +267,7 @@ def test_one_height_too_many_is_one_more_token_at_most(padding: str) -> None:
     attention = vitrim.Attention(q=q, k=q, v=q + 1, scale=1.0)
     for float32_heights, count in ((False, 57), (True, 58)):
         config = ATS(**{**P64, "keep_rate": 0.9, "padding": padding, "float32_heights": float32_heights})
-        reducer = config.build(vitrim.core.config.Layer(1, 7, 1, 1, 0, 1, True, (8, 8)))
+        reducer = tiny.reducer(config, vitrim.Layer(1, 7, 1, 1, 0, 1, True, (8, 8)))
         after = reducer(q[0], attention, state).advance(q[0], state)
         assert after.num_patches == count
         assert after.mask is None or after.mask.all()

@@ -9,8 +9,8 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer
 from vitrim.core.matching import distances, nearest_centre
+from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method
 from vitrim.methods.bat import density_peaks, log_densities, match_attentive, separations
 
@@ -25,7 +25,7 @@ def attention_of(score: torch.Tensor) -> Attention:
 def one_block(x: torch.Tensor, score: torch.Tensor, **options: object) -> tuple[torch.Tensor, vitrim.TokenState]:
     """Tokens ``x`` (B, N, C) after one block whose class token attends as ``score`` (B, N) says."""
     config = vitrim.BAT(blocks=(0,), **options)
-    reducer = config.build(Layer(0, 1, x.shape[2], 1, 0, 1, True, (1, x.shape[1] - 1)))
+    reducer = tiny.reducer(config, Layer(0, 1, x.shape[2], 1, 0, 1, True, (1, x.shape[1] - 1)))
     return reducer.reduce("between", x, attention_of(score), vitrim.TokenState.start(x, 1))
 
 

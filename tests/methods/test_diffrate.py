@@ -10,7 +10,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer
+from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method
 from vitrim.measure.macs import count_macs
 from vitrim.methods.diffrate import KeptShare, learned
@@ -33,7 +33,7 @@ def one_block(x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, vitrim.Tok
     n = x.shape[1]
     logits = -torch.arange(n, dtype=x.dtype).expand(1, 1, n, n)
     keys = torch.eye(n, dtype=x.dtype).expand(1, 1, n, n)
-    reducer = vitrim.DiffRate(**options).build(Layer(0, 1, x.shape[2], 1, 0, 1, True, (1, n - 1)))
+    reducer = tiny.reducer(vitrim.DiffRate(**options), Layer(0, 1, x.shape[2], 1, 0, 1, True, (1, n - 1)))
     attention = Attention(logits, keys, keys, 1.0)
     return reducer.reduce("between", x, attention, vitrim.TokenState.start(x, 1))
 
@@ -198,8 +198,7 @@ def test_objective() -> None:
 
 def test_the_cost_reaches_every_amount_by_the_chain_rule() -> None:
     """By hand: the cost depends on the numbers P_l and M_l that pruning and merging leave in block l, and those on the
-    shares s = sum_k p_k k / K as P_l = M_(l-1) s_P and M_l = P_l s_M; p is a softmax, so
-    ds/dlogit_k = p_k (k/K - s)."""
+    shares s = sum_k p_k k / K as P_l = M_(l-1) s_P and M_l = P_l s_M; of a softmax, ds/dlogit_k = p_k (k/K - s)."""
     model, reduction = learning()
     generator = torch.Generator().manual_seed(0)
     pairs = [(block.reducer.prune, block.reducer.merge) for block in model.blocks]
@@ -211,7 +210,7 @@ def test_the_cost_reaches_every_amount_by_the_chain_rule() -> None:
     (losses["gmacs"] * 1e9).backward()
     numbers = [tuple(value.detach().requires_grad_() for value in pair) for pair in reduction.aux("kept_numbers")]
     partial = torch.autograd.grad(block_macs(numbers, 36, 1, 32), [n for pair in numbers for n in pair])
-    k = torch.arange(1, 37) / 36
+    k = torch.arange(1, 37, dtype=torch.float64) / 36
 
     def share_of(module: KeptShare) -> tuple[torch.Tensor, torch.Tensor]:
         p = module.logits.detach().softmax(0)

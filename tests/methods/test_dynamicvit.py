@@ -13,7 +13,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.dynamicvit import masked_softmax
+from vitrim.core.scoring import masked_softmax
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of
 from vitrim.training.objectives.dynamicvit import objective

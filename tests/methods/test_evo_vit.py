@@ -15,8 +15,8 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.registry import make_method
+from vitrim.core.scoring import patch_score
 from vitrim.methods.evo_vit import IMPORTANCE
-from vitrim.methods.topk import patch_score
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of
 from vitrim.training.objectives.evo_vit import objective

@@ -13,8 +13,8 @@ import golden_learned as learned
 import golden_models as golden
 import vitrim
 from vitrim.core.attention import Attention
+from vitrim.core.scoring import patch_score
 from vitrim.methods.fixed_radial import WithinLine, WithinRing, _float32_distances
-from vitrim.methods.topk import patch_score
 
 HALF = {"keep_rate": 0.5, "blocks": (1, 3, 5)}
 
@@ -196,7 +196,7 @@ def test_fixed_patterns(ref: golden.Reference, config: vitrim.L1 | vitrim.L2 | v
 def thresholds(config: vitrim.L1 | vitrim.L2 | vitrim.Linf, distances: Tensor, count: int) -> Tensor:
     """The radius of every block; the line of radii ends behind the last block that it reduces."""
     radius, found = distances.max(), []
-    for amount in config.schedule(count):
+    for amount in config.amounts(count):
         if isinstance(amount, WithinRing):
             radius = distances[amount.patches(len(distances))].max()
         elif isinstance(amount, WithinLine):

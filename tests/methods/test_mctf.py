@@ -19,7 +19,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer
+from vitrim.core.plan import Layer
 from vitrim.measure.macs import profile
 from vitrim.methods.mctf import Fuse, KnownMap, fuse_map, match
 from vitrim.tasks.step import Step
@@ -60,7 +60,7 @@ def test_operator_matches_reference(ref: golden.Reference, case: str) -> None:
     x, logits = data["x"], data["attention_logits"]
     size = golden.tensor(ref, "size").double()
     config = vitrim.MCTF(**OPERATORS[case], blocks=(0,), min_patches=1)
-    reducer = config.build(Layer(0, 1, 12, 2, 0, 1, True, (4, 5)))
+    reducer = tiny.reducer(config, Layer(0, 1, 12, 2, 0, 1, True, (4, 5)))
     state = vitrim.TokenState.start(x, num_prefix=1)
     state = type(state)(size=size, source=state.source, position=state.position, num_prefix=1, uniform=False)
     keys = torch.eye(21, dtype=x.dtype).expand(2, 2, 21, 21)  # logits @ identity are the logits
@@ -207,12 +207,12 @@ def test_the_criterion_of_the_recipe_is_that_of_both_runs() -> None:
 
 def test_an_error_in_the_teacher_leaves_the_amount() -> None:
     step = step_of()
-    amounts = [block.reducer.amount for block in step.model.blocks]
+    amounts = [block.reducer.layer.amount for block in step.model.blocks]
     step.model.head.register_forward_pre_hook(lambda module, args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         losses_of(step, teacher_r=(1, 3))
     assert step.reduction.config.r == 4
-    assert [block.reducer.amount for block in step.model.blocks] == amounts
+    assert [block.reducer.layer.amount for block in step.model.blocks] == amounts
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,9 @@ def test_pooling_by_hand(pooling: str) -> None:
     logits = torch.randn(2, 3, 11, 11, dtype=torch.float64)
     state = vitrim.TokenState.start(x, num_prefix=1)
     keys = torch.eye(11, dtype=x.dtype).expand(2, 3, 11, 11)
-    reducer = vitrim.MCTF(r=5, pooling=pooling, blocks=(0,), min_patches=1).build(Layer(0, 1, 6, 3, 0, 1, True, (2, 5)))
+    reducer = tiny.reducer(
+        vitrim.MCTF(r=5, pooling=pooling, blocks=(0,), min_patches=1), Layer(0, 1, 6, 3, 0, 1, True, (2, 5))
+    )
     attention = KnownMap.of(Attention(logits, keys, None, 1.0))
     hard = reducer(x, attention, state)
     target, merged = hard.target(11), hard.pool(x, state.size)
@@ -357,7 +359,7 @@ def test_no_nan_where_a_token_receives_no_attention() -> None:
     logits = torch.zeros(1, 1, 9, 9)
     logits[..., 3] = -300.0  # exp underflows to 0
     keys = torch.eye(9).expand(1, 1, 9, 9)
-    reducer = vitrim.MCTF(r=3, blocks=(0,), min_patches=1).build(Layer(0, 1, 4, 1, 0, 1, True, (2, 4)))
+    reducer = tiny.reducer(vitrim.MCTF(r=3, blocks=(0,), min_patches=1), Layer(0, 1, 4, 1, 0, 1, True, (2, 4)))
     hard = reducer(x, Attention(logits, keys, None, 1.0), vitrim.TokenState.start(x, 1))
     assert hard.pool(x, torch.ones(1, 9)).isfinite().all()
 

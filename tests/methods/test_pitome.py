@@ -7,9 +7,10 @@ import torch
 
 import golden_learned as learned
 import golden_models as golden
+import tiny
 import vitrim
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer
+from vitrim.core.plan import Layer
 
 CASES: list[tuple[str, vitrim.MethodConfig]] = [
     ("merging/pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),
@@ -30,7 +31,7 @@ def test_matches_reference(ref: golden.Reference, config: vitrim.MethodConfig) -
 
 
 def reducer(depth: int, num_layers: int = 5, **options: Any) -> vitrim.Reducer:
-    return vitrim.PiToMe(**options).build(Layer(depth, num_layers, 4, 1, 0, 1, True, (1, 8)))
+    return tiny.reducer(vitrim.PiToMe(**options), Layer(depth, num_layers, 4, 1, 0, 1, True, (1, 8)))
 
 
 def test_which_blocks_protect_and_how_the_margin_falls() -> None:

@@ -57,7 +57,7 @@ def test_exact_rings_are_symmetric() -> None:
     for name in ("l1", "l2", "linf"):
         config = methods()[name](keep_rate=0.5)
         kept = torch.zeros(196)
-        kept[config.schedule(12)[3].patches((14, 14))] = 1
+        kept[config.amounts(12)[3].patches((14, 14))] = 1
         grid = kept.view(14, 14)
         assert torch.equal(grid, grid.flip(0))
         assert torch.equal(grid, grid.flip(1))
@@ -155,12 +155,12 @@ def test_rings_on_a_rectangle_by_plain_lines(name: str, grid: tuple[int, int]) -
         for column in range(columns)
     ]
     config = methods()[name](keep_rate=0.6, blocks=(1, 2))
-    for amount, stage in zip(config.schedule(4)[1:3], (1, 2), strict=True):
+    for amount, stage in zip(config.amounts(4)[1:3], (1, 2), strict=True):
         target = int(round(0.6**stage * rows * columns, 9))
         count = {radius: sum(d <= radius for d in distance) for radius in distance}
         radius = min(count, key=lambda r: (abs(count[r] - target), r))
         assert amount.patches(grid) == [patch for patch, d in enumerate(distance) if d <= radius]
-    assert config.counts(rows * columns, 4, grid=grid)[1] == len(config.schedule(4)[1].patches(grid))
+    assert config.counts(rows * columns, 4, grid=grid)[1] == len(config.amounts(4)[1].patches(grid))
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -168,7 +168,7 @@ def test_rings_on_a_rectangle_by_plain_lines(name: str, grid: tuple[int, int]) -
 def test_patterns_are_nested_and_symmetric_on_any_grid(name: str, options: dict) -> None:
     for grid in ((4, 16), (7, 3), (2, 9), (14, 14)):
         kept = set(range(grid[0] * grid[1]))
-        for amount in methods()[name](**options).schedule(12):
+        for amount in methods()[name](**options).amounts(12):
             if amount is None:
                 continue
             patches = set(amount.patches(grid))
@@ -193,7 +193,7 @@ def test_patterns_follow_the_grid_of_the_forward(method: str, own: tuple[int, in
     """The same 64 patches as 4 x 16 and as 8 x 8, on a model of either size."""
     model = tiny.vit(img_size=own, patch_size=8, dynamic_img_size=True)()
     reduction = vitrim.reduce_(model, method)
-    pattern = reduction.config.schedule(4)[3]
+    pattern = reduction.config.amounts(4)[3]
     for grid in ((4, 16), (8, 8), (16, 4), (3, 5)):
         with torch.no_grad():
             model(torch.randn(2, 3, 8 * grid[0], 8 * grid[1]))

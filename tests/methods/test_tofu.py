@@ -10,7 +10,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer
+from vitrim.core.plan import Layer
 
 
 @golden.cases(["merging/tofu_ratio09"])
@@ -27,7 +27,7 @@ def one_block(config: vitrim.ToFu, x: torch.Tensor, num_layers: int = 1) -> tupl
     state = vitrim.TokenState.start(x, 1)
     layer = Layer(num_layers - 1, num_layers, x.shape[2], 1, 0, 1, True, (1, x.shape[1] - 1))
     keys = x[:, None]
-    return config.build(layer).reduce("between", x, Attention(keys, keys, keys, 1.0), state)
+    return tiny.reducer(config, layer).reduce("between", x, Attention(keys, keys, keys, 1.0), state)
 
 
 @pytest.mark.parametrize("norm_of", ["average", "destination"])
@@ -61,8 +61,8 @@ def test_pruning_blocks_change_no_token() -> None:
 
 def test_which_blocks_prune() -> None:
     layers = [Layer(depth, 6, 8, 1, 0, 1, True, (4, 4)) for depth in range(6)]
-    assert [vitrim.ToFu().build(layer).prunes for layer in layers] == [True] * 4 + [False] * 2
-    assert not vitrim.ToFu(prune_until=-1).build(layers[0]).prunes
+    assert [tiny.reducer(vitrim.ToFu(), layer).prunes for layer in layers] == [True] * 4 + [False] * 2
+    assert not tiny.reducer(vitrim.ToFu(prune_until=-1), layers[0]).prunes
 
 
 def test_zero_tokens_give_no_nan() -> None:

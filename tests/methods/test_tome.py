@@ -12,12 +12,12 @@ import tiny
 import vitrim
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer
+from vitrim.core.plan import Layer
 
 
 def reducer(config: vitrim.ToMe, tokens: int, num_prefix: int) -> vitrim.Reducer:
     layer = Layer(0, 1, 8, 1, 0, num_prefix, num_prefix > 0, (1, tokens - num_prefix))
-    return config.build(layer)
+    return tiny.reducer(config, layer)
 
 
 def decide(config: vitrim.ToMe, metric: Tensor, num_prefix: int) -> tuple[Hard, vitrim.TokenState]:

@@ -208,6 +208,11 @@ def test_every_parameter_gets_a_gradient_and_the_mode_changes_nothing(kind: type
 def test_registered() -> None:
     names = [f"{family}_{side}" for family in ("lookupvit_base", "lookupvit_shared_base") for side in SIDES]
     assert all(timm.is_model(name) for name in names)
+    for name in names:
+        entrypoint = getattr(lookupvit, name)
+        assert timm.model_entrypoint(name) is entrypoint
+        assert entrypoint.__name__ == name in lookupvit.__all__
+        assert entrypoint(embed_dim=32, num_heads=2, depth=1).compressed_grid == (int(name.split("_")[-1]),) * 2
     model = timm.create_model("lookupvit_base_3", embed_dim=32, num_heads=2, depth=1, num_classes=7, drop_path_rate=0.1)
     assert isinstance(model.layers[0], LookupLayer)
     assert model.get_classifier().out_features == 7

@@ -29,4 +29,4 @@ def test_images_are_those_of_the_encoder() -> None:
 
     model = timm.create_model("vittm_base_28_28_mae", embed_dim=48, num_heads=2, depth=1)
     assert geometry_of(model) == geometry_of(model.encoder)
-    assert vitrim.models.pretraining.vittm_base_28_28_mae.__name__ in timm.list_models("vittm*")
+    assert vitrim.models.vittm_mae.vittm_base_28_28_mae.__name__ in timm.list_models("vittm*")

@@ -16,7 +16,8 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from vitrim.core.host import Head, Host
+    from vitrim.core.facts import Head
+from vitrim.core.host import Host
 
 TIMM_MODELS = "timm.models"
 OWN_MODELS = "vitrim.models"

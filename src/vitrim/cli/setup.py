@@ -88,11 +88,7 @@ class Weights(Setup):
         return common.parse_options(self.model_option)
 
     def create(self, name: str, device: str | torch.device = "cpu") -> nn.Module:
-        """Create the model ``name`` in eval mode with these weights.
-
-        Raises:
-            VitrimError: as `vitrim.loading.create_model`.
-        """
+        """Create the model ``name`` in eval mode with these weights; see `vitrim.loading.create_model`."""
         from vitrim.loading import create_model
 
         return create_model(
@@ -147,11 +143,7 @@ class Machine(Compute):
     device: Device = "cpu"
 
     def select(self) -> torch.device:
-        """Set the threads and the seed; the device.
-
-        Raises:
-            VitrimError: there is no such device on this machine.
-        """
+        """Set the threads and the seed; the device, if this machine has it."""
         selected = common.select_device(self.device)
         self.start()
         return selected
@@ -170,11 +162,7 @@ class Reading(Setup):
     label_column: LabelColumn = None
 
     def load(self, source: str) -> ImageDataset:
-        """Open the dataset ``source``.
-
-        Raises:
-            VitrimError: as `vitrim.data.load_images`.
-        """
+        """Open the dataset ``source``; see `vitrim.data.load_images`."""
         from vitrim.data import load_images
 
         return load_images(source, split=self.split, image_column=self.image_column, label_column=self.label_column)

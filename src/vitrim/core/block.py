@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,28 +16,35 @@ from torch.fx import Proxy
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention
-from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.schedule import Amount, effective_keep
+from vitrim.core.config import MethodConfig
+from vitrim.core.plan import Layer
+from vitrim.core.schedule import effective_keep
 from vitrim.core.tokens import STAMP, TokenState, Trace, take, unmerge
 from vitrim.errors import UnsupportedModelError
 
 Site = Literal["before", "query", "between", "after"]
+C = TypeVar("C", bound=MethodConfig)
 
 
-class Reducer(nn.Module):
+class Reducer(nn.Module, Generic[C]):
     """Decides, in one block, which tokens stay. Subclasses implement `assign`; few need `reduce`, `query` or `attend`.
+
+    A reducer reads its options from ``config`` and its amount from ``layer``; `reduction.set` gives it new ones.
 
     Class attributes:
         site: where it acts. ``before`` the block, on its input; at the ``query``, when q and k exist but attention has
             not run (a selection then computes only the query rows it keeps; a merge pools the output rows);
             ``between`` attention and MLP; ``after`` the block.
         fresh_values: its `query` projects the values itself, from the reduced tokens: the block need not.
+        everywhere: it has something to do in blocks without an amount, too; otherwise these get an `Idle` one.
     """
 
     site: ClassVar[Site] = "between"
     fresh_values: ClassVar[bool] = False
+    everywhere: ClassVar[bool] = False
 
-    amount: Amount | None
+    config: C
+    layer: Layer
 
     @property
     def needs_full_last_block(self) -> bool:
@@ -49,18 +56,16 @@ class Reducer(nn.Module):
         if cls.site not in get_args(Site):  # a misspelt site would reduce nothing, silently
             raise TypeError(f"{cls.__name__}.site is {cls.site!r}; valid sites: {', '.join(get_args(Site))}")
 
-    def __init__(self, config: MethodConfig, layer: Layer) -> None:
+    def __init__(self, config: C, layer: Layer) -> None:
         super().__init__()
+        self.follow(config, layer)
+
+    def follow(self, config: C, layer: Layer) -> None:
+        """Take over a plan: at construction, and when ``reduction.set`` makes a new one."""
         self.config = config
         self.layer = layer
-        self.least_kept = config.least_kept
-        self.configure(config)
 
-    def configure(self, config: MethodConfig) -> None:
-        """Take over the amounts of ``config``: at construction, and when ``reduction.set`` changes them."""
-        self.amount = config.schedule(self.layer.num_layers)[self.layer.depth]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Reducer:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Reducer[Any]:
         """As every module does (``to``, ``to_empty``, ...); what leaves the meta device gets its first values again.
 
         ``to_empty`` leaves memory as it finds it, and neither tables nor parameters of a method are in the weights of
@@ -70,8 +75,7 @@ class Reducer(nn.Module):
         super()._apply(fn, recurse)
         if was_meta and not any(tensor.is_meta for tensor in self.state_tensors().values()):
             with torch.inference_mode(False), torch.no_grad():
-                first = self.config.build(self.layer)
-                assert isinstance(first, Reducer)
+                first = type(self)(self.config, self.layer)
                 for name, tensor in first.state_tensors().items():
                     copy_into(self.state_tensors()[name], tensor)
         return self
@@ -82,18 +86,29 @@ class Reducer(nn.Module):
 
     def num_keep(self, state: TokenState) -> int:
         """How many patch tokens this layer keeps, a Python int."""
-        if self.amount is None:
+        amount = self.layer.amount
+        if amount is None:
             return state.num_patches
-        least = self.least_kept(state.num_patches)
-        return effective_keep(self.amount, least, state.initial_patches, state.num_patches)
+        least = self.config.least_kept(state.num_patches)
+        return effective_keep(amount, least, state.initial_patches, state.num_patches)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
-        """The decision for tokens ``x`` (B, N, C); None leaves them. ``attention`` is None only at ``before``."""
+    def num_removed(self, state: TokenState) -> int:
+        """How many patch tokens this layer removes, a Python int."""
+        return state.num_patches - self.num_keep(state)
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | Soft | None:
+        """Decide what becomes of the tokens ``x`` (B, N, C); None leaves them.
+
+        Not called where the amount removes nothing. At ``before`` there is no ``attention`` yet: it is None there.
+        """
         raise NotImplementedError
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
         # a module call, so that the MAC counter can tell what is spent on deciding
-        return self.assign(x, attention, state)
+        planned = self.layer.amount is not None and not self.config.adaptive
+        if planned and self.num_removed(state) == 0:
+            return None
+        return self.assign(x, cast(Attention, attention), state)
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
@@ -137,7 +152,7 @@ class Reducer(nn.Module):
         return attention.output()
 
 
-class Idle(Reducer):
+class Idle(Reducer[MethodConfig]):
     """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
 
     def reduce(
@@ -159,7 +174,7 @@ class ReducedBlock(nn.Module):
     """Attention and MLP read the same tokens, x + attention(x) + mlp(x). Nothing lies between them then: what a method
     would do there happens at the end of the block, with this block's attention."""
 
-    reducer: Reducer
+    reducer: Reducer[Any]
     depth: int
     num_prefix: int
     proportional: bool
@@ -281,7 +296,7 @@ class ReducedBlock(nn.Module):
             state = stamp
         else:
             depth, latest = self.trace.latest or (-1, None)  # of this thread
-            if latest is None or depth != self.depth - 1:
+            if latest is None or depth != self.depth - 1 or recomputes():
                 raise RuntimeError(
                     f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
                     "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
@@ -312,7 +327,7 @@ class ReducedBlock(nn.Module):
     OWN = ("depth", "num_prefix", "proportional", "last", "head_rows", "unmerge_at_end", "trace")
 
     @classmethod
-    def adopt(cls, block: nn.Module, reducer: Reducer, **settings: Any) -> None:
+    def adopt(cls, block: nn.Module, reducer: Reducer[Any], **settings: Any) -> None:
         """Turn the host's ``block`` into a reduced one, in place. ``settings`` are the attributes named in ``OWN``."""
         change_class(block, cls)
         block.add_module("reducer", reducer)
@@ -325,6 +340,11 @@ class ReducedBlock(nn.Module):
         for name in self.OWN:
             delattr(self, name)
         change_class(self, self.host_class)
+
+
+def recomputes() -> bool:
+    """Whether a backward pass runs. What a block does then is repeat a forward, of which the latest state is none."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def copy_into(target: Tensor, values: Tensor) -> None:

@@ -1,51 +1,17 @@
-"""What a method is told and what it may ask: `MethodConfig`, the validated options, and `Layer`, where it will act."""
+"""The options of a method: data, validated and frozen, and the amounts that follow from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vitrim.core.schedule import Amount, KeepRule, effective_keep, keep_rate, quarter_blocks
+from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, quarter_blocks
 from vitrim.errors import VitrimError, unknown
-
-if TYPE_CHECKING:
-    from vitrim.core.block import Reducer
-
 
 LONGEST_INTEGER = 64
 """Bits of a whole number, with its sign: what a tensor holds."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What a method may know about the layer it builds a reducer for.
-
-    Attributes:
-        depth: 0-based index of the block.
-        num_layers: number of blocks.
-        dim: channels C.
-        num_heads: attention heads H.
-        num_classes: classes of the host's head (0 without one).
-        num_prefix: protected tokens at the front.
-        has_class_token: whether token 0 is a class token.
-        grid_size: rows and columns of patches at the model's own image size.
-    """
-
-    depth: int
-    num_layers: int
-    dim: int
-    num_heads: int
-    num_classes: int
-    num_prefix: int
-    has_class_token: bool
-    grid_size: tuple[int, int]
-
-    @property
-    def initial_patches(self) -> int:
-        """Patch tokens that enter the first block at the model's own image size."""
-        return self.grid_size[0] * self.grid_size[1]
 
 
 class MethodConfig(BaseModel):
@@ -109,13 +75,16 @@ class MethodConfig(BaseModel):
         def __delattr__(self, key: str) -> None:
             raise VitrimError(_frozen(self, f"del {key}"))
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        """One amount per layer, None where the method does not act. Run-time adaptive methods have none."""
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        """The amount of every layer, None where the method does not act. Run-time adaptive methods have none.
+
+        Raises:
+            VitrimError: these options do not fit a model of ``num_layers`` blocks.
+        """
         return [None] * num_layers
 
     def check(self, num_layers: int) -> None:
-        """Raise `VitrimError` if these options do not fit a model of ``num_layers`` blocks. Called before any edit."""
-        self.schedule(num_layers)
+        """Raise `VitrimError` if options that are no amounts do not fit a model of ``num_layers`` blocks."""
 
     def requires_class_token(self) -> bool:
         """Whether these options need a class token; by default what the method says in general."""
@@ -134,17 +103,17 @@ class MethodConfig(BaseModel):
         """Tokens a reduction creates besides those it keeps (EViT's fused token)."""
         return 0
 
-    def build(self, layer: Layer) -> Reducer | None:
-        """The reducer of one layer, or None where the method does not act."""
-        raise NotImplementedError
-
     def counts(self, initial: int, num_layers: int) -> list[int] | None:
         """Patch tokens left after each block, from ``initial``; None if that depends on the images."""
-        if self.adaptive:
-            return None
+        return None if self.adaptive else self.counts_of(self.amounts(num_layers), initial)
+
+    def counts_of(self, amounts: Sequence[Amount | None], initial: int) -> list[int]:
+        """Patch tokens left after each block under ``amounts``, from ``initial``."""
         counts, current = [], initial
-        for amount in self.schedule(num_layers):
-            if amount is not None:
+        for amount in amounts:
+            if isinstance(amount, BringBack):
+                current = initial
+            elif amount is not None:
                 kept = effective_keep(amount, self.least_kept(current), initial, current)
                 current = kept + self.added_tokens() if kept < current else current
             counts.append(current)
@@ -158,6 +127,9 @@ class MethodConfig(BaseModel):
         return f"{self.name}:{options}" if options else self.name
 
 
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
 class StagedConfig(MethodConfig):
     """Options of methods that keep a share of the patch tokens at some blocks. A subclass may give other defaults.
 
@@ -169,7 +141,9 @@ class StagedConfig(MethodConfig):
 
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
 
-    keep_rate: float = Field(0.7, gt=0.0, le=1.0, description="share of patch tokens kept at each stage")
+    keep_rate: Share | tuple[Share, ...] = Field(
+        0.7, description="share of patch tokens kept at each stage, or a list with one share per stage"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
     rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
 
@@ -181,7 +155,7 @@ class StagedConfig(MethodConfig):
         """The blocks that reduce, 0-based, in order."""
         return tuple(sorted(self.default_stages(num_layers) if self.blocks is None else self.blocks))
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
 
 

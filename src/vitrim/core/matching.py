@@ -221,3 +221,15 @@ def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: 
     others = is_centre.to(torch.int8).sort(dim=1, stable=True).indices[:, : cluster.shape[1] - centres.shape[1]]
     weight = torch.cat([weight.new_ones(weight.shape[0], state.num_prefix), weight], dim=1)
     return merge(state, centres, others, cluster.gather(1, others), weight=weight, normalise=False)
+
+
+def separations(distance: Tensor, density: Tensor, farthest: Tensor) -> Tensor:
+    """(B, P) distance of every patch to the nearest one of higher ``density`` (B, P), as in density peak clustering.
+
+    Args:
+        distance: (B, P, P) between patches.
+        density: (B, P), or any monotonic function of it.
+        farthest: broadcasts to (B, P, P); what the densest patch gets.
+    """
+    denser = density[:, None, :] > density[:, :, None]
+    return torch.where(denser, distance, farthest).amin(dim=2)

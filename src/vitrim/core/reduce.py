@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitrim.core.block import Idle, ReducedBlock, Reducer, sharded
-from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.host import FormOfModel, GridHook, Head, Host, HostFacts
-from vitrim.core.registry import access, host_of, make_method, parse_method
+from vitrim.core.block import ReducedBlock, Reducer, sharded
+from vitrim.core.config import MethodConfig
+from vitrim.core.facts import Head, HostFacts
+from vitrim.core.host import FormOfModel, GridHook, Host
+from vitrim.core.plan import Layer, plan
+from vitrim.core.registry import access, host_of, make_method, make_reducer, parse_method
 from vitrim.core.threads import refuse_while_running
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
@@ -73,8 +75,9 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     head_rows = _head_rows(config, facts)
     _check_fit(config, facts)
     maker = _patch_maker(config, host, model)
-    _check_amounts(config, facts, len(blocks))
-    reducers = [_build(config, layer, block) for layer, block in zip(_layers(facts, len(blocks)), blocks, strict=True)]
+    layers = plan(config, facts, len(blocks))
+    _check_amounts(config, layers)
+    reducers = [_build(config, layer, block) for layer, block in zip(layers, blocks, strict=True)]
     _check_last_block(config, reducers[-1], head_rows)
     _check_sharding(config, blocks, reducers)
 
@@ -210,11 +213,10 @@ class Reduction:
                 in another thread. Nothing is changed then.
         """
         self._check_alive()
-        config = self._changed(changes)
+        config, layers = self._changed(changes)
         with self.changing(), torch.inference_mode(False):  # as in `_build`
             for block in self._blocks():
-                block.reducer.config = config
-                block.reducer.configure(config)
+                block.reducer.follow(config, layers[block.depth])
             self.config = config
 
     @contextmanager
@@ -237,16 +239,19 @@ class Reduction:
         Raises:
             VitrimError: an option that cannot change at run time, or a value that is invalid or does not fit the model.
         """
-        return self._changed(changes)
+        return self._changed(changes)[0]
 
-    def _changed(self, changes: Mapping[str, Any]) -> MethodConfig:
+    def _changed(self, changes: Mapping[str, Any]) -> tuple[MethodConfig, tuple[Layer, ...]]:
+        """The options as `set` would leave them, and their plan."""
         fixed = sorted(set(changes) - self.config.runtime)
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
             raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
         config = type(self.config)(**{**_given(self.config), **changes})
-        _check_amounts(config, host_of(self.model).facts(self.model), len(self._blocks()), stacklevel=4)
-        return config
+        host = host_of(self.model)
+        layers = plan(config, host.facts(self.model), len(host.blocks(self.model)))
+        _check_amounts(config, layers, stacklevel=4)
+        return config, layers
 
     def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
         """Write the method's options and its learned parameters, and nothing of the host, into ``folder``.
@@ -358,26 +363,10 @@ def _host(model: nn.Module) -> type[Host]:
     return host
 
 
-def _layers(facts: HostFacts, num_layers: int) -> list[Layer]:
-    return [
-        Layer(
-            depth=depth,
-            num_layers=num_layers,
-            dim=facts.dim,
-            num_heads=facts.num_heads,
-            num_classes=facts.num_classes,
-            num_prefix=facts.num_prefix,
-            has_class_token=facts.has_class_token,
-            grid_size=facts.grid_size,
-        )
-        for depth in range(num_layers)
-    ]
-
-
-def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer:
+def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer[Any]:
     """The reducer of one layer on the device and dtype and in the mode of its block."""
     with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
-        reducer = config.build(layer) or Idle(config, layer)
+        reducer = make_reducer(config, layer)
         parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
         if parameter is not None:
             reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
@@ -427,14 +416,14 @@ def _patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn
     return maker
 
 
-def _check_last_block(config: MethodConfig, reducer: Reducer, head_rows: int | None) -> None:
+def _check_last_block(config: MethodConfig, reducer: Reducer[Any], head_rows: int | None) -> None:
     if head_rows is not None and reducer.needs_full_last_block:
         raise UnsupportedModelError(
             f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
         )
 
 
-def _check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer]) -> None:
+def _check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]]) -> None:
     learned = any(parameter.requires_grad for reducer in reducers for parameter in reducer.parameters())
     if learned and any(map(sharded, blocks)):
         raise UnsupportedModelError(
@@ -443,17 +432,17 @@ def _check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: lis
         )
 
 
-def _check_amounts(config: MethodConfig, facts: HostFacts, num_layers: int, stacklevel: int = 3) -> None:
+def _check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 3) -> None:
     """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
 
     ``stacklevel`` is how far away the user's line is, which the warning names.
     """
-    config.check(num_layers)
     if config.adaptive or not config.may_fall_short:
         return
-    initial = current = facts.grid_size[0] * facts.grid_size[1]
+    initial = current = layers[0].initial_patches
+    amounts = layers[0].amounts
     effective, short = [], False
-    for amount, after in zip(config.schedule(num_layers), config.counts(initial, num_layers) or [], strict=True):
+    for amount, after in zip(amounts, config.counts_of(amounts, initial), strict=True):
         wanted = current if amount is None else amount.keep(initial, current)
         short = short or after - config.added_tokens() > wanted
         effective.append(current - after)

@@ -13,19 +13,26 @@ import json
 import pkgutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from vitrim.core.block import Idle, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.host import Host
+from vitrim.core.plan import Layer
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
 
 C = TypeVar("C", bound=MethodConfig)
 H = TypeVar("H", bound=Host)
+R = TypeVar("R")
+
+Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
+"""From a config and a layer to the class of its reducer; None where the method does nothing."""
 
 _METHODS: dict[str, type[MethodConfig]] = {}
 _HOSTS: dict[str, type[Host]] = {}
+_REDUCERS: dict[type[MethodConfig], Choice] = {}
 
 
 def register_method(config: type[C]) -> type[C]:
@@ -34,6 +41,49 @@ def register_method(config: type[C]) -> type[C]:
         raise ValueError(f"method '{config.name}' is registered twice, by {_METHODS[config.name]} and {config}")
     _METHODS[config.name] = config
     return config
+
+
+def reduces(config: type[MethodConfig]) -> Callable[[R], R]:
+    """Class decorator: name the reducer of a method, or, on a function, choose one by config and layer.
+
+    Blocks without an amount get an `Idle` reducer, unless the class says that it acts ``everywhere``.
+
+    Example:
+        >>> from vitrim import MethodConfig, Reducer, reduces
+        >>> class Nothing(MethodConfig):
+        ...     name = "nothing"
+        >>> @reduces(Nothing)
+        ... class NothingReducer(Reducer[Nothing]):
+        ...     site = "before"
+    """
+
+    def enter(reducer: R) -> R:
+        if config in _REDUCERS:
+            raise ValueError(f"the reducer of '{config.name}' is registered twice")
+        _REDUCERS[config] = _always(reducer) if isinstance(reducer, type) else cast(Choice, reducer)
+        return reducer
+
+    return enter
+
+
+def _always(reducer: type) -> Choice:
+    def choose(config: MethodConfig, layer: Layer) -> type[Reducer[Any]] | None:
+        kind = cast("type[Reducer[Any]]", reducer)
+        return kind if kind.everywhere or layer.amount is not None else None
+
+    return choose
+
+
+def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
+    """The reducer of one layer, looked up over the classes of ``config``; an `Idle` one where the method does nothing.
+
+    Raises:
+        VitrimError: an option does not fit the model.
+    """
+    for base in type(config).__mro__:
+        if base in _REDUCERS:
+            return (_REDUCERS[base](config, layer) or Idle)(config, layer)
+    raise TypeError(f"{type(config).__name__} has no reducer: register one with @reduces({type(config).__name__})")
 
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:

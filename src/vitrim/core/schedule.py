@@ -47,17 +47,31 @@ class Amount(Protocol):
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove ``count`` patch tokens, whatever there are.
+    """Remove ``count`` patch tokens, whatever there are, or ``count`` for every ``per`` that entered the first block.
+
+    With ``per`` the amount follows the size of the image: it is for images of so many patches, and rounded to the
+    nearest number (up at the middle) on others.
 
     Example:
-        >>> Remove(13).keep(196, 196)
-        183
+        >>> Remove(13).keep(196, 196), Remove(40, per=1024).keep(256, 256)
+        (183, 246)
     """
 
     count: int
+    per: int | None = None
 
     def keep(self, initial: int, current: int) -> int:
-        return current - self.count
+        if self.per is None:
+            return current - self.count
+        return current - (2 * self.count * initial + self.per) // (2 * self.per)
+
+
+@dataclass(frozen=True)
+class BringBack:
+    """Bring all patch tokens back that wait in the bank: as many leave the layer as entered the first one."""
+
+    def keep(self, initial: int, current: int) -> int:
+        return initial
 
 
 @dataclass(frozen=True)
@@ -78,9 +92,14 @@ class Keep:
     rate: float
     stage: int = 1
     rule: MergeRule = "ceil_current"
+    before: float | None = None
+    """Where stages differ: the product of the rates before this one, in place of ``rate ** (stage - 1)``."""
 
     def keep(self, initial: int, current: int) -> int:
-        return KEEP_RULES[self.rule](self.rate, self.stage, initial, current)
+        if self.before is None or "power" not in self.rule:
+            return KEEP_RULES[self.rule](self.rate, self.stage, initial, current)
+        wanted = int(_clean(self.before * self.rate * initial))
+        return wanted if self.rule == "floor_initial_power" else current + wanted - int(_clean(self.before * initial))
 
 
 @dataclass(frozen=True)
@@ -104,7 +123,12 @@ class Aligned:
 
 
 def effective_keep(amount: Amount, least: int, initial: int, current: int) -> int:
-    """What the amount comes to: at least ``least`` (what the method can reach in one step), at most ``current``."""
+    """What the amount comes to: at least ``least`` (what the method can reach in one step), at most ``current``.
+
+    Example:
+        >>> effective_keep(Remove(130), least=98, initial=196, current=196)
+        98
+    """
     return max(min(amount.keep(initial, current), current), min(least, current))
 
 
@@ -118,12 +142,12 @@ def half(current: int) -> int:
     return current - current // 2
 
 
-def constant(r: int, num_layers: int) -> list[Amount | None]:
-    """Remove ``r`` patch tokens in every layer."""
-    return [Remove(r)] * num_layers
+def constant(r: int, num_layers: int, per: int | None = None) -> list[Amount | None]:
+    """Remove ``r`` patch tokens in every layer, see `Remove`."""
+    return [Remove(r, per)] * num_layers
 
 
-def linear(r: int, inflect: float, num_layers: int) -> list[Amount | None]:
+def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> list[Amount | None]:
     """Remove ``r`` on average, changing linearly over the layers (ToMe appendix, "(r, inflect)").
 
     ``inflect`` in [-1, 1]: -1 goes from 2r down to 0, 0 is constant, +1 goes from 0 up to 2r. Values are truncated as
@@ -134,13 +158,13 @@ def linear(r: int, inflect: float, num_layers: int) -> list[Amount | None]:
         [16, 12, 9, 6, 3, 0]
     """
     if num_layers == 1:
-        return [Remove(r)]
+        return [Remove(r, per)]
     low = int(r * (1.0 - inflect))
     step = (2 * r - low - low) / (num_layers - 1)
-    return [Remove(int(low + step * layer)) for layer in range(num_layers)]
+    return [Remove(int(low + step * layer), per) for layer in range(num_layers)]
 
 
-def per_layer(counts: Sequence[int], num_layers: int) -> list[Amount | None]:
+def per_layer(counts: Sequence[int], num_layers: int, per: int | None = None) -> list[Amount | None]:
     """Remove ``counts[i]`` patch tokens in layer i; layers beyond the list remove none.
 
     Raises:
@@ -148,7 +172,7 @@ def per_layer(counts: Sequence[int], num_layers: int) -> list[Amount | None]:
     """
     if len(counts) > num_layers:
         raise VitrimError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks")
-    return [Remove(count) for count in (*counts, *[0] * (num_layers - len(counts)))]
+    return [Remove(count, per) for count in (*counts, *[0] * (num_layers - len(counts)))]
 
 
 def keep_rate(
@@ -156,7 +180,12 @@ def keep_rate(
 ) -> list[Amount | None]:
     """Keep ``rate`` of the patch tokens at each of ``blocks`` (0-based), by a named rule; None elsewhere.
 
-    ``rate`` may be a list with one rate for each of ``blocks``, in order of depth.
+    ``rate`` may be a list with one rate for each of ``blocks``, in order of depth. Where a rule speaks of powers of the
+    rate, these are then products: each stage keeps its share of what the stages before it left.
+
+    Example:
+        >>> [amount.keep(196, 196) for amount in keep_rate([0.8, 0.5], [1, 3], "floor_initial_power", 4) if amount]
+        [156, 78]
 
     Raises:
         VitrimError: no blocks, a block that does not exist, one that is named twice, or another number of rates.
@@ -166,8 +195,10 @@ def keep_rate(
     if len(rates) != len(blocks):
         raise VitrimError(f"{len(rates)} keep rates are given for {len(blocks)} blocks: give one for all, or one each")
     schedule: list[Amount | None] = [None] * num_layers
+    before = 1.0 if "power" in rule and not isinstance(rate, int | float) else None
     for stage, (block, each) in enumerate(zip(sorted(blocks), rates, strict=True), start=1):
-        schedule[block] = Keep(each, stage, rule)
+        schedule[block] = Keep(each, stage, rule, before)
+        before = None if before is None else before * each
     return schedule
 
 

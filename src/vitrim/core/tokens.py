@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrim.errors import VitrimError
@@ -47,6 +48,11 @@ def flat_index(index: Tensor, n: int) -> Tensor:
 def whole(size: int) -> int:
     """A length as a number: `torch.jit.trace` gives tensors instead, and a traced model has fixed numbers of tokens."""
     return int(size) if isinstance(size, Tensor) else size
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` runs the forward: what Python reads from tensors would become a constant."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
 class Banked(NamedTuple):
@@ -204,6 +210,15 @@ class TokenState:
         pairs = self.position[:, :rows].unsqueeze(2) * n + self.position.unsqueeze(1)
         return table.reshape(heads, n * n)[:, pairs].transpose(0, 1)
 
+    def pad_prefix(self, values: Tensor, fill: float | bool = 1.0) -> Tensor:
+        """Values of all tokens (B, N) from those of the patches (B, P), with ``fill`` for the prefix.
+
+        Example:
+            >>> TokenState.start(torch.zeros(1, 3, 8), num_prefix=1).pad_prefix(torch.zeros(1, 2))
+            tensor([[1., 0., 0.]])
+        """
+        return F.pad(values, (self.num_prefix, 0), value=fill)
+
     def report(self, name: str, depth: int, value: Tensor) -> TokenState:
         """This state with one more auxiliary output; read it with ``reduction.aux(name)``."""
         return replace(self, aux=(*self.aux, (name, depth, value)))
@@ -275,6 +290,8 @@ class _Call:
         self.states: tuple[TokenState, ...] = ()
         self.running: tuple[TokenState, ...] = ()
         self.grid: tuple[int, int] | None = None
+        self.maps = False
+        self.map: Tensor | None = None
 
 
 class _Calls(threading.local):
@@ -368,6 +385,10 @@ class Trace:
             call.final = state
             call.states = call.running
 
+    def conclude(self, final: TokenState, states: tuple[TokenState, ...]) -> None:
+        """Replace what this thread's last forward left by what it and others were parts of (see `padding.py`)."""
+        self._call.final, self._call.states = final, states
+
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Forwards that this thread starts within hand out all N0 tokens after every block: merged ones as copies of
@@ -382,6 +403,24 @@ class Trace:
     def next_dense(self, wanted: bool) -> None:
         """Choose as in `dense`, for the next forward of this thread alone."""
         self._call.next_full_grid = wanted
+
+    @property
+    def maps(self) -> bool:
+        """Forwards of this thread hand out attention maps."""
+        return self._call.maps
+
+    def hand_out_maps(self, wanted: bool) -> None:
+        """Choose `maps`, for the forwards of this thread from now on."""
+        self._call.maps = wanted
+
+    def note_map(self, attention_map: Tensor) -> None:
+        """Keep the attention map of the block that runs, in place of one it noted before."""
+        self._call.map = attention_map
+
+    def take_map(self) -> Tensor | None:
+        """What `note_map` kept, once."""
+        found, self._call.map = self._call.map, None
+        return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
         return Trace(self.recording, copy.deepcopy(self.form, memo))

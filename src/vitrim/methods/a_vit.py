@@ -11,10 +11,10 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.registry import register_method
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import reduces, register_method
+from vitrim.core.scoring import prune_flagged
 from vitrim.core.tokens import TokenState, decision_dtype
-from vitrim.methods.ats import prune_flagged
 
 PONDER = "ponder"
 HALTING = "halting"
@@ -59,18 +59,11 @@ class AViT(MethodConfig):
     gate_center: float = Field(30.0, description="beta, subtracted: 30 for DeiT-T, 75 for DeiT-S")
     eps: float = Field(0.01, gt=0.0, lt=1.0, description="a token halts when its probabilities sum to 1 - eps")
 
-    def build(self, layer: Layer) -> Reducer:
-        return AViTReducer(self, layer)
 
-
-class AViTReducer(Reducer):
+@reduces(AViT)
+class AViTReducer(Reducer[AViT]):
     site = "after"
-
-    def __init__(self, config: AViT, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.scale, self.center = config.gate_scale, config.gate_center
-        self.threshold = 1.0 - config.eps
-        self.last = layer.depth == layer.num_layers - 1
+    everywhere = True
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
@@ -78,7 +71,7 @@ class AViTReducer(Reducer):
         if site != self.site:
             return x, state
         state = self.accumulate(x, state)
-        if self.last:
+        if self.layer.is_last:
             return state.carry["output"], replace(state, carry={})
         if self.training:
             alive = self.alive(state)
@@ -88,7 +81,7 @@ class AViTReducer(Reducer):
             x, state = assignment.apply(x, state)
         return x, self.mask_prefix(state)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         alive, p = self.alive(state), state.num_prefix
         running = alive[:, :p].any(1, keepdim=True)  # some token the head may read still changes
         return prune_flagged(state, alive[:, p:] & running, state.num_patches)
@@ -100,10 +93,13 @@ class AViTReducer(Reducer):
             start = {"spent": zero, "rest": zero + 1, "output": torch.zeros_like(y)}
             state = replace(state, carry={**start, "steps": zero} if self.training else start)
         carry, alive = state.carry, self.alive(state)
-        raw = torch.sigmoid(self.scale * y[..., 0].to(decision_dtype(y.dtype)) - self.center) * alive
-        h = alive.to(raw.dtype) if self.last else raw
+        raw = (
+            torch.sigmoid(self.config.gate_scale * y[..., 0].to(decision_dtype(y.dtype)) - self.config.gate_center)
+            * alive
+        )
+        h = alive.to(raw.dtype) if self.layer.is_last else raw
         spent = carry["spent"] + h.detach()  # decides only
-        halts, goes_on = alive & (spent >= self.threshold), alive & (spent < self.threshold)
+        halts, goes_on = alive & (spent >= (1.0 - self.config.eps)), alive & (spent < (1.0 - self.config.eps))
         share = torch.where(halts, carry["rest"], torch.where(goes_on, h, 0.0))
         new = {
             "spent": spent,
@@ -113,7 +109,7 @@ class AViTReducer(Reducer):
         if self.training:
             new["steps"] = carry["steps"] + alive
             state = state.report(HALTING, self.layer.depth, raw)
-            if self.last:
+            if self.layer.is_last:
                 # the remainder of every token is what it had when it halted: it stays as it is from then on
                 state = state.report(PONDER, self.layer.depth, new["steps"] + new["rest"])
                 state = state.report("steps", self.layer.depth, new["steps"])
@@ -121,7 +117,7 @@ class AViTReducer(Reducer):
 
     def alive(self, state: TokenState) -> Tensor:
         """(B, N) bool: which tokens, prefix included, have not halted and are not padding."""
-        alive = state.carry["spent"] < self.threshold
+        alive = state.carry["spent"] < (1.0 - self.config.eps)
         return alive if state.mask is None else alive & state.mask
 
     def mask_prefix(self, state: TokenState) -> TokenState:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
-from vitrim.core.registry import register_method
-from vitrim.core.tokens import TokenState, decision_dtype, take
+from vitrim.core.registry import reduces, register_method
+from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
 from vitrim.errors import VitrimError
 
 ROUNDING: dict[str, Callable[[float], int]] = {
@@ -63,11 +63,14 @@ class ATM(MethodConfig):
     kind = "merge"
     adaptive = True
     batch_dependent = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min"})
+    runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta"})
 
     alpha: float = Field(0.985, gt=0.0, le=1.0, description="threshold of the first layer")
     beta: float = Field(0.045, ge=0.0, le=10.0, description="how fast the threshold falls")
     theta_min: float = Field(0.88, ge=-1.0, le=1.0, description="lowest threshold")
+    theta: tuple[float, ...] | None = Field(
+        None, description="instead of alpha, beta and theta_min: the threshold of every layer"
+    )
     splitting_layer: int | None = Field(
         None, ge=0, description="last layer (counted from 1) with alternate matching; default floor(0.75 L)"
     )
@@ -80,47 +83,63 @@ class ATM(MethodConfig):
         description="'auto' and 'class_token': the last layer computes the class token only; 'full': it merges too",
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> ATM:
+        if self.theta is not None:
+            if {"alpha", "beta", "theta_min"} & self.model_fields_set:
+                raise ValueError("give either theta, one threshold per layer, or alpha, beta and theta_min")
+            if not all(-1.0 <= theta <= 1.0 for theta in self.theta):
+                raise ValueError("thresholds lie between -1 and 1")
+        return self
+
+    def check(self, num_layers: int) -> None:
+        if self.theta is not None and len(self.theta) != num_layers:
+            raise VitrimError(f"atm: theta has {len(self.theta)} thresholds but the model has {num_layers} blocks")
+
+    def threshold(self, depth: int) -> float:
+        """theta_l of the layer at ``depth`` = l - 1 (Eq. 1)."""
+        if self.theta is not None:
+            return self.theta[depth]
+        return max(self.alpha - math.expm1(self.beta * depth), self.theta_min)
+
     def thresholds(self, num_layers: int) -> list[float]:
         """theta_l of every layer (Eq. 1)."""
-        return [max(self.alpha - math.expm1(self.beta * depth), self.theta_min) for depth in range(num_layers)]
-
-    def build(self, layer: Layer) -> Reducer:
-        return ATMReducer(self, layer)
+        return [self.threshold(depth) for depth in range(num_layers)]
 
 
-class ATMReducer(Reducer):
+@reduces(ATM)
+class ATMReducer(Reducer[ATM]):
     site = "between"
+    everywhere = True
 
-    def __init__(self, config: ATM, layer: Layer) -> None:
-        super().__init__(config, layer)
-        last_alternate = layer.num_layers * 3 // 4 if config.splitting_layer is None else config.splitting_layer
-        self.by_size = layer.depth + 1 > last_alternate
-        self.per_image = config.granularity == "image"
-        self.concat_heads = config.metric == "concat"
-        self.round = ROUNDING[config.rounding]
+    @property
+    def theta(self) -> float:
+        """The threshold of this layer."""
+        return self.config.threshold(self.layer.depth)
 
-    def configure(self, config: MethodConfig) -> None:
-        assert isinstance(config, ATM)
-        self.amount = None
-        self.theta = config.thresholds(self.layer.num_layers)[self.layer.depth]
+    @property
+    def by_size(self) -> bool:
+        """Pair small with large tokens, behind the splitting layer; alternate places before it."""
+        splitting, num_layers = self.config.splitting_layer, self.layer.num_layers
+        return self.layer.depth + 1 > (num_layers * 3 // 4 if splitting is None else splitting)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        if attention is None or state.num_patches < 2:  # a single patch has no partner
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        if state.num_patches < 2:  # a single patch has no partner
             return None
-        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if is_traced():
             raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
         patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
-        if self.per_image and x.shape[0] > 1:
+        if self.config.granularity == "image" and x.shape[0] > 1:
             return self.merge_per_image(patches, state)
         sources, destinations = self.split(state)
         best, partner = best_partners(_rows(patches, sources), _rows(patches, destinations))
         similar = int((best.clamp(max=1.0) > self.theta).sum())  # the one number read back from the device
-        r = min(self.round(similar / max(x.shape[0], 1)), best.shape[1])
+        r = min(ROUNDING[self.config.rounding](similar / max(x.shape[0], 1)), best.shape[1])
         return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
 
     def similarity_keys(self, attention: Attention) -> Tensor:
         """(B, N, d) or (B, N, H*d): what is compared."""
-        if self.concat_heads:
+        if self.config.metric == "concat":
             return attention.keys.transpose(1, 2).flatten(2).to(decision_dtype(attention.k.dtype))
         return attention.mean_keys()
 

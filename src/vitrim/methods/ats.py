@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core.assignment import Hard, prune
+from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.registry import register_method
+from vitrim.core.config import MethodConfig
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, KeepRule, keep_rate
+from vitrim.core.scoring import prune_flagged, real_patches
 from vitrim.core.tokens import TokenState, decision_dtype, whole
 
 SMOOTHING = 1e-6
@@ -88,39 +90,36 @@ class ATS(MethodConfig):
         """The blocks that sample."""
         return tuple(range(num_layers // 4, num_layers)) if self.blocks is None else self.blocks
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
 
-    def build(self, layer: Layer) -> Reducer:
-        return PublishedATSReducer(self, layer) if self.variant == "published" else ATSReducer(self, layer)
 
-
-class ATSReducer(Reducer):
+class ATSReducer(Reducer[ATS]):
     site = "query"
 
-    def __init__(self, config: ATS, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.study, self.float32_heights = config.variant == "study", config.float32_heights
-        self.to_bound = config.padding == "bound"
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        if self.amount is None or attention is None:
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        amount = self.layer.amount
+        if amount is None:  # a block of the published variant that does not sample
             return None
-        points = max(self.amount.keep(state.initial_patches, state.num_patches), 1)
+        points = max(amount.keep(state.initial_patches, state.num_patches), 1)
         real = real_patches(state)
         with torch.no_grad():
             picks = self.sample(self.scores(attention, state), real, points)
             chosen = torch.zeros_like(real).scatter(1, picks, 1)
-        return prune_flagged(state, chosen, min(whole(picks.shape[1]), state.num_patches), self.to_bound)
+        return prune_flagged(
+            state, chosen, min(whole(picks.shape[1]), state.num_patches), self.config.padding == "bound"
+        )
 
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, P) importance of the patch tokens, in at least float32, not normalised."""
-        return significance(attention.class_row(), attention, per_head=self.study)[:, state.num_prefix :]
+        return significance(attention.class_row(), attention, per_head=self.config.variant == "study")[
+            :, state.num_prefix :
+        ]
 
     def sample(self, score: Tensor, real: Tensor, points: int) -> Tensor:
         """(B, M) patch indices, with repetitions; M is ``points``, or one more with ``float32_heights``."""
-        if self.study:
-            return sample_study(score, real, points, self.float32_heights)
+        if self.config.variant == "study":
+            return sample_study(score, real, points, self.config.float32_heights)
         return sample_sorted(score, real, points)
 
 
@@ -146,12 +145,19 @@ class PublishedATSReducer(ATSReducer):
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         assert attention.v is not None
         real, v = _real_keys(attention), attention.v
-        if self.amount is None:
+        if self.layer.amount is None:
             probabilities = smoothed_probabilities(attention, zero_keys=False)
         else:
             probabilities = smoothed_probabilities(attention)
             v = v if real is None else v * real.transpose(-1, -2)
         return F.dropout(probabilities, attention.dropout).to(v.dtype) @ v
+
+
+@reduces(ATS)
+def _reducer(config: ATS, layer: Layer) -> type[ATSReducer] | None:
+    if config.variant == "published":  # attends in its own way in all blocks
+        return PublishedATSReducer
+    return None if layer.amount is None else ATSReducer
 
 
 def significance(class_row: Tensor, attention: Attention, per_head: bool) -> Tensor:
@@ -217,32 +223,6 @@ def nearest(cdf: Tensor, height: Tensor) -> Tensor:
     low, high = cdf.gather(1, below), cdf.gather(1, above)
     # equal entries: the first of them
     return torch.where((height - low).abs() <= (high - height).abs(), torch.searchsorted(cdf, low), above)
-
-
-def prune_flagged(state: TokenState, chosen: Tensor, most: int, to_bound: bool = False) -> Hard | None:
-    """Keep the patch tokens flagged in ``chosen`` (B, P), in order; images may keep different numbers of them.
-
-    Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported,
-    traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
-    """
-    order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
-    if to_bound or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
-        keep = order[:, :most]
-        return prune(state, keep, valid=chosen.gather(1, keep))
-    counts = chosen.sum(1).tolist()
-    longest = max(counts, default=most)
-    if min(counts, default=most) == state.num_patches:
-        return None
-    keep = order[:, :longest]
-    ragged = state.mask is not None or min(counts, default=most) < longest
-    return prune(state, keep, valid=chosen.gather(1, keep) if ragged else None)
-
-
-def real_patches(state: TokenState) -> Tensor:
-    """(B, P) bool: which patch tokens are not padding."""
-    if state.mask is None:
-        return torch.ones(state.size.shape[0], state.num_patches, dtype=torch.bool, device=state.size.device)
-    return state.mask[:, state.num_prefix :]
 
 
 def smoothed_probabilities(attention: Attention, zero_keys: bool = True) -> Tensor:

@@ -11,12 +11,11 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.matching import best_partners, distances, most_similar, nearest_centre, unit
-from vitrim.core.registry import register_method
+from vitrim.core.matching import best_partners, distances, most_similar, nearest_centre, separations, unit
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, KeepRule
+from vitrim.core.scoring import ScoredPruning, patch_score
 from vitrim.core.tokens import TokenState, take
-from vitrim.methods.topk import ScoredPruning, patch_score
 
 
 @dataclass(frozen=True)
@@ -87,32 +86,20 @@ class BAT(ScoredPruning):
     pairs: int = Field(4, ge=0, description="attentive patches that merge into another attentive one, at each stage")
     clusters: int = Field(4, ge=1, description="tokens that the inattentive patches become, at each stage")
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
-        shares = super().schedule(num_layers)
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        shares = super().amounts(num_layers)
         return [None if share is None else Decoupled(share, self.pairs, self.clusters) for share in shares]
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return BATReducer(self, layer) if self.schedule(layer.num_layers)[layer.depth] is not None else None
 
-
-class BATReducer(Reducer):
+@reduces(BAT)
+class BATReducer(Reducer[BAT]):
     site = "between"
 
-    def __init__(self, config: BAT, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.score = config.score
-
-    def configure(self, config: MethodConfig) -> None:
-        super().configure(config)
-        amount = config.schedule(self.layer.num_layers)[self.layer.depth]
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        amount = self.layer.amount
         assert isinstance(amount, Decoupled)
-        self.decoupled = amount
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        count, pairs, clusters = self.decoupled.parts(state.initial_patches, state.num_patches)
-        if count == state.num_patches or attention is None:
-            return None
-        score = patch_score(attention, state, self.score)
+        count, pairs, clusters = amount.parts(state.initial_patches, state.num_patches)
+        score = patch_score(attention, state, self.config.score)
         rank = score.argsort(dim=1, descending=True, stable=True)
         attentive, others = rank[:, :count], rank[:, count:]
         patches = x[:, state.num_prefix :].detach()
@@ -125,7 +112,7 @@ class BATReducer(Reducer):
             keep=torch.cat([attentive.gather(1, kept), others.gather(1, centres)], dim=1),
             moved=torch.cat([attentive.gather(1, matched), others.gather(1, joining)], dim=1),
             into=torch.cat([partner, cluster + (count - pairs)], dim=1),
-            weight=torch.cat([score.new_ones(score.shape[0], state.num_prefix), weight], dim=1),
+            weight=state.pad_prefix(weight),
         )
 
 
@@ -156,16 +143,10 @@ def density_peaks(distance: Tensor, channels: int, count: int) -> Tensor:
     """(B, count) indices of the largest rho delta, from ``distance`` (B, P, P) of patches with so many channels."""
     log_density = log_densities(distance, channels)
     # the logarithm keeps the order, and densities far below 1 cannot underflow
-    peak = log_density + separations(distance, log_density).log()
+    peak = log_density + separations(distance, log_density, distance.amax(dim=2, keepdim=True)).log()
     return peak.argsort(dim=1, descending=True, stable=True)[:, :count]
 
 
 def log_densities(distance: Tensor, channels: int) -> Tensor:
     """(B, P) log rho: minus the mean squared ``distance`` (B, P, P) to all patches, itself included, per channel."""
     return -distance.square().mean(dim=2) / channels
-
-
-def separations(distance: Tensor, density: Tensor) -> Tensor:
-    """(B, P) delta: distance to the nearest patch of higher ``density`` (B, P); for the densest, to the farthest."""
-    denser = density[:, None, :] > density[:, :, None]
-    return torch.where(denser, distance, distance.amax(dim=2, keepdim=True)).amin(dim=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,22 +11,19 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Idle, Reducer, Site, merge_heads, split_heads
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.block import Reducer, Site, merge_heads, split_heads
+from vitrim.core.config import MethodConfig
 from vitrim.core.matching import full_precision
-from vitrim.core.registry import register_method
-from vitrim.core.schedule import Amount, Remove
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
+from vitrim.core.schedule import Amount, BringBack, Remove
+from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 
 AUXILIARY = "auxiliary_logits"
 
-
-class Restore:
-    """The amount of a layer that brings all tokens back."""
-
-    def keep(self, initial: int, current: int) -> int:
-        return initial
+Count = Annotated[int, Field(ge=0)]
 
 
 @register_method
@@ -69,7 +66,14 @@ class Cropr(MethodConfig):
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
 
-    r: int = Field(8, ge=0, description="patches that each router removes")
+    r: Count | tuple[Count, ...] = Field(
+        8, description="patches that each router removes, or a list with one amount per router"
+    )
+    per: int | None = Field(
+        None,
+        ge=1,
+        description="r is for images of so many patches, and follows their number; default: r whatever it is",
+    )
     first_extra: int = Field(1, ge=0, description="patches that the first router removes besides; 1 for a class token")
     fusion: Literal["last_layer", "concat", "none"] = Field(
         "last_layer", description="pruned tokens rejoin before the last block, after it, or never"
@@ -87,37 +91,29 @@ class Cropr(MethodConfig):
         """The blocks before which a router acts."""
         return range(1, num_layers if self.fusion == "none" else num_layers - 1)
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         routers = self.routers(num_layers)
         if not routers:
             raise VitrimError(f"cropr with fusion={self.fusion} needs more than {num_layers} blocks")
         schedule: list[Amount | None] = [None] * num_layers
-        for depth in routers:
-            schedule[depth] = Remove(self.r + (self.first_extra if depth == 1 else 0))
+        counts = (self.r,) * len(routers) if isinstance(self.r, int) else self.r
+        if len(counts) != len(routers):
+            raise VitrimError(f"cropr: r has {len(counts)} amounts but the model gets {len(routers)} routers")
+        for depth, count in zip(routers, counts, strict=True):
+            schedule[depth] = Remove(count + (self.first_extra if depth == 1 else 0), self.per)
         if self.fusion != "none":
-            schedule[-1] = Restore()
+            schedule[-1] = BringBack()
         return schedule
 
-    def counts(self, initial: int, num_layers: int) -> list[int] | None:
-        counts = super().counts(initial, num_layers)
-        return counts if counts is None or self.fusion == "none" else [*counts[:-1], initial]
 
-    def build(self, layer: Layer) -> Reducer:
-        if layer.depth in self.routers(layer.num_layers):
-            return RoutingReducer(self, layer)
-        if layer.depth == layer.num_layers - 1 and self.fusion != "none":
-            return FusingReducer(self, layer) if self.fusion == "last_layer" else ConcatReducer(self, layer)
-        return Idle(self, layer)
-
-
-class RoutingReducer(Reducer):
+class RoutingReducer(ScorerReducer[Cropr]):
     """Parameters: ``cross_attn``, of which only the queries and projections matter at inference, and ``head``."""
 
     site = "before"
+    stable = True
 
     def __init__(self, config: Cropr, layer: Layer) -> None:
         super().__init__(config, layer)
-        self.banks = config.fusion != "none"
         self.cross_attn = CrossAttention(config, layer.dim)
         self.head = nn.Sequential()
         if layer.num_classes:
@@ -139,17 +135,15 @@ class RoutingReducer(Reducer):
             state = state.report(AUXILIARY, self.layer.depth, self.head(aggregated))
         return super().reduce(site, x, attention, state)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+    def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        return self.cross_attn.scores(x[:, state.num_prefix :])
+
+    def keep_best(self, order: Tensor, state: TokenState) -> Hard:
         keep = self.num_keep(state)
-        if keep == state.num_patches:
-            return None
-        with torch.no_grad():
-            score = self.cross_attn.scores(x[:, state.num_prefix :])
-        order = score.argsort(dim=1, descending=True, stable=True)
-        return prune(state, order[:, :keep], dropped=order[:, keep:] if self.banks else None)
+        return prune(state, order[:, :keep], dropped=None if self.config.fusion == "none" else order[:, keep:])
 
 
-class FusingReducer(Reducer):
+class FusingReducer(Reducer[Cropr]):
     """Last layer fusion: all pruned tokens rejoin before the block."""
 
     site: ClassVar[Site] = "before"
@@ -164,6 +158,13 @@ class ConcatReducer(FusingReducer):
     """Token Concat: all pruned tokens rejoin after the block."""
 
     site = "after"
+
+
+@reduces(Cropr)
+def _reducer(config: Cropr, layer: Layer) -> type[Reducer[Cropr]] | None:
+    if layer.is_last and config.fusion != "none":
+        return FusingReducer if config.fusion == "last_layer" else ConcatReducer
+    return None if layer.amount is None else RoutingReducer
 
 
 class CrossAttention(nn.Module):

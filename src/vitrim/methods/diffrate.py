@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.core.matching import best_partners, full_precision, unit
+from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
-from vitrim.core.registry import register_method
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Remove
+from vitrim.core.scoring import Score, masked_softmax, patch_score
 from vitrim.core.tokens import TokenState, decision_dtype, flat_index, take
 from vitrim.errors import VitrimError
-from vitrim.methods.dynamicvit import masked_softmax
-from vitrim.methods.topk import Score, patch_score
 
 POLICY = "diffrate_policy"
 KEPT = "kept_numbers"
@@ -117,7 +117,7 @@ class DiffRate(MethodConfig):
                 raise ValueError("merge_kept must not be larger than prune_kept in any block")
         return self
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.learn:
             return [Remove(0)] * num_layers
         kept = self.prune_kept if self.merge_kept is None else self.merge_kept
@@ -130,30 +130,15 @@ class DiffRate(MethodConfig):
     def requires_class_token(self) -> bool:
         return self.score == "class_token"
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return LearningReducer(self, layer) if self.learn else DiffRateReducer(self, layer)
 
-
-class DiffRateReducer(Reducer):
+class DiffRateReducer(Reducer[DiffRate]):
     site = "between"
 
-    def __init__(self, config: DiffRate, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.score = config.score
-        self.discount_sizes = config.discount_sizes
-
-    def configure(self, config: MethodConfig) -> None:
-        assert isinstance(config, DiffRate)
-        super().configure(config)
-        # what merging leaves is the amount of the schedule
-        self.survivors = None if config.prune_kept is None else config.prune_kept[self.layer.depth] - 1
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        keep = self.num_keep(state)
-        if keep == state.num_patches or attention is None:
-            return None
-        survivors = state.num_patches if self.survivors is None else min(self.survivors, state.num_patches)
-        rank = patch_score(attention, state, self.score).argsort(dim=1, descending=True, stable=True)
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        keep, survivors = self.num_keep(state), state.num_patches  # what merging leaves is the amount of the plan
+        if self.config.prune_kept is not None:
+            survivors = min(self.config.prune_kept[self.layer.depth] - 1, survivors)
+        rank = patch_score(attention, state, self.config.score).argsort(dim=1, descending=True, stable=True)
         best, tail = rank[:, :keep], rank[:, keep:survivors]
         if survivors == keep:
             return prune(state, best)
@@ -170,7 +155,7 @@ class DiffRateReducer(Reducer):
         if not isinstance(hard, Hard):
             return x, state
         merged, after = hard.apply(x, state)
-        return merged, (replace(after, size=discounted(x, hard, state)) if self.discount_sizes else after)
+        return merged, (replace(after, size=discounted(x, hard, state)) if self.config.discount_sizes else after)
 
 
 def discounted(x: Tensor, hard: Hard, state: TokenState) -> Tensor:
@@ -184,14 +169,13 @@ def discounted(x: Tensor, hard: Hard, state: TokenState) -> Tensor:
     return size.clamp_min(torch.finfo(size.dtype).eps)
 
 
-class LearningReducer(Reducer):
+class LearningReducer(Reducer[DiffRate]):
     """Masks what learned amounts would remove. Parameters: ``prune.logits`` and ``merge.logits``, (P,) each."""
 
     site = "between"
 
     def __init__(self, config: DiffRate, layer: Layer) -> None:
         super().__init__(config, layer)
-        self.score, self.discount_sizes = config.score, config.discount_sizes
         self.prune = KeptShare(layer.initial_patches)
         self.merge = KeptShare(layer.initial_patches)
 
@@ -234,7 +218,7 @@ class LearningReducer(Reducer):
     def rank(self, attention: Attention, policy: Tensor, num_prefix: int) -> Tensor:
         """(B, P) place of each patch in the order of importance, from 0; those that are gone come last."""
         attention, policy = attention.detach(), policy.detach()
-        if self.score == "class_token":
+        if self.config.score == "class_token":
             received = masked_softmax(attention.rows(1).logits(), policy)[:, :, 0].sum(dim=1)
         else:
             received = (masked_softmax(attention.logits(), policy) * policy[:, None, :, None]).sum(dim=(1, 2))
@@ -261,9 +245,14 @@ class LearningReducer(Reducer):
         moving = (weight.unsqueeze(-1) * x.to(weight.dtype)).reshape(-1, channels)
         total = torch.zeros_like(moving).index_add(0, flat_index(partner, p), moving).view(x.shape)
         count = torch.zeros_like(weight).scatter_add(1, partner, weight)
-        gained = size * weight.detach() * (similarity if self.discount_sizes else 1.0)
+        gained = size * weight.detach() * (similarity if self.config.discount_sizes else 1.0)
         size = torch.zeros_like(size).scatter_add(1, partner, gained) + size
         return ((x.to(weight.dtype) + total) / (1.0 + count).unsqueeze(-1)).to(x.dtype), size.clamp_min(1.0)
+
+
+@reduces(DiffRate)
+def _reducer(config: DiffRate, layer: Layer) -> type[Reducer[DiffRate]]:
+    return LearningReducer if config.learn else DiffRateReducer
 
 
 class KeptShare(nn.Module):

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, StagedConfig
-from vitrim.core.matching import distances, merge_clusters, nearest_centre
-from vitrim.core.registry import register_method
+from vitrim.core.config import StagedConfig
+from vitrim.core.matching import distances, merge_clusters, nearest_centre, separations
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.tokens import TokenState, decision_dtype
 
 
@@ -49,31 +50,26 @@ class DPCKNN(StagedConfig):
     density_noise: float = Field(0.0, ge=0.0, description="uniform noise added to the densities; 1e-6 as published")
     epsilon: float = Field(0.0, ge=0.0, description="added to the sum of a cluster's weights; 1e-6 as published")
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return DPCKNNReducer(self, layer) if self.schedule(layer.num_layers)[layer.depth] is not None else None
 
-
-class DPCKNNReducer(Reducer):
+@reduces(DPCKNN)
+class DPCKNNReducer(Reducer[DPCKNN]):
     """Parameters: the linear ``score`` (1, C), unless all weights are equal."""
 
     site = "before"
 
     def __init__(self, config: DPCKNN, layer: Layer) -> None:
         super().__init__(config, layer)
-        self.k_neighbors, self.noise, self.epsilon = config.k_neighbors, config.density_noise, config.epsilon
         self.score = None if config.equal_weight else nn.Linear(layer.dim, 1)
         if self.score is not None:
             nn.init.zeros_(self.score.weight)
             nn.init.zeros_(self.score.bias)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)
-        if keep == state.num_patches:
-            return None
         patches = x[:, state.num_prefix :]
         with torch.no_grad():
             distance = distances(patches) / patches.shape[-1] ** 0.5
-            centres = density_peaks(distance, keep, self.k_neighbors, self.noise)
+            centres = density_peaks(distance, keep, self.config.k_neighbors, self.config.density_noise)
             cluster = nearest_centre(distance, centres)
         return merge_clusters(state, centres, cluster, self.shares(patches, cluster, keep))
 
@@ -88,7 +84,7 @@ class DPCKNNReducer(Reducer):
         largest = score.detach().amax(dim=1, keepdim=True)
         weight = (score - largest).exp()
         total = weight.new_zeros(weight.shape[0], num_clusters).scatter_add(1, cluster, weight)
-        return weight / (total + self.epsilon * (-largest).exp()).gather(1, cluster)
+        return weight / (total + self.config.epsilon * (-largest).exp()).gather(1, cluster)
 
 
 def log_densities(distance: Tensor, k_neighbors: int) -> Tensor:
@@ -114,8 +110,5 @@ def density_peaks(distance: Tensor, count: int, k_neighbors: int, noise: float =
     log_density = log_densities(distance, k_neighbors)
     if noise > 0.0:
         log_density = (log_density.exp() + noise * torch.rand_like(log_density)).log()
-    denser = log_density[:, None, :] > log_density[:, :, None]
-    largest = distance.amax(dim=(1, 2), keepdim=True)
-    separation = torch.where(denser, distance, largest).amin(dim=2)
-    peak = log_density + separation.log()
+    peak = log_density + separations(distance, log_density, distance.amax(dim=(1, 2), keepdim=True)).log()
     return peak.argsort(dim=1, descending=True, stable=True)[:, :count]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.block import Site
+from vitrim.core.config import StagedConfig
 from vitrim.core.matching import full_precision
-from vitrim.core.registry import register_method
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
+from vitrim.core.scoring import ScorerReducer, masked_softmax
 from vitrim.core.tokens import TokenState, decision_dtype
 
 POLICY = "dynamicvit_policy"
 DECISION = "decision"
-EPSILON = 1e-6  # of the masked softmax
 
 
 @register_method
@@ -67,30 +69,26 @@ class DynamicViT(StagedConfig):
 
     def targets(self, num_stages: int) -> list[float]:
         """The share of all patches each stage should keep in training: r, r^2, r^3; always r by "floor_initial"."""
+        if isinstance(self.keep_rate, tuple):
+            return list(self.keep_rate if self.rule == "floor_initial" else accumulate(self.keep_rate, mul))
         powers = [1] * num_stages if self.rule == "floor_initial" else range(1, num_stages + 1)
         return [self.keep_rate**power for power in powers]
 
-    def build(self, layer: Layer) -> Reducer | None:
-        if self.schedule(layer.num_layers)[layer.depth] is not None:
-            return PredictingReducer(self, layer)
-        return MaskingReducer(self, layer)
 
-
-class MaskingReducer(Reducer):
+class MaskingReducer(ScorerReducer[DynamicViT]):
     """In training, attention that leaves out dropped tokens; nothing otherwise."""
 
     site = "before"
+    stable = True
 
-    def __init__(self, config: DynamicViT, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.from_start = config.epsilon_from_start
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        return None
+    def reduce(
+        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
+    ) -> tuple[Tensor, TokenState]:
+        return x, state
 
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         policy = state.carry.get(POLICY)
-        if not self.training or (policy is None and not self.from_start) or attention.v is None:
+        if not self.training or (policy is None and not self.config.epsilon_from_start) or attention.v is None:
             return attention.output()
         if policy is None:
             policy = torch.ones_like(state.size)
@@ -105,7 +103,6 @@ class PredictingReducer(MaskingReducer):
 
     def __init__(self, config: DynamicViT, layer: Layer) -> None:
         super().__init__(config, layer)
-        self.tau = config.tau
         self.predictor = Predictor(layer.dim, config.global_epsilon)
 
     def reduce(
@@ -113,16 +110,12 @@ class PredictingReducer(MaskingReducer):
     ) -> tuple[Tensor, TokenState]:
         if site == "before" and self.training:
             return x, self.decide(x, state)
-        return super().reduce(site, x, attention, state)
+        return ScorerReducer.reduce(self, site, x, attention, state)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        keep = self.num_keep(state)
-        if keep == state.num_patches:
-            return None
-        with torch.no_grad():
-            patches = x[:, state.num_prefix :]
-            score = self.predictor(patches, torch.ones_like(state.size[:, state.num_prefix :]))[..., 0]
-            return prune(state, score.argsort(dim=1, descending=True, stable=True)[:, :keep])
+    def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        kept = torch.ones_like(state.size[:, state.num_prefix :])
+        score: Tensor = self.predictor(x[:, state.num_prefix :], kept)[..., 0]
+        return score
 
     def decide(self, x: Tensor, state: TokenState) -> TokenState:
         """Draw who is kept in training; noted in the state, nothing is removed."""
@@ -130,8 +123,8 @@ class PredictingReducer(MaskingReducer):
         policy = state.carry.get(POLICY)
         kept = torch.ones_like(state.size[:, p:]) if policy is None else policy[:, p:]
         log_probabilities = self.predictor(x[:, p:], kept)
-        kept = kept * straight_through(log_probabilities + self.noise(log_probabilities), self.tau)
-        policy = torch.cat([kept.new_ones(kept.shape[0], p), kept], dim=1)
+        kept = kept * straight_through(log_probabilities + self.noise(log_probabilities), self.config.tau)
+        policy = state.pad_prefix(kept)
         state = replace(state, carry={**state.carry, POLICY: policy})
         return state.report(DECISION, self.layer.depth, kept)
 
@@ -140,6 +133,11 @@ class PredictingReducer(MaskingReducer):
         tiny = torch.finfo(like.dtype).tiny
         exponential = -torch.rand_like(like).clamp_min(tiny).log()
         return -exponential.clamp_min(tiny).log()
+
+
+@reduces(DynamicViT)
+def _reducer(config: DynamicViT, layer: Layer) -> type[MaskingReducer]:
+    return MaskingReducer if layer.amount is None else PredictingReducer
 
 
 class Predictor(nn.Module):
@@ -174,22 +172,3 @@ def straight_through(logits: Tensor, tau: float) -> Tensor:
     soft = (logits / tau).softmax(dim=-1)[..., 0]
     hard = (logits[..., 0] >= logits[..., 1]).to(soft.dtype)
     return hard + (soft - soft.detach())  # exactly 0 or 1
-
-
-def masked_softmax(logits: Tensor, policy: Tensor) -> Tensor:
-    """Softmax of (B, H, M, N) over the tokens that ``policy`` (B, N) keeps and each token itself, smoothed by 1e-6.
-
-    Differentiable in the policy. Query row i belongs to token i. In at least float32.
-
-    Example:
-        >>> masked_softmax(torch.zeros(1, 1, 2, 2), torch.tensor([[1.0, 0.0]])).squeeze().round(decimals=3)
-        tensor([[1.0000, 0.0000],
-                [0.5000, 0.5000]])
-    """
-    logits = logits.to(decision_dtype(logits.dtype))
-    rows, n = logits.shape[-2:]
-    own = torch.eye(rows, n, dtype=logits.dtype, device=logits.device)
-    mask = policy[:, None, None, :].to(logits.dtype)
-    mask = mask + (1.0 - mask) * own
-    weight = (logits - logits.amax(dim=-1, keepdim=True)).exp() * mask
-    return (weight + EPSILON / n) / (weight.sum(dim=-1, keepdim=True) + EPSILON)

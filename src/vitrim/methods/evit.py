@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -9,11 +11,12 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer
-from vitrim.core.registry import register_method
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule
+from vitrim.core.scoring import ScoredPruning, patch_score
 from vitrim.core.tokens import TokenState
-from vitrim.methods.topk import ScoredPruning, TopKReducer, patch_score
+from vitrim.methods.topk import TopKReducer
 
 
 @register_method
@@ -46,26 +49,23 @@ class EViT(ScoredPruning):
     def added_tokens(self) -> int:
         return int(self.fuse_token)
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return EViTReducer(self, layer) if self.fuse_token else TopKReducer(self, layer)
 
-
-class EViTReducer(Reducer):
+class EViTReducer(Reducer[EViT]):
     site = "between"
 
-    def __init__(self, config: EViT, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.score = config.score
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)
-        if keep == state.num_patches or attention is None:
-            return None
-        score = patch_score(attention, state, self.score, gradient=True)
+        score = patch_score(attention, state, self.config.score, gradient=True)
         order = score.argsort(dim=1, descending=True)
         # the fused token grows from the best of the dropped ones; the others join it
         kept, joining = order[:, : keep + 1], order[:, keep + 1 :]
-        weight = torch.cat([score.new_ones(x.shape[0], state.num_prefix), score], dim=1)
-        weight = weight.scatter(1, order[:, :keep] + state.num_prefix, 1.0)
+        weight = state.pad_prefix(score).scatter(1, order[:, :keep] + state.num_prefix, 1.0)
         into = torch.full_like(joining, keep)
         return merge(state, kept, joining, into, weight=weight, normalise=False)
+
+
+@reduces(EViT)
+def _reducer(config: EViT, layer: Layer) -> type[Reducer[Any]] | None:
+    if layer.amount is None:
+        return None
+    return EViTReducer if config.fuse_token else TopKReducer

@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.registry import register_method
-from vitrim.core.schedule import Amount, KeepRule
+from vitrim.core.config import Share
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
+from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep
+from vitrim.core.scoring import ScoredPruning, patch_score
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
-from vitrim.methods.topk import ScoredPruning, patch_score
 
 IMPORTANCE = "evo_vit_importance"
 CLASS_LOGITS = "class_logits"
@@ -34,11 +34,11 @@ class OfAll:
         return self.amount.keep(initial, initial)
 
 
-class All:
-    """The amount of a layer that brings all patches back."""
+@dataclass(frozen=True)
+class Rejoin(BringBack):
+    """All patches come back after the last block, where a stage may begin as well."""
 
-    def keep(self, initial: int, current: int) -> int:
-        return initial
+    stage: Amount | None
 
 
 @register_method
@@ -79,7 +79,9 @@ class EvoViT(ScoredPruning):
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
 
-    keep_rate: float = Field(0.5, gt=0.0, le=1.0, description="share of all patches that go through the blocks")
+    keep_rate: Share | tuple[Share, ...] = Field(
+        0.5, description="share of all patches that go through the blocks, or a list with one share per stage"
+    )
     rule: KeepRule = Field("floor_initial", description="how keep_rate becomes a count, always of all patches")
     tradeoff: float = Field(0.5, gt=0.0, le=1.0, description="t: weight of a block's own attention in the importance")
     fast_update: bool = Field(False, description="one more token, the mean of those that wait, brings them up to date")
@@ -97,35 +99,27 @@ class EvoViT(ScoredPruning):
 
     def working(self, num_layers: int) -> list[Amount | None]:
         """How many patches go through the block of each stage; None where no stage begins."""
-        amounts = super().schedule(num_layers)
+        amounts = super().amounts(num_layers)
         if amounts[0] is not None:
             raise VitrimError("evo_vit ranks by the attention of the blocks before a stage: block 0 cannot be one")
         return [None if amount is None else OfAll(amount) for amount in amounts]
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         amounts = self.working(num_layers)
-        return [*amounts[:-1], All()] if self.rejoin else amounts
-
-    def counts(self, initial: int, num_layers: int) -> list[int] | None:
-        counts = super().counts(initial, num_layers)
-        return [*counts[:-1], initial] if counts is not None and self.rejoin else counts
-
-    def build(self, layer: Layer) -> Reducer:
-        return EvoViTReducer(self, layer)
+        return [*amounts[:-1], Rejoin(amounts[-1])] if self.rejoin else amounts
 
 
-class EvoViTReducer(Reducer):
+@reduces(EvoViT)
+class EvoViTReducer(Reducer[EvoViT]):
     """Parameters: ``norm`` and ``head`` of the class token, in the last block, with ``class_head``."""
 
     site = "before"
+    everywhere = True
 
     def __init__(self, config: EvoViT, layer: Layer) -> None:
         super().__init__(config, layer)
-        self.score, self.fast_update = config.score, config.fast_update
-        last = layer.depth == layer.num_layers - 1
-        self.rejoins = last and config.rejoin
         self.norm: nn.LayerNorm | None = None
-        if last and config.class_head:
+        if layer.is_last and config.class_head:
             if layer.num_classes == 0 or not layer.has_class_token:
                 raise VitrimError("evo_vit: class_head=true needs a model with a class token and a classifier")
             self.norm = nn.LayerNorm(layer.dim, eps=1e-6)
@@ -137,32 +131,37 @@ class EvoViTReducer(Reducer):
     def needs_full_last_block(self) -> bool:
         return self.norm is not None  # the training head works after the block
 
-    def configure(self, config: MethodConfig) -> None:
-        assert isinstance(config, EvoViT)
-        amounts, depth = config.working(self.layer.num_layers), self.layer.depth
-        self.amount = amounts[depth]
+    def follow(self, config: EvoViT, layer: Layer) -> None:
+        super().follow(config, layer)
+        amounts = [amount.stage if isinstance(amount, Rejoin) else amount for amount in layer.amounts]
+        depth, self.working = layer.depth, amounts[layer.depth]
         stages = [stage for stage, amount in enumerate(amounts) if amount is not None]
         # before the first stage only the block before it counts, after the last ranking none does
         self.observes = stages[0] - 1 <= depth < stages[-1]
         self.tradeoff = 1.0 if depth < stages[0] else config.tradeoff
 
+    def num_keep(self, state: TokenState) -> int:
+        # in the last block the plan says that all come back; before that they are ranked as at every stage
+        if self.working is None:
+            return state.num_patches
+        return effective_keep(self.working, 1, state.initial_patches, state.num_patches)
+
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
     ) -> tuple[Tensor, TokenState]:
-        if site == "before" and self.amount is not None:
+        if site == "before" and self.working is not None:
             return self.park(*self.bring_back(x, state))
-        if site == "between" and self.observes and attention is not None:
+        if site == "between" and attention is not None and self.observes:
             return x, self.observe(attention, state)
         if site == "after":
             if self.training and self.norm is not None:
                 state = state.report(CLASS_LOGITS, self.layer.depth, self.head(self.norm(x[:, 0])))
-            return self.bring_back(x, state) if self.rejoins else (x, state)
+            return self.bring_back(x, state) if self.layer.is_last and self.config.rejoin else (x, state)
         return x, state
 
     def observe(self, attention: Attention, state: TokenState) -> TokenState:
         """Update the importance of the tokens in this block."""
-        seen = patch_score(attention, state, self.score)
-        seen = F.pad(seen, (state.num_prefix, 0))
+        seen = state.pad_prefix(patch_score(attention, state, self.config.score), 0.0)
         if self.tradeoff < 1.0:
             seen = (1.0 - self.tradeoff) * state.carry[IMPORTANCE] + self.tradeoff * seen
         return replace(state, carry={**state.carry, IMPORTANCE: seen})
@@ -173,18 +172,16 @@ class EvoViTReducer(Reducer):
         if not isinstance(assignment, Hard):
             return x, state
         x, state = assignment.apply(x, state)
-        if self.fast_update:
+        if self.config.fast_update:
             # what waits is the distance to the mean, which goes through the blocks as the last token
             state = replace(state, bank=tuple(e._replace(tokens=e.tokens - x[:, -1:]) for e in state.bank))
         return x, state
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)
-        if keep == state.num_patches:
-            return None
         importance = state.carry[IMPORTANCE]
         order = importance[:, state.num_prefix :].argsort(dim=1, descending=True, stable=True)
-        if not self.fast_update:
+        if not self.config.fast_update:
             return prune(state, order[:, :keep], dropped=order[:, keep:])
         # the most important placeholder is the place of the mean; a weight of 0 for all of them would be no mean
         weight = importance.clamp_min(torch.finfo(importance.dtype).tiny)
@@ -194,7 +191,7 @@ class EvoViTReducer(Reducer):
 
     def bring_back(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         """All patches, the placeholders last."""
-        if not state.bank or not self.fast_update:
+        if not state.bank or not self.config.fast_update:
             return state.refill(x)
         mean, lost = x[:, -1:], state.lost
         working = torch.arange(state.num_patches - 1, device=x.device).expand(x.shape[0], -1)

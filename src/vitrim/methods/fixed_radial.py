@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,10 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig, StagedConfig
-from vitrim.core.registry import register_method
-from vitrim.core.schedule import KEEP_RULES, Amount, KeepRule, check_blocks
+from vitrim.core.config import StagedConfig
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
+from vitrim.core.schedule import Amount, Keep, check_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 
@@ -49,7 +50,7 @@ class FixedRadial(StagedConfig):
     contiguous: bool = Field(False, description="reduce in every block from the first to the last stage")
     min_radius: float = Field(1.0, gt=0.0, description="with contiguous: the radius after the last stage")
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
         schedule: list[Amount | None] = [None] * num_layers
@@ -59,8 +60,9 @@ class FixedRadial(StagedConfig):
                 step = (block - first + 1) / (last - first + 2)
                 schedule[block] = WithinLine(self.norm, step, self.min_radius)
             return schedule
-        for stage, block in enumerate(blocks, start=1):
-            schedule[block] = WithinRing(self.norm, self.keep_rate, stage, self.rule, self.float32_rings)
+        for block, share in enumerate(super().amounts(num_layers)):
+            if isinstance(share, Keep):
+                schedule[block] = WithinRing(self.norm, share, self.float32_rings)
         return schedule
 
     def needs_grid(self) -> bool:
@@ -76,14 +78,11 @@ class FixedRadial(StagedConfig):
         if grid[0] * grid[1] != initial:
             raise VitrimError(f"{self.name}: a grid of {grid[0]} x {grid[1]} does not hold {initial} patches")
         counts, current = [], initial
-        for amount in self.schedule(num_layers):
+        for amount in self.amounts(num_layers):
             if isinstance(amount, Pattern):
                 current = max(min(len(amount.patches(grid)), current), 1)
             counts.append(current)
         return counts
-
-    def build(self, layer: Layer) -> Reducer | None:
-        return FixedRadialReducer(self, layer)
 
 
 @register_method
@@ -141,14 +140,12 @@ class WithinRing(Pattern):
     """Patches within the ring whose count is nearest to the keep rule's target."""
 
     norm: Norm
-    rate: float
-    stage: int
-    rule: KeepRule
+    share: Keep
     float32: bool
 
     def patches(self, grid: tuple[int, int]) -> list[int]:
         initial = grid[0] * grid[1]
-        target = KEEP_RULES[self.rule](self.rate, self.stage, initial, initial)
+        target = self.share.keep(initial, initial)
         distance = _float32_distances(grid, self.norm) if self.float32 else _exact_distances(grid, self.norm)
         within = {d: count for count, d in enumerate(sorted(distance), start=1)}  # the last of equal ones counts
         radius = min(within, key=lambda r: (abs(within[r] - target), r))
@@ -170,41 +167,39 @@ class WithinLine(Pattern):
         return [patch for patch, d in enumerate(distance) if d <= max(radius, min(distance))]
 
 
-class FixedRadialReducer(Reducer):
+@reduces(FixedRadial)
+class FixedRadialReducer(Reducer[FixedRadial]):
     site = "before"
 
     index: Tensor
 
-    def configure(self, config: MethodConfig) -> None:
-        schedule = config.schedule(self.layer.num_layers)
-        self.name = config.name
-        self.amount = schedule[self.layer.depth]
-        self.earlier = next((amount for amount in schedule[: self.layer.depth][::-1] if amount is not None), None)
+    def follow(self, config: FixedRadial, layer: Layer) -> None:
+        super().follow(config, layer)
         # the model's own size once and for all; other sizes are worked out when they come. A buffer, so that it is
         # where the tokens are
         device = self.index.device if "index" in self._buffers else None
-        index = torch.tensor(_among(self.amount, self.earlier, self.layer.grid_size), dtype=torch.int64, device=device)
+        index = torch.tensor(self.kept(layer.grid_size), dtype=torch.int64, device=device)
         self.register_buffer("index", index, persistent=False)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        if self.amount is None:
-            return None
-        grid = state.known_grid(self.name)
-        index = self.index
-        if grid != self.layer.grid_size:
-            index = torch.tensor(_among(self.amount, self.earlier, grid), device=x.device)
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        grid = state.known_grid(self.config.name)
+        index = self.index if grid == self.layer.grid_size else torch.tensor(self.kept(grid), device=x.device)
         if index.shape[0] == state.num_patches:
             return None
         return prune(state, index.expand(x.shape[0], -1))
 
+    def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        # how many stay follows from the grid of this forward, and not from the number of patches alone
+        return self.assign(x, cast(Attention, attention), state)
 
-def _among(amount: Amount | None, earlier: Amount | None, grid: tuple[int, int]) -> list[int]:
-    """Which of the patches that ``earlier`` kept stay: patterns are nested and keep their order."""
-    if not isinstance(amount, Pattern):
-        return []
-    current = earlier.patches(grid) if isinstance(earlier, Pattern) else list(range(grid[0] * grid[1]))
-    kept = set(amount.patches(grid))
-    return [index for index, patch in enumerate(current) if patch in kept]
+    def kept(self, grid: tuple[int, int]) -> list[int]:
+        """Which of the current patches of a ``grid`` stay: patterns are nested and keep their order."""
+        earlier = [amount for amount in self.layer.amounts[: self.layer.depth] if isinstance(amount, Pattern)]
+        amount = self.layer.amount
+        assert isinstance(amount, Pattern)
+        current = earlier[-1].patches(grid) if earlier else list(range(grid[0] * grid[1]))
+        kept = set(amount.patches(grid))
+        return [index for index, patch in enumerate(current) if patch in kept]
 
 
 def square_of(initial: int) -> tuple[int, int]:

@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core.assignment import Hard, prune
+from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.block import Site
+from vitrim.core.config import MethodConfig
 from vitrim.core.matching import full_precision
-from vitrim.core.registry import register_method
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, constant, per_layer
+from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState, decision_dtype, take
 
 Graph = Literal["mixed", "spatial", "semantic"]
@@ -61,6 +62,11 @@ class GTP(MethodConfig):
     runtime: ClassVar[frozenset[str]] = frozenset({"num_prop"})
 
     num_prop: int | tuple[int, ...] = Field(8, description="patches removed per block, or a list with one per block")
+    per: int | None = Field(
+        None,
+        ge=1,
+        description="num_prop is for images of so many patches, and follows their number; default: it does not",
+    )
     propagation: Literal["graph", "none"] = Field("graph", description="'none': forget what is removed")
     graph: Graph = Field("mixed", description="which patches are neighbours: on the grid, by content, or either")
     num_neighbours: int = Field(8, ge=1, description="semantic neighbours of a patch")
@@ -85,29 +91,22 @@ class GTP(MethodConfig):
     def needs_grid(self) -> bool:
         return self.propagation == "graph" and self.graph != "semantic"
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         if isinstance(self.num_prop, int):
-            return constant(self.num_prop, num_layers)
-        return per_layer(self.num_prop, num_layers)
-
-    def build(self, layer: Layer) -> Reducer:
-        return GTPReducer(self, layer)
+            return constant(self.num_prop, num_layers, self.per)
+        return per_layer(self.num_prop, num_layers, self.per)
 
 
-class GTPReducer(Reducer):
+@reduces(GTP)
+class GTPReducer(ScorerReducer[GTP]):
     site = "between"
-
-    def __init__(self, config: GTP, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.makes_graph = layer.depth == 0 and config.propagation == "graph"
-        self.kind, self.num_neighbours = config.graph, config.num_neighbours
-        self.alpha, self.scales = config.alpha, config.token_scale
-        self.sparsity, self.selection = config.sparsity, config.selection
+    stable = True
+    everywhere = True
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
     ) -> tuple[Tensor, TokenState]:
-        if site == "before" and self.makes_graph:
+        if site == "before" and self.layer.depth == 0 and self.config.propagation == "graph":
             return x, self.start(x, state)
         if site != self.site:
             return x, state
@@ -119,16 +118,8 @@ class GTPReducer(Reducer):
             return reduced, after
         return self.propagate(x, state, reduced, after, assignment)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        keep = self.num_keep(state)
-        if keep == state.num_patches or attention is None:
-            return None
-        with torch.no_grad():
-            score = self.score(attention, state)[:, state.num_prefix :]
-        return prune(state, score.argsort(dim=1, descending=True, stable=True)[:, :keep])
-
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
-        if self.sparsity == 1.0:
+        if self.config.sparsity == 1.0:
             return self.scaled(attention, state).output()
         assert attention.v is not None
         probabilities = F.dropout(self.probabilities(attention, state), attention.dropout)
@@ -137,11 +128,13 @@ class GTPReducer(Reducer):
     def start(self, x: Tensor, state: TokenState) -> TokenState:
         """The graph (B, N, N) of the tokens (B, N, C), with zeros for the prefix, and scales of 1."""
         p = state.num_prefix
-        grid = (1, state.num_patches) if self.kind == "semantic" else state.known_grid(GTP.name)
+        grid = (1, state.num_patches) if self.config.graph == "semantic" else state.known_grid(GTP.name)
         with torch.no_grad():
-            graph = patch_graph(x[:, p:].to(decision_dtype(x.dtype)), grid, self.kind, self.num_neighbours)
+            graph = patch_graph(
+                x[:, p:].to(decision_dtype(x.dtype)), grid, self.config.graph, self.config.num_neighbours
+            )
             carry = {"graph": F.pad(graph, (p, 0, p, 0))}
-        if self.scales:
+        if self.config.token_scale:
             carry["scale"] = torch.ones_like(state.size)
         return replace(state, carry=carry)
 
@@ -153,24 +146,27 @@ class GTPReducer(Reducer):
         kept = assignment.target(n) >= 0
         removed = kept.to(torch.int8).sort(dim=1, stable=True).indices[:, : n - m]
         rows = after.carry["graph"]  # (B, M, N): the rows have moved along, the columns are still the old ones
-        weight = self.alpha * rows.gather(2, removed.unsqueeze(1).expand(-1, m, -1))
+        weight = self.config.alpha * rows.gather(2, removed.unsqueeze(1).expand(-1, m, -1))
         carry = {"graph": rows.gather(2, assignment.anchor.unsqueeze(1).expand(-1, m, -1))}
-        if self.scales:
+        if self.config.token_scale:
             gained = weight @ state.carry["scale"].gather(1, removed).unsqueeze(-1)
             carry["scale"] = after.carry["scale"] + gained.squeeze(-1)
         update = weight.to(x.dtype) @ take(x, removed)
         return reduced + update.to(x.dtype), replace(after, carry=carry)
 
-    def score(self, attention: Attention, state: TokenState) -> Tensor:
+    def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        return self.importance(attention, state)[:, state.num_prefix :]
+
+    def importance(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, N) of all tokens, in at least float32; the lowest patches go."""
-        if self.selection == "class_token":
+        if self.config.selection == "class_token":
             return self.scaled(attention, state).class_row().mean(1)
         probabilities = self.probabilities(attention, state)
         itself = probabilities.diagonal(dim1=2, dim2=3).amax(1)
-        if self.selection == "diagonal":
+        if self.config.selection == "diagonal":
             return itself
         received = probabilities.sum(2).amax(1)
-        return received if self.selection == "received" else itself * received
+        return received if self.config.selection == "received" else itself * received
 
     def scaled(self, attention: Attention, state: TokenState) -> Attention:
         """The attention with log(t) added to the logits of its keys, from the first propagation on."""
@@ -183,7 +179,7 @@ class GTPReducer(Reducer):
         """(B, H, N, N) attention map in at least float32, sparsified where asked."""
         probabilities = self.scaled(attention, state).probabilities()
         n = probabilities.shape[-1]
-        zeroed = int(n * n * (1 - self.sparsity))
+        zeroed = int(n * n * (1 - self.config.sparsity))
         if zeroed == 0:
             return probabilities
         threshold = probabilities.detach().flatten(2).kthvalue(zeroed, dim=2).values[..., None, None]

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.core.matching import full_precision
-from vitrim.core.registry import register_method
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import check_blocks
+from vitrim.core.scoring import prune_flagged, real_patches
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
-from vitrim.methods.ats import prune_flagged, real_patches
 
 KEPT = "kept"
 LOG_PROBABILITY = "log_probability"
@@ -75,9 +76,6 @@ class IARED2(MethodConfig):
             return tuple(sorted(self.blocks))
         return tuple(sorted({num_layers * third // 3 for third in range(3)}))
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return IARED2Reducer(self, layer) if layer.depth in self.stages(layer.num_layers) else None
-
     def check(self, num_layers: int) -> None:
         stages = self.stages(num_layers)
         check_blocks(stages, num_layers)
@@ -85,7 +83,7 @@ class IARED2(MethodConfig):
             raise VitrimError(f"ia_red2: stage={self.stage} does not exist: the groups are 0 to {len(stages) - 1}")
 
 
-class IARED2Reducer(Reducer):
+class IARED2Reducer(Reducer[IARED2]):
     """Parameters: ``interpreter``."""
 
     site = "before"
@@ -94,11 +92,9 @@ class IARED2Reducer(Reducer):
         super().__init__(config, layer)
         self.interpreter = Interpreter(layer.dim, config.heads or layer.num_heads)
 
-    def configure(self, config: MethodConfig) -> None:
-        assert isinstance(config, IARED2)
-        super().configure(config)
-        self.threshold = config.threshold
-        own = config.stages(self.layer.num_layers).index(self.layer.depth)
+    def follow(self, config: IARED2, layer: Layer) -> None:
+        super().follow(config, layer)
+        own = config.stages(layer.num_layers).index(layer.depth)
         self.acts = config.stage is None or own <= config.stage
         self.draws = config.stage is None or own == config.stage
 
@@ -114,7 +110,7 @@ class IARED2Reducer(Reducer):
         kept = real_patches(state).sum(dim=1) / state.initial_patches
         return x, state.report(KEPT, self.layer.depth, kept)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         with torch.no_grad():
             stays = self.decide(self.interpreter(x[:, state.num_prefix :]), state)
         return prune_flagged(state, stays, state.num_patches)
@@ -131,14 +127,18 @@ class IARED2Reducer(Reducer):
             state = state.report(LOG_PROBABILITY, self.layer.depth, log_probability.sum(dim=1))
         else:
             stays = self.decide(score, state)
-        prefix = stays.new_ones(stays.shape[0], state.num_prefix)
-        return replace(state, mask=torch.cat([prefix, stays], dim=1))
+        return replace(state, mask=state.pad_prefix(stays, True))
 
     def decide(self, score: Tensor, state: TokenState) -> Tensor:
         """(B, P) bool: real patches with a ``score`` (B, P) not below the threshold, and the best one."""
         real = real_patches(state)
         best = score.masked_fill(~real, -1.0).argmax(dim=1, keepdim=True)
-        return ((score >= self.threshold) & real).scatter(1, best, 1)
+        return ((score >= self.config.threshold) & real).scatter(1, best, 1)
+
+
+@reduces(IARED2)
+def _reducer(config: IARED2, layer: Layer) -> type[IARED2Reducer] | None:
+    return IARED2Reducer if layer.depth in config.stages(layer.num_layers) else None
 
 
 class Interpreter(nn.Module):

@@ -13,9 +13,10 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.config import StagedConfig
 from vitrim.core.matching import distances, merge_clusters, nearest_centre
-from vitrim.core.registry import register_method
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
@@ -75,49 +76,38 @@ class KMedoids(StagedConfig):
             raise ValueError("start=random goes with equal_weight=true; by weight the heaviest patches start")
         return self
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         if 0 in self.stages(num_layers) and not self.equal_weight:
             raise VitrimError("kmedoids weighs patches by the attention of the block before: blocks start at 1")
-        return super().schedule(num_layers)
-
-    def build(self, layer: Layer) -> Reducer | None:
-        stages = [amount is not None for amount in (*self.schedule(layer.num_layers), None)]
-        if stages[layer.depth + 1] and not self.equal_weight:
-            return WeighingReducer(self, layer)
-        return KMedoidsReducer(self, layer) if stages[layer.depth] else None
+        return super().amounts(num_layers)
 
 
-class KMedoidsReducer(Reducer):
+class KMedoidsReducer(Reducer[KMedoids]):
     site: ClassVar[Site] = "before"
-
-    def __init__(self, config: KMedoids, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.iterations, self.over_all = config.iterations, config.cost == "all"
-        self.equal_weight, self.at_random = config.equal_weight, config.start == "random"
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
     ) -> tuple[Tensor, TokenState]:
-        if site != "before" or self.amount is None:
+        if site != "before" or self.layer.amount is None:
             return x, state
         assignment = self(x, attention, state)
         state = replace(state, carry={name: value for name, value in state.carry.items() if name != WEIGHT})
         return (x, state) if assignment is None else assignment.apply(x, state)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)
-        if keep == state.num_patches:
-            return None
         with torch.no_grad():
             # an image that is not finite has no nearest anything: its tokens must still have places
             distance = distances(x[:, state.num_prefix :]).nan_to_num(0.0, 0.0, 0.0)
-            if self.equal_weight:
+            if self.config.equal_weight:
                 weight = distance.new_ones(distance.shape[:2])
-                medoids = published_start(distance, keep) if self.at_random else farthest_first(distance, keep)
+                medoids = (
+                    published_start(distance, keep) if self.config.start == "random" else farthest_first(distance, keep)
+                )
             else:
                 weight = state.carry[WEIGHT][:, state.num_prefix :].nan_to_num(0.0)
                 medoids = weight.argsort(dim=1, descending=True, stable=True)[:, :keep]
-            medoids, cluster = k_medoids(distance, weight, medoids, self.iterations, self.over_all)
+            medoids, cluster = k_medoids(distance, weight, medoids, self.config.iterations, self.config.cost == "all")
             is_medoid = torch.zeros_like(weight).scatter_(1, medoids, 1.0)
         return merge_clusters(state, medoids, cluster, is_medoid)
 
@@ -134,6 +124,13 @@ class WeighingReducer(KMedoidsReducer):
             weight = attention.detach().column_mean().detach()
             return x, replace(state, carry={**state.carry, WEIGHT: weight})
         return super().reduce(site, x, attention, state)
+
+
+@reduces(KMedoids)
+def _reducer(config: KMedoids, layer: Layer) -> type[KMedoidsReducer] | None:
+    if not config.equal_weight and any(amount is not None for amount in layer.amounts[layer.depth + 1 :][:1]):
+        return WeighingReducer
+    return None if layer.amount is None else KMedoidsReducer
 
 
 def k_medoids(

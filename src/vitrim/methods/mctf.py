@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,13 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import CPU_HAS_BFLOAT16, Attention
 from vitrim.core.block import ReducedBlock, Reducer, merge_heads
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.core.matching import alternate_split, full_precision, most_similar
-from vitrim.core.registry import register_method
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, check_blocks, half
 from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.errors import VitrimError
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class Fuse:
         # round: 0.29 * 100 is 28.999999999999996 in floating point and means 29
         removed = math.floor(round(current * self.r, 9)) if self.r < 1 else int(self.r)
         return max(current - removed, min(self.least, current))
+
+
+Fused = Annotated[int | float, Field(ge=0)]
 
 
 @register_method
@@ -87,7 +92,9 @@ class MCTF(MethodConfig):
     needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
 
-    r: int | float = Field(16, ge=0, description="tokens fused per block, or below 1 the fraction of patches fused")
+    r: Fused | tuple[Fused, ...] = Field(
+        16, description="tokens fused per block, or below 1 the fraction of patches fused; or a list with one per block"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="where to fuse, 0-based; default all but the first")
     tau_sim: float = Field(1.0, ge=0.0, le=10.0, description="exponent of similarity; 0: off")
     tau_info: float = Field(1 / 20, ge=0.0, le=10.0, description="exponent of (low) attention received; 0: off")
@@ -113,53 +120,51 @@ class MCTF(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> MCTF:
-        if self.r > 1 and not float(self.r).is_integer():
+        if any(r > 1 and not float(r).is_integer() for r in self.fused()):
             raise ValueError("r must be a whole number of tokens, or a fraction below 1")
         if self.tau_sim == self.tau_info == self.tau_size == 0.0:
             raise ValueError("at least one of tau_sim, tau_info and tau_size must be above 0")
         return self
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = range(1, num_layers) if self.blocks is None else self.blocks
         if self.blocks is not None:
             check_blocks(self.blocks, num_layers)
-        return [Fuse(self.r, self.min_patches) if depth in blocks else None for depth in range(num_layers)]
+        fused = self.fused() if isinstance(self.r, tuple) else self.fused() * len(blocks)
+        if len(fused) != len(blocks):
+            raise VitrimError(f"mctf: r has {len(fused)} amounts but {len(blocks)} blocks fuse")
+        schedule: list[Amount | None] = [None] * num_layers
+        for depth, r in zip(sorted(blocks), fused, strict=True):
+            schedule[depth] = Fuse(r, self.min_patches)
+        return schedule
+
+    def fused(self) -> tuple[int | float, ...]:
+        """The amounts of ``r``, one or more."""
+        return self.r if isinstance(self.r, tuple) else (self.r,)
 
     @staticmethod
     def least_kept(current: int) -> int:
         return half(current)
 
-    def build(self, layer: Layer) -> Reducer | None:
-        if self.schedule(layer.num_layers)[layer.depth] is None:
-            return None
-        return _REDUCERS[self.attention](self, layer)
 
-
-class MCTFReducer(Reducer):
+class MCTFReducer(Reducer[MCTF]):
     """Decides; its subclasses say which attention the fused tokens get."""
 
-    def __init__(self, config: MCTF, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.tau_sim, self.tau_info, self.tau_size = config.tau_sim, config.tau_info, config.tau_size
-        self.bidirectional = config.bidirectional
-        self.pooling = config.pooling
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        r = state.num_patches - self.num_keep(state)
-        if r == 0 or attention is None:
-            return None
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         with torch.no_grad():
             received = self.received(attention)
             even, odd = alternate_split(state.num_prefix)
             attraction = self.attraction(x, received, state, even, odd)
             index = torch.arange(state.num_patches, device=x.device)
-            keep, moved, into = match(attraction, index[even], index[odd], r, self.bidirectional)
+            keep, moved, into = match(
+                attraction, index[even], index[odd], self.num_removed(state), self.config.bidirectional
+            )
             weight = self.weight(received, state)
-        return merge(state, keep, moved, into, weight=weight, maximum=self.pooling == "max")
+        return merge(state, keep, moved, into, weight=weight, maximum=self.config.pooling == "max")
 
     def received(self, attention: Attention) -> Tensor | None:
         """(B, N) attention received, if any criterion or the pooling reads it."""
-        if self.tau_info == 0.0 and self.pooling != "attention_size":
+        if self.config.tau_info == 0.0 and self.config.pooling != "attention_size":
             return None
         received = attention.detach().column_mean()
         return received.clamp_min(torch.finfo(received.dtype).tiny)
@@ -169,23 +174,23 @@ class MCTFReducer(Reducer):
         p = state.num_prefix
         patches = x[:, p:].to(decision_dtype(x.dtype))
         single = torch.ones_like(patches[..., 0])
-        if self.tau_info > 0.0 and received is not None:
-            single = single * (received.amin(1, keepdim=True) / received[:, p:]) ** self.tau_info
-        if self.tau_size > 0.0 and not state.uniform:
-            single = single * (state.size.amin(1, keepdim=True) / state.size[:, p:]) ** self.tau_size
+        if self.config.tau_info > 0.0 and received is not None:
+            single = single * (received.amin(1, keepdim=True) / received[:, p:]) ** self.config.tau_info
+        if self.config.tau_size > 0.0 and not state.uniform:
+            single = single * (state.size.amin(1, keepdim=True) / state.size[:, p:]) ** self.config.tau_size
         pair = single[:, even, None] * single[:, None, odd]
-        if self.tau_sim == 0.0:
+        if self.config.tau_sim == 0.0:
             return pair
         unit = F.normalize(patches, dim=-1)
         with full_precision(unit):
             similarity = (unit[:, even] @ unit[:, odd].transpose(-1, -2) + 1.0) / 2.0
-        return pair * (similarity if self.tau_sim == 1.0 else similarity.clamp_min(0.0) ** self.tau_sim)
+        return pair * (similarity if self.config.tau_sim == 1.0 else similarity.clamp_min(0.0) ** self.config.tau_sim)
 
     def weight(self, received: Tensor | None, state: TokenState) -> Tensor | None:
         """(B, N) pooling weights, None for the sizes."""
-        if self.pooling == "attention_size" and received is not None:
+        if self.config.pooling == "attention_size" and received is not None:
             return received * state.size
-        return torch.ones_like(state.size) if self.pooling == "mean" else None
+        return torch.ones_like(state.size) if self.config.pooling == "mean" else None
 
 
 class OneStepAhead(MCTFReducer):
@@ -194,11 +199,10 @@ class OneStepAhead(MCTFReducer):
     site = "query"
     fresh_values = True
 
-    def __init__(self, config: MCTF, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.attention_map = config.attention_map
-        # an elementwise maximum of query rows is not linear, so it cannot be taken of the output instead
-        self.fuses_map = config.attention_map == "shared" or config.pooling == "max"
+    @property
+    def fuses_map(self) -> bool:
+        """An elementwise maximum of query rows is not linear, so it cannot be taken of the output instead."""
+        return self.config.attention_map == "shared" or self.config.pooling == "max"
 
     def query(
         self,
@@ -230,8 +234,8 @@ class OneStepAhead(MCTFReducer):
 
     def keeps_map(self, attention: Attention) -> bool:
         """Whether the map is computed once, for deciding and attending."""
-        if self.attention_map != "auto":
-            return self.attention_map == "kept"
+        if self.config.attention_map != "auto":
+            return self.config.attention_map == "kept"
         if attention.q.dtype == torch.bfloat16 and not CPU_HAS_BFLOAT16:  # the fused kernel computes in float32 inside
             return False
         return attention.q.device.type in ("cpu", "meta")  # MACs are counted on meta
@@ -265,6 +269,11 @@ class After(MCTFReducer):
 
 
 _REDUCERS: dict[str, type[MCTFReducer]] = {"one_step_ahead": OneStepAhead, "precise": Precise, "after": After}
+
+
+@reduces(MCTF)
+def _reducer(config: MCTF, layer: Layer) -> type[MCTFReducer] | None:
+    return None if layer.amount is None else _REDUCERS[config.attention]
 
 
 @dataclass(frozen=True)

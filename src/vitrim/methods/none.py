@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig
-from vitrim.core.registry import register_method
+from vitrim.core.block import Idle
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import reduces, register_method
 
 
 @register_method
@@ -22,5 +22,5 @@ class NoReduction(MethodConfig):
     name = "none"
     kind = "none"
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return None
+
+reduces(NoReduction)(Idle)

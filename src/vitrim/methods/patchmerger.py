@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Soft
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig, StagedConfig
-from vitrim.core.registry import register_method
+from vitrim.core.config import StagedConfig
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 
@@ -29,39 +31,56 @@ class SoftMixing(StagedConfig):
 
     def tokens_at(self, layer: Layer) -> tuple[int, int]:
         """Patch tokens entering and leaving ``layer`` at the model's own image size."""
-        counts = [layer.initial_patches, *(self.counts(layer.initial_patches, layer.num_layers) or [])]
+        counts = [layer.initial_patches, *self.counts_of(layer.amounts, layer.initial_patches)]
         return counts[layer.depth], counts[layer.depth + 1]
 
-    def build(self, layer: Layer) -> Reducer | None:
-        before, after = self.tokens_at(layer)
-        return self.mixer(layer, after) if after < before else None
 
-    def mixer(self, layer: Layer, num_tokens: int) -> Reducer:
-        """The reducer that leaves ``num_tokens`` patch tokens."""
-        raise NotImplementedError
+C = TypeVar("C", bound=SoftMixing)
 
 
-class SoftReducer(Reducer):
+class SoftReducer(Reducer[C]):
     """Refuses images of another size than its parameters were made for; subclasses implement `mix`."""
 
     site = "before"
 
-    def __init__(self, config: MethodConfig, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.method = config.name
+    @property
+    def num_tokens(self) -> int:
+        """K, the patch tokens that leave this layer."""
+        return self.config.tokens_at(self.layer)[1]
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Soft:
+    def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Soft:
+        # whatever the amount is for an image of another size: it is refused
+        return self.assign(x, cast(Attention, attention), state)
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Soft:
         if state.initial_patches != self.layer.initial_patches:
             rows, columns = self.layer.grid_size
             raise VitrimError(
-                f"{self.method} has learned parameters for {rows} x {columns} = {rows * columns} patches, and this "
-                f"image has {state.initial_patches}: resize the images, or create and reduce the model at their size"
+                f"{self.config.name} has learned parameters for {rows} x {columns} = {rows * columns} patches, and "
+                f"this image has {state.initial_patches}: resize images, or create and reduce the model at their size"
             )
         return self.mix(x[:, state.num_prefix :])
 
     def mix(self, patches: Tensor) -> Soft:
         """The new tokens as mixtures of the patch tokens (B, P, C)."""
         raise NotImplementedError
+
+
+R = TypeVar("R", bound=SoftReducer[Any])
+
+
+def mixes(config: type[SoftMixing]) -> Callable[[type[R]], type[R]]:
+    """Class decorator: `vitrim.reduces`, for layers that leave fewer tokens than enter."""
+
+    def enter(reducer: type[R]) -> type[R]:
+        def choose(config: SoftMixing, layer: Layer) -> type[R] | None:
+            before, after = config.tokens_at(layer)
+            return reducer if after < before else None
+
+        reduces(config)(choose)
+        return reducer
+
+    return enter
 
 
 @register_method
@@ -88,16 +107,14 @@ class PatchMerger(SoftMixing):
     name = "patchmerger"
     paper = "Learning to Merge Tokens in Vision Transformers (arXiv 2022)"
 
-    def mixer(self, layer: Layer, num_tokens: int) -> Reducer:
-        return PatchMergerReducer(self, layer, num_tokens)
 
-
-class PatchMergerReducer(SoftReducer):
+@mixes(PatchMerger)
+class PatchMergerReducer(SoftReducer[PatchMerger]):
     """Parameters: ``queries`` (K, C) and the layer norm ``norm``."""
 
-    def __init__(self, config: MethodConfig, layer: Layer, num_tokens: int) -> None:
+    def __init__(self, config: PatchMerger, layer: Layer) -> None:
         super().__init__(config, layer)
-        self.queries = nn.Parameter(torch.randn(num_tokens, layer.dim))
+        self.queries = nn.Parameter(torch.randn(self.num_tokens, layer.dim))
         self.norm = nn.LayerNorm(layer.dim)
 
     def mix(self, patches: Tensor) -> Soft:

@@ -12,9 +12,9 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.config import Share, StagedConfig
 from vitrim.core.matching import best_partners, full_precision, unit
-from vitrim.core.registry import register_method
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, take
 
@@ -51,7 +51,9 @@ class PiToMe(StagedConfig):
     paper = "Accelerating Transformers with Spectrum-Preserving Token Merging (NeurIPS 2024)"
     kind = "merge"
 
-    keep_rate: float = Field(0.9, gt=0.0, le=1.0, description="share of the current patches kept by each block")
+    keep_rate: Share | tuple[Share, ...] = Field(
+        0.9, description="share of the current patches kept by each block, or a list with one share per block"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="where to merge, 0-based; default all")
     rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")
     margin: float = Field(
@@ -68,23 +70,19 @@ class PiToMe(StagedConfig):
     def least_kept(current: int) -> int:
         return half(current)
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return PiToMeReducer(self, layer)
 
-
-class PiToMeReducer(Reducer):
+@reduces(PiToMe)
+class PiToMeReducer(Reducer[PiToMe]):
     site = "between"
 
-    def __init__(self, config: PiToMe, layer: Layer) -> None:
-        super().__init__(config, layer)
-        late = 2 * layer.depth >= layer.num_layers
-        self.protects = config.protect == "always" or (config.protect == "late") == late
-        self.margin = config.margin * (1.0 - layer.depth / layer.num_layers)
+    @property
+    def protects(self) -> bool:
+        """Only the patches of highest energy take part; otherwise all."""
+        late = 2 * self.layer.depth >= self.layer.num_layers
+        return self.config.protect == "always" or (self.config.protect == "late") == late
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        r = state.num_patches - self.num_keep(state)
-        if r == 0 or attention is None:
-            return None
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        r = self.num_removed(state)
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
         rank = self.energy(keys).argsort(dim=1, descending=True, stable=True)
         candidates = rank[:, : 2 * r] if self.protects else rank
@@ -100,5 +98,6 @@ class PiToMeReducer(Reducer):
 
     def energy(self, keys: Tensor) -> Tensor:
         """(B, P) energy of the patches with keys (B, P, d) of length 1."""
+        margin = self.config.margin * (1.0 - self.layer.depth / self.layer.num_layers)
         with torch.no_grad(), full_precision(keys):
-            return F.elu(keys @ keys.transpose(-1, -2) - self.margin).mean(dim=-1)
+            return F.elu(keys @ keys.transpose(-1, -2) - margin).mean(dim=-1)

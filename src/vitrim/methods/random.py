@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, StagedConfig
-from vitrim.core.registry import register_method
+from vitrim.core.config import StagedConfig
+from vitrim.core.registry import reduces, register_method
+from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState
 
 
@@ -27,16 +26,10 @@ class Random(StagedConfig):
     name = "random"
     kind = "prune"
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return RandomReducer(self, layer)
 
-
-class RandomReducer(Reducer):
+@reduces(Random)
+class RandomReducer(ScorerReducer[Random]):
     site = "before"
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        keep = self.num_keep(state)
-        if keep == state.num_patches:
-            return None
-        score = torch.rand(x.shape[0], state.num_patches, device=x.device)
-        return prune(state, score.topk(keep, dim=1).indices)
+    def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        return torch.rand(x.shape[0], state.num_patches, device=x.device)

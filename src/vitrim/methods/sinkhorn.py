@@ -10,11 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Soft
-from vitrim.core.block import Reducer
-from vitrim.core.config import Layer
+from vitrim.core.plan import Layer
 from vitrim.core.registry import register_method
 from vitrim.core.tokens import decision_dtype
-from vitrim.methods.patchmerger import SoftMixing, SoftReducer
+from vitrim.methods.patchmerger import SoftMixing, SoftReducer, mixes
 
 
 @register_method
@@ -47,26 +46,25 @@ class Sinkhorn(SoftMixing):
     iterations: int = Field(3, ge=1, le=1000, description="rounds of scaling rows, then columns")
     in_place: bool = Field(False, description="overwrite the centres by unit vectors in every forward, as published")
 
-    def mixer(self, layer: Layer, num_tokens: int) -> Reducer:
-        return SinkhornReducer(self, layer, num_tokens)
 
-
-class SinkhornReducer(SoftReducer):
+@mixes(Sinkhorn)
+class SinkhornReducer(SoftReducer[Sinkhorn]):
     """Parameters: the centres ``v`` (K, C)."""
 
-    def __init__(self, config: Sinkhorn, layer: Layer, num_tokens: int) -> None:
+    def __init__(self, config: Sinkhorn, layer: Layer) -> None:
         super().__init__(config, layer)
-        self.eps, self.iterations, self.in_place = config.eps, config.iterations, config.in_place
-        self.v = nn.Parameter(torch.randn(num_tokens, layer.dim))
+        self.v = nn.Parameter(torch.randn(self.num_tokens, layer.dim))
 
     def mix(self, patches: Tensor) -> Soft:
         values = F.normalize(patches, dim=-1)
         cosine = self.unit_centres() @ values.transpose(-1, -2)
-        return Soft(transport(cosine.to(decision_dtype(values.dtype)) / self.eps, self.iterations), values)
+        return Soft(
+            transport(cosine.to(decision_dtype(values.dtype)) / self.config.eps, self.config.iterations), values
+        )
 
     def unit_centres(self) -> Tensor:
         """(K, C) centres of unit length."""
-        if not self.in_place:
+        if not self.config.in_place:
             return F.normalize(self.v, dim=-1)
         with torch.no_grad():
             self.v.copy_(F.normalize(self.v, dim=-1))

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Soft
-from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.plan import Layer
 from vitrim.core.registry import register_method
 from vitrim.core.tokens import decision_dtype
-from vitrim.methods.patchmerger import SoftMixing, SoftReducer
+from vitrim.methods.patchmerger import SoftMixing, SoftReducer, mixes
 
 
 @register_method
@@ -39,18 +38,16 @@ class SiT(SoftMixing):
     name = "sit"
     paper = "Self-slimmed Vision Transformer (ECCV 2022)"
 
-    def mixer(self, layer: Layer, num_tokens: int) -> Reducer:
-        return SiTReducer(self, layer, num_tokens)
 
-
-class SiTReducer(SoftReducer):
+@mixes(SiT)
+class SiTReducer(SoftReducer[SiT]):
     """Parameters: ``norm``, ``hidden`` (C/2, C), ``weights`` (K, C/2), ``scale`` (1, 1, 1)."""
 
-    def __init__(self, config: MethodConfig, layer: Layer, num_tokens: int) -> None:
+    def __init__(self, config: SiT, layer: Layer) -> None:
         super().__init__(config, layer)
         self.norm = nn.LayerNorm(layer.dim)
         self.hidden = nn.Linear(layer.dim, layer.dim // 2)
-        self.weights = nn.Linear(layer.dim // 2, num_tokens)
+        self.weights = nn.Linear(layer.dim // 2, self.num_tokens)
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
         for linear in (self.hidden, self.weights):
             nn.init.trunc_normal_(linear.weight, std=0.02)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -12,13 +12,11 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Layer, StagedConfig
+from vitrim.core.config import Share, StagedConfig
 from vitrim.core.matching import alternate_split, best_partners, most_similar, unit
-from vitrim.core.registry import register_method
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take
-
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 @register_method
@@ -51,7 +49,7 @@ class ToFu(StagedConfig):
     paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
     kind = "mixed"
 
-    keep_rate: Share | tuple[Share, ...] = Field(  # type: ignore[assignment]  # of a StagedConfig: one rate for all
+    keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"
     )
     blocks: tuple[int, ...] | None = Field(None, description="where to reduce, 0-based; default all")
@@ -70,27 +68,22 @@ class ToFu(StagedConfig):
     def least_kept(current: int) -> int:
         return half(current)
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return ToFuReducer(self, layer)
 
-
-class ToFuReducer(Reducer):
+@reduces(ToFu)
+class ToFuReducer(Reducer[ToFu]):
     site = "between"
 
-    def __init__(self, config: ToFu, layer: Layer) -> None:
-        super().__init__(config, layer)
-        last = layer.num_layers // 2 if config.prune_until is None else config.prune_until
-        self.prunes = layer.depth <= last
-        self.norm_of = config.norm_of
+    @property
+    def prunes(self) -> bool:
+        """This block drops the sources; otherwise it merges."""
+        until = self.config.prune_until
+        return self.layer.depth <= (self.layer.num_layers // 2 if until is None else until)
 
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        r = state.num_patches - self.num_keep(state)
-        if r == 0 or attention is None:
-            return None
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
         even, odd = alternate_split(state.num_prefix)
         best, partner = best_partners(keys[:, even], keys[:, odd])
-        moved, kept = most_similar(best, r)
+        moved, kept = most_similar(best, self.num_removed(state))
         index = torch.arange(state.num_patches, device=x.device)
         keep = torch.cat([index[even][kept], index[odd].expand(x.shape[0], -1)], dim=1)
         if self.prunes:
@@ -114,6 +107,8 @@ class ToFuReducer(Reducer):
         wide = decision_dtype(x.dtype)
         norm = x.to(wide).norm(dim=-1, keepdim=True)
         largest = replace(hard, maximum=True).pool(norm, state.size)
-        reference = merged.to(wide).norm(dim=-1, keepdim=True) if self.norm_of == "average" else take(norm, hard.anchor)
+        reference = (
+            merged.to(wide).norm(dim=-1, keepdim=True) if self.config.norm_of == "average" else take(norm, hard.anchor)
+        )
         factor = largest / reference.clamp_min(torch.finfo(wide).tiny)
         return merged * factor.to(merged.dtype)

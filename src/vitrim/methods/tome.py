@@ -11,9 +11,9 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.config import MethodConfig, Share
 from vitrim.core.matching import alternate_split, best_partners, merge_sources, most_similar, unit
-from vitrim.core.registry import register_method
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
 
@@ -51,7 +51,14 @@ class ToMe(MethodConfig):
     inflect: float = Field(
         0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing"
     )
-    keep_rate: float | None = Field(None, gt=0.0, le=1.0, description="instead of r: share of patches kept per stage")
+    per: int | None = Field(
+        None,
+        ge=1,
+        description="r is for images of so many patches, and follows their number; default: r whatever it is",
+    )
+    keep_rate: Share | tuple[Share, ...] | None = Field(
+        None, description="instead of r: share of patches kept per stage, or a list with one share per stage"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="stages of keep_rate, 0-based; default a quarter apart")
     rule: MergeRule = Field("floor_initial_power", description="how keep_rate becomes a count")
     proportional: bool = Field(True, description="add log(size) to the attention logits (off for MAE)")
@@ -63,7 +70,7 @@ class ToMe(MethodConfig):
     def _check(self) -> ToMe:
         if min((self.r,) if isinstance(self.r, int) else self.r, default=0) < 0:
             raise ValueError("r must not be negative")
-        if self.keep_rate is not None and {"r", "inflect"} & self.model_fields_set:
+        if self.keep_rate is not None and {"r", "inflect", "per"} & self.model_fields_set:
             raise ValueError("give either r (with inflect) or keep_rate, not both")
         if self.keep_rate is None and (self.blocks is not None or self.rule != "floor_initial_power"):
             raise ValueError("blocks and rule go with keep_rate; with r every block merges, a list gives each its own")
@@ -71,38 +78,29 @@ class ToMe(MethodConfig):
             raise ValueError("inflect goes with one r for all blocks, not with a list")
         return self
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.keep_rate is not None:
             blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
             return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
         if isinstance(self.r, int):
-            return linear(self.r, self.inflect, num_layers)
-        return per_layer(self.r, num_layers)
+            return linear(self.r, self.inflect, num_layers, self.per)
+        return per_layer(self.r, num_layers, self.per)
 
     @staticmethod
     def least_kept(current: int) -> int:
         return half(current)
 
-    def build(self, layer: Layer) -> Reducer:
-        return ToMeReducer(self, layer)
 
-
-class ToMeReducer(Reducer):
+@reduces(ToMe)
+class ToMeReducer(Reducer[ToMe]):
     site = "between"
 
-    def __init__(self, config: ToMe, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.by_similarity = config.kept_order == "similarity"
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        r = state.num_patches - self.num_keep(state)
-        if r == 0 or attention is None:
-            return None
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
         sources, destinations = alternate_split(state.num_prefix)
         best, partner = best_partners(keys[:, sources], keys[:, destinations])
-        moved, kept = most_similar(best, r)
-        if self.by_similarity:
+        moved, kept = most_similar(best, self.num_removed(state))
+        if self.config.kept_order == "similarity":
             kept = kept.gather(1, best.gather(1, kept).argsort(dim=1, descending=True))
         index = torch.arange(state.num_patches, device=x.device)
         return merge_sources(state, index[sources], index[destinations], partner, moved, kept)

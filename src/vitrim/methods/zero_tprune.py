@@ -10,13 +10,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer
-from vitrim.core.config import Layer, MethodConfig
+from vitrim.core.config import MethodConfig
 from vitrim.core.matching import best_partners, full_precision, most_similar, unit
-from vitrim.core.registry import register_method
+from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Keep, check_blocks, quarter_blocks
+from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState, take
 from vitrim.errors import VitrimError
 
@@ -94,7 +93,7 @@ class ZeroTPrune(MethodConfig):
             raise ValueError("variance_range must be two ascending numbers, not negative")
         return self
 
-    def schedule(self, num_layers: int) -> list[Amount | None]:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = quarter_blocks(num_layers) if self.blocks is None else tuple(sorted(self.blocks))
         check_blocks(blocks, num_layers)
         similar, rates = _each(self.num_similar, len(blocks)), _each(self.keep_rate, len(blocks))
@@ -112,35 +111,25 @@ class ZeroTPrune(MethodConfig):
         quarter = num_layers / 4
         return 30 if depth < quarter else 1 if depth >= num_layers - quarter else 5
 
-    def build(self, layer: Layer) -> Reducer | None:
-        return None if self.schedule(layer.num_layers)[layer.depth] is None else ZeroTPruneReducer(self, layer)
 
-
-class ZeroTPruneReducer(Reducer):
+@reduces(ZeroTPrune)
+class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
     site = "after"
 
-    def __init__(self, config: ZeroTPrune, layer: Layer) -> None:
-        super().__init__(config, layer)
-        self.iterations = config.iterations_at(layer.depth, layer.num_layers)
-        self.boost = config.boost_class_token and layer.has_class_token
-        self.variance_range = config.variance_range
-
-    def assign(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        keep = self.num_keep(state)
-        if keep == state.num_patches or attention is None or not isinstance(self.amount, TwoStages):
-            return None
-        similar = self.amount.similar(state.num_patches)
-        with torch.no_grad():
-            graph = attention.probabilities()
-            left = None
-            if similar:
-                rank = self.importance(graph, None, 1)[:, state.num_prefix :]
-                dropped = similar_patches(rank, attention.mean_keys()[:, state.num_prefix :], similar)
-                left = torch.ones_like(state.size, dtype=torch.bool).scatter(1, dropped + state.num_prefix, 0)
-            score = self.importance(graph, left, self.iterations)
-            if left is not None:
-                score = score.masked_fill(~left, -torch.inf)
-            return prune(state, score[:, state.num_prefix :].topk(keep, dim=1).indices)
+    def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        amount, p = self.layer.amount, state.num_prefix
+        assert isinstance(amount, TwoStages)
+        similar = amount.similar(state.num_patches)
+        graph = attention.probabilities()
+        left = None
+        if similar:
+            rank = self.importance(graph, None, 1)[:, p:]
+            dropped = similar_patches(rank, attention.mean_keys()[:, p:], similar)
+            left = torch.ones_like(state.size, dtype=torch.bool).scatter(1, dropped + p, False)
+        score = self.importance(graph, left, self.config.iterations_at(self.layer.depth, self.layer.num_layers))
+        if left is not None:
+            score = score.masked_fill(~left, -torch.inf)
+        return score[:, p:]
 
     def importance(self, graph: Tensor, left: Tensor | None, iterations: int) -> Tensor:
         """(B, N) importance among the tokens ``left`` (B, N), None for all, of the attention map (B, H, N, N)."""
@@ -150,10 +139,10 @@ class ZeroTPruneReducer(Reducer):
             graph = graph * left[:, None, None, :]
             graph = graph / graph.sum(-1, keepdim=True).clamp_min(torch.finfo(graph.dtype).tiny)
         start = left.to(graph.dtype)
-        if self.boost:
+        if self.config.boost_class_token and self.layer.has_class_token:
             boosted = start[:, :1] * start.sum(1, keepdim=True).sqrt()
             start = torch.cat([boosted, start[:, 1:]], dim=1)
-        return combine_heads(page_rank(graph, start, iterations), left, self.variance_range)
+        return combine_heads(page_rank(graph, start, iterations), left, self.config.variance_range)
 
 
 def page_rank(graph: Tensor, start: Tensor, iterations: int) -> Tensor:

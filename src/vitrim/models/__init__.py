@@ -10,7 +10,7 @@ Importing this package is what registers them::
 
 from vitrim.models import lookupvit as lookupvit
 from vitrim.models import lv_vit as lv_vit
-from vitrim.models import pretraining as pretraining
 from vitrim.models import rev_vit as rev_vit
 from vitrim.models import t2t_vit as t2t_vit
 from vitrim.models import vittm as vittm
+from vitrim.models import vittm_mae as vittm_mae

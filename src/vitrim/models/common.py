@@ -19,7 +19,7 @@ from vitrim.errors import VitrimError
 Model = TypeVar("Model", bound=nn.Module)
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
-"""Where checkpoints keep their weights, in the order in which timm looks."""
+"""Keys under which checkpoints keep their weights, in the order in which timm looks."""
 
 
 class Stem(PatchEmbed):
@@ -33,11 +33,11 @@ class Stem(PatchEmbed):
         del self.proj  # subclasses have their own layers
 
     def feature_map(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) images to (B, C, H/p, W/p), for patches of p pixels."""
+        """Map images (B, 3, H, W) to features (B, C, H/p, W/p), for patches of p pixels."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) images to (B, P, C) tokens, or to the ``output_fmt`` given at construction."""
+        """Map images (B, 3, H, W) to tokens (B, P, C), or to the ``output_fmt`` given at construction."""
         x = self.feature_map(self.fitted(images))
         if self.flatten:
             x = x.flatten(2).transpose(1, 2)
@@ -46,10 +46,10 @@ class Stem(PatchEmbed):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def fitted(self, images: Tensor) -> Tensor:
-        """``images``, padded to whole patches if the model does that.
+        """Pad ``images`` to whole patches if the model does that.
 
         Raises:
-            VitrimError: a size the model does not take.
+            VitrimError: the model does not accept images of this size.
         """
         size = (images.shape[2], images.shape[3])
         rest = tuple(-side % patch for side, patch in zip(size, self.patch_size, strict=True))
@@ -66,10 +66,10 @@ class Stem(PatchEmbed):
         img_size: int | tuple[int, int] | None = None,
         patch_size: int | tuple[int, int] | None = None,
     ) -> None:
-        """Take images of another size from now on.
+        """Accept images of another size from now on.
 
         Raises:
-            VitrimError: another patch size.
+            VitrimError: the patch size is to change.
         """
         if patch_size is not None and patch_size not in (self.patch_size, self.patch_size[0]):
             raise VitrimError(f"the patch size of this stem is fixed to {_by(self.patch_size)}")
@@ -81,7 +81,7 @@ def _by(size: tuple[int, ...]) -> str:
 
 
 def pretrained_cfg(**changes: Any) -> dict[str, Any]:
-    """timm's description of a checkpoint, for models on ImageNet-1k at 224 pixels without a public address."""
+    """Describe a checkpoint for timm: ImageNet-1k at 224 pixels, no download address, and ``changes``."""
     return {
         "url": "",
         "num_classes": 1000,
@@ -107,7 +107,7 @@ def create(
     out_indices: Any = 3,
     **geometry: Any,
 ) -> Model:
-    """A registered model, built by timm.
+    """Build a registered model with timm.
 
     Args:
         kind: its class.
@@ -130,7 +130,7 @@ def create(
 
 
 def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights in a checkpoint: out of ``state_dict_ema`` and the like, and without ``module.`` before their names.
+    """Take the weights out of a checkpoint (``state_dict_ema`` and the like), and ``module.`` off their names.
 
     Example:
         >>> import torch
@@ -145,7 +145,7 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """``state`` under other names: the ``rules``, pattern and replacement of `re.sub`, change every name in turn.
+    """Rename all weights of ``state`` by the ``rules``, pairs of pattern and replacement for `re.sub`, in turn.
 
     Example:
         >>> import torch
@@ -161,10 +161,10 @@ def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> di
 
 
 def resampled_positions(table: Tensor, model: nn.Module, num_prefix: int = 1) -> Tensor:
-    """A position table (1, prefix + P0, C) for the grid that ``model`` has.
+    """Resample a position table (1, prefix + P0, C) to the grid of ``model``, bicubic.
 
-    As it is if it fits; else it is taken for one of a square grid and resampled, bicubic. ``num_prefix`` rows in front
-    belong to no patch and stay.
+    A table that fits is returned as it is; any other must be one of a square grid. The first ``num_prefix`` rows belong
+    to no patch and are kept.
     """
     stem: Any = model.patch_embed
     if table.shape[1] == num_prefix + stem.num_patches:

@@ -1,7 +1,7 @@
 """LookupViT (Koner et al., *LookupViT: Compressing visual information to a limited number of tokens*, ECCV 2024).
 
-Few compressed tokens run through transformer blocks; the many lookup tokens, which keep the details, only get what the
-compressed ones send back and a narrow MLP. One attention matrix A serves both directions ("multi-head bidirectional
+Few compressed tokens go through transformer blocks. The many lookup tokens keep the details: they get only updates from
+the compressed ones and a narrow MLP. One attention matrix A serves both directions ("multi-head bidirectional
 cross-attention", MHBC): compressed tokens gather with A, lookup tokens are infused with its transpose.
 
 Two classes, because the block of the paper and the one that the authors of ViTTM measured differ:
@@ -14,7 +14,7 @@ Two classes, because the block of the paper and the one that the authors of ViTT
 
 ``_3``, ``_5``, ``_7`` and ``_10`` in the names are the sides of the square grid of compressed tokens. Both classes take
 images of any size that divides into patches, and any other compressed grid (`set_compressed_grid`), also at test time.
-The prediction is the classifier of the compressed tokens; training adds the loss of the lookup tokens'
+The classifier of the compressed tokens predicts; training adds the loss of a second one, on the lookup tokens
 (`vitrim.models.streams.objective`).
 """
 
@@ -51,7 +51,7 @@ __all__ = ["Gather", "Infuse", "LookupLayer", "LookupViT", "SharedGather", "Shar
 
 
 class LookupBase(TwoStreamClassifier):
-    """Patch embedding and sizes. Arguments as of `LookupViT`."""
+    """Base class of both models: patch embedding and sizes. Arguments as in `LookupViT`."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class LookupBase(TwoStreamClassifier):
         self.set_compressed_grid(compressed_grid)
 
     def set_compressed_grid(self, grid: int | tuple[int, int]) -> None:
-        """Use so many rows and columns of compressed tokens from now on; no parameter changes.
+        """Change the rows and columns of compressed tokens from now on; parameters stay the same.
 
         Raises:
-            VitrimError: fewer than one.
+            VitrimError: there are none.
 
         Example:
             >>> model = LookupViT(img_size=64, patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -94,7 +94,7 @@ class LookupBase(TwoStreamClassifier):
 
 
 class LookupViT(LookupBase):
-    """The model of the paper. ``model(images)`` are the logits of the compressed tokens' classifier.
+    """Model of the paper. ``model(images)`` returns the logits of the compressed tokens' classifier.
 
     Args:
         img_size: height and width, or one number for both, that the position table is made for.
@@ -102,7 +102,7 @@ class LookupViT(LookupBase):
         compressed_grid: rows and columns of compressed tokens, or one number for both.
         in_chans: channels of the images.
         num_classes: classes K; 0 for none.
-        global_pool: ``avg``; the papers know no other.
+        global_pool: ``avg``; there is no other.
         embed_dim: channels C.
         depth: layers L.
         num_heads: attention heads H of blocks and exchange.
@@ -114,7 +114,7 @@ class LookupViT(LookupBase):
         drop_path_rate: stochastic depth of the last layer; grows linearly from 0.
 
     Raises:
-        VitrimError: another pooling, or an image size that does not divide into patches.
+        VitrimError: the pooling is another one, or the image size does not divide into patches.
 
     Example:
         >>> model = LookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)
@@ -162,7 +162,7 @@ class LookupViT(LookupBase):
         initialise(self.layers)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens of images (B, 3, H, W), before the layers."""
+        """Embed images (B, 3, H, W) as compressed (B, M, C) and lookup tokens (B, N, C)."""
         grid = grid_of(images.shape[-2:], self.patch_size)
         lookup = self.patch_embed(images).flatten(2).transpose(1, 2)
         lookup = lookup + resample_positions(self.pos_embed, self.grid, grid)
@@ -183,10 +183,10 @@ class SharedLookupViT(LookupBase):
 
     Args:
         class_token: put a class token in front of the lookup tokens.
-        others: as of `LookupViT`.
+        others: as in `LookupViT`.
 
     Raises:
-        VitrimError: as of `LookupViT`.
+        VitrimError: as in `LookupViT`.
 
     Example:
         >>> model = SharedLookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)
@@ -239,11 +239,11 @@ class SharedLookupViT(LookupBase):
 
     @property
     def shared_parts(self) -> tuple[nn.Module, ...]:
-        """`SharedParts`."""
+        """The `SharedParts` of all layers."""
         return (self.shared,)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens, class token first, of images (B, 3, H, W)."""
+        """Embed images (B, 3, H, W) as compressed (B, M, C) and lookup tokens (B, N, C), class token first."""
         grid = grid_of(images.shape[-2:], self.patch_size)
         patches = self.patch_embed(images)
         compressed = F.adaptive_avg_pool2d(patches, self.compressed_grid).flatten(2).transpose(1, 2)
@@ -271,15 +271,14 @@ _RENAMED = (
     (r"^head\.", "auxiliary_head."),
     (r"^compressed_head\.", "head."),
 )
-"""The ViTTM authors' names to ours, each rule in turn."""
+"""Rules from the ViTTM authors' names to ours, applied in turn."""
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: LookupBase) -> dict[str, Tensor]:
-    """Bring a checkpoint under the names and to the grids of ``model``.
+    """Rename the weights of a checkpoint for ``model``, and resample its position tables to the model's grids.
 
     Checkpoints of the ViTTM authors' LookupViT fit `SharedLookupViT`: their ``head`` and ``fc_norm`` are those of the
-    lookup tokens, here the auxiliary ones. Position tables are resampled to the model's image size and, there, to its
-    compressed grid. Weights that neither code knows stay under their name, so that loading reports them.
+    lookup tokens, here the auxiliary ones. Unknown weights keep their names, so that loading reports them.
 
     Example:
         >>> model = SharedLookupViT(img_size=32, patch_size=8, compressed_grid=2, embed_dim=32, depth=1, num_heads=2)
@@ -305,7 +304,7 @@ FAMILIES: dict[str, tuple[type[LookupBase], str]] = {
     "lookupvit_shared_base": (SharedLookupViT, "ViTTM's Table 8"),
 }
 VARIANTS = {f"{family}_{side}": (family, side) for family in FAMILIES for side in (3, 5, 7, 10)}
-"""Registered names, with family and side of the compressed grid."""
+"""Family and side of the compressed grid of every registered name."""
 
 _CFG = pretrained_cfg(fixed_input_size=False, classifier=("head", "auxiliary_head"))
 default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, _CFG))

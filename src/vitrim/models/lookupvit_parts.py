@@ -16,7 +16,7 @@ __all__ = ["Gather", "Infuse", "LookupLayer", "SharedGather", "SharedLayer", "Sh
 
 
 class Gather(Exchange):
-    """Compressed tokens attend to lookup tokens, and hand the attention out for the way back.
+    """Attention of compressed to lookup tokens, returned with its weights for the way back.
 
     Keys and values are one projection.
     """
@@ -34,14 +34,14 @@ class Gather(Exchange):
         return self.q(compressed), k, v
 
     def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) and (B, N, C) tokens to what is gathered (B, M, C) and the attention (B, H, M, N)."""
+        """Gather from lookup (B, N, C) to compressed tokens (B, M, C): output (B, M, C), attention (B, H, M, N)."""
         q, k, v = (split_heads(x, self.num_heads) for x in self.project(compressed, lookup))
         attention = (q * self.scale @ k.transpose(-2, -1)).softmax(-1)
         return merge_heads(attention @ v), attention
 
 
 class SharedGather(Gather):
-    """`Gather` with LayerNorms on queries and keys, and on the values that compressed tokens send back."""
+    """`Gather` with LayerNorms on queries, on keys, and on the values that compressed tokens send back."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__(dim, num_heads)
@@ -53,18 +53,20 @@ class SharedGather(Gather):
         return self.q_norm(q), self.k_norm(k), v
 
     def values(self, compressed: Tensor) -> Tensor:
-        """(B, M, C) values of the compressed tokens, by the projection that the lookup tokens' values come from."""
+        """Values (B, M, C) of the compressed tokens, by the projection that makes those of the lookup tokens."""
         dim = self.q.out_features
         values: Tensor = self.v_norm(F.linear(compressed, self.kv.weight[dim:], self.kv.bias[dim:]))
         return values
 
 
 class Infuse(Exchange):
-    """Values of the compressed tokens sent to the lookup tokens by the transposed attention. It is not normalised
-    again: lookup tokens that nobody attended to get little."""
+    """Way back: values of the compressed tokens go to the lookup tokens by the transposed attention.
+
+    It is not normalised again: lookup tokens that got little attention get little.
+    """
 
     def forward(self, attention: Tensor, values: Tensor) -> Tensor:
-        """(B, H, M, N) attention and (B, M, C) values to (B, N, C)."""
+        """Send values (B, M, C) by the attention (B, H, M, N): (B, N, C)."""
         return merge_heads(attention.transpose(-2, -1) @ split_heads(values, attention.shape[1]))
 
 
@@ -87,7 +89,7 @@ class LookupLayer(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens to the same."""
+        """Update compressed (B, M, C) and lookup tokens (B, N, C)."""
         gathered, attention = self.gather(self.compressed_norm(compressed), self.lookup_norm(lookup))
         compressed = self.block(compressed + self.drop_path(self.gather_proj(gathered)))
         infused = self.infuse(attention, self.infuse_values(self.infuse_norm(compressed)))
@@ -98,11 +100,11 @@ class LookupLayer(nn.Module):
 class SharedLayer(nn.Module):
     """One layer of `SharedLookupViT`, of which only the transformer block is its own.
 
-        t, c = LN_t(t), LN_c(c)                      replaced by their norms
+        t, c = LN_t(t), LN_c(c)                      norms replace the streams
         c = Block(c + A V(t));  c = LN_c(c)
         t = t + A^T LN(V(c));   t = t + MLP(t)
 
-    The shared parts are handed in.
+    The caller passes the shared parts.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -110,7 +112,7 @@ class SharedLayer(nn.Module):
         self.block = block
 
     def forward(self, compressed: Tensor, lookup: Tensor, shared: SharedParts) -> tuple[Tensor, Tensor]:
-        """(B, M, C) compressed and (B, N, C) lookup tokens to the same."""
+        """Update compressed (B, M, C) and lookup tokens (B, N, C)."""
         lookup, compressed = shared.lookup_norm(lookup), shared.compressed_norm(compressed)
         gathered, attention = shared.gather(compressed, lookup)
         compressed = shared.compressed_norm(self.block(compressed + gathered))

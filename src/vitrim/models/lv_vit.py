@@ -32,7 +32,7 @@ class Box(NamedTuple):
 
     @property
     def area(self) -> int:
-        """Patches in the box."""
+        """Number of patches in the box."""
         return (self.bottom - self.top) * (self.right - self.left)
 
 
@@ -44,7 +44,7 @@ class DenseLogits(NamedTuple):
 
 
 class ConvStem(Stem):
-    """Three convolutions at half resolution, then one on patches: the stem of LV-ViT (section 3.3, "4_2" in the code).
+    """Stem of LV-ViT: three convolutions at half resolution, then one on patches (section 3.3, "4_2" in the code).
 
     7 x 7 with stride 2, two of 3 x 3, each ``width`` channels wide with batch norm and ReLU; then p/2 x p/2 with
     stride p/2, for patches of p pixels.
@@ -82,7 +82,7 @@ class ConvStem(Stem):
 
 
 class SkipScale(nn.Module):
-    """Divides a residual branch by the skip lambda of its block. Stands where timm's `LayerScale` does."""
+    """Division of a residual branch by the skip lambda of its block, in the place of timm's `LayerScale`."""
 
     def __init__(self, skip_lambda: float) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SkipScale(nn.Module):
 
 
 class LVBlock(Block):
-    """x + attention(x) / lambda, then x + mlp(x) / lambda, pre-norm (section 3.3, "residual connection").
+    """Pre-norm block: x + attention(x) / lambda, then x + mlp(x) / lambda (section 3.3, "residual connection").
 
     Args:
         dim: channels C.
@@ -114,16 +114,9 @@ class LVBlock(Block):
     ) -> None:
         super().__init__(dim, num_heads, **kwargs)
         if head_dim is not None:
-            self.attn = Attention(
-                dim,
-                num_heads,
-                attn_head_dim=head_dim,
-                qkv_bias=kwargs.get("qkv_bias", False),
-                attn_drop=kwargs.get("attn_drop", 0.0),
-                proj_drop=kwargs.get("proj_drop", 0.0),
-                device=kwargs.get("device"),
-                dtype=kwargs.get("dtype"),
-            )
+            options = ("qkv_bias", "attn_drop", "proj_drop", "device", "dtype")
+            own = {option: kwargs[option] for option in options if option in kwargs}
+            self.attn = Attention(dim, num_heads, attn_head_dim=head_dim, **own)
         if skip_lambda != 1.0:
             self.ls1, self.ls2 = SkipScale(skip_lambda), SkipScale(skip_lambda)
 
@@ -196,12 +189,12 @@ class LVViT(VisionTransformer):
         return nn.Linear(self.embed_dim, self.num_classes, device=like.device, dtype=like.dtype)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """New heads for ``num_classes``, 0 for none. The auxiliary one exists only with ``global_pool="token"``."""
+        """Make new heads for ``num_classes``, 0 for none; the auxiliary one only with ``global_pool="token"``."""
         super().reset_classifier(num_classes, global_pool)
         self.aux_head = self._aux_head()
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens (B, N, C) to logits (B, K), or to the pooled feature (B, C). The maximum is over the tokens given."""
+        """Map tokens (B, N, C) to logits (B, K), or with ``pre_logits`` to the pooled feature (B, C)."""
         pooled: Tensor = self.head_drop(self.fc_norm(self.pool(x)))
         if pre_logits:
             return pooled
@@ -212,14 +205,14 @@ class LVViT(VisionTransformer):
         return logits + self.aux_weight * patches.amax(dim=1)
 
     def forward_dense(self, images: Tensor, box: Box | None = None) -> DenseLogits:
-        """Logits of the class token and of every patch apart, optionally on mixed tokens (section 3.2, "MixToken").
+        """Compute separate logits of the class token and of every patch, optionally of mixed tokens ("MixToken").
 
-        With ``box``, the patches in it come from the next image of the reversed batch: image b gets those of image
-        B - 1 - b, after the stem, so that no patch sees two images there. Their logits are handed back to their own
-        image: ``patches[b]`` are always about image b, while ``class_token[b]`` is about the mixture.
+        With ``box`` (section 3.2), image b gets the patches in it from image B - 1 - b, after the stem, where no patch
+        may see two images. The logits of these patches go back to their own image: ``patches[b]`` are always about
+        image b, while ``class_token[b]`` is about the mixture.
 
-        In a model that `vitrim.reduce_` has reduced, merged patches have the logits of their group, and those of pruned
-        ones mean nothing (where ``reduction.state.source`` is -1).
+        In a model reduced by `vitrim.reduce_`, merged patches have the logits of their group, and those of pruned ones
+        mean nothing (where ``reduction.state.source`` is -1).
 
         Args:
             images: (B, 3, H, W).
@@ -243,11 +236,11 @@ class LVViT(VisionTransformer):
         return DenseLogits(self.head(self.head_drop(self.pool(x))), patches)
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """What training minimises on one batch: `objective`, where every patch has the label of its image.
+        """Training losses of one batch: `objective`, where every patch has the label of its image.
 
         In training mode a random box of tokens is mixed, unless the model drops patches. Without an auxiliary head, or
-        reduced, the model learns the task from its logits (B, K), as DynamicViT and GTP train it: what the auxiliary
-        head would say of patches that are gone means nothing.
+        reduced, the model learns the task from its logits (B, K), as DynamicViT and GTP train it: the logits
+        of the auxiliary head for patches that are gone mean nothing.
 
         Raises:
             VitrimError: a teacher, whose logits are of images and not of patches.
@@ -267,7 +260,7 @@ class LVViT(VisionTransformer):
 
 
 def swap_box(x: Tensor, box: Box) -> Tensor:
-    """(B, h, w, ...) with the patches in ``box`` taken from the reversed batch. Its own inverse.
+    """Swap the patches (B, h, w, ...) in ``box`` with those of the reversed batch; it is its own inverse.
 
     Example:
         >>> x = torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, 1, 3)
@@ -283,11 +276,11 @@ def swap_box(x: Tensor, box: Box) -> Tensor:
 
 
 def sample_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
-    """A random box as CutMix draws it: a uniform share of the area around a uniform centre, cut off at the border.
+    """Draw a random box as CutMix does: a uniform share of the area around a uniform centre, cut off at the border.
 
     Args:
         grid: rows and columns of patches.
-        generator: of the random numbers, default torch's own.
+        generator: of the random numbers, by default torch's own.
 
     Example:
         >>> box = sample_box((14, 14))
@@ -312,7 +305,7 @@ def objective(
     box_share: float = 0.0,
     dense_weight: float = 1.0,
 ) -> dict[str, Tensor]:
-    """The loss of token labelling (section 3.1): that of the class token plus the mean one of all patches.
+    """Loss of token labelling (section 3.1): that of the class token plus the mean one of all patches.
 
     Args:
         logits: of `LVViT.forward_dense`.
@@ -342,7 +335,7 @@ def objective(
 
 
 def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: LVViT) -> dict[str, Tensor]:
-    """The authors' checkpoint as a state dict of ``model``. Names are the same; positions are resampled to its grid.
+    """Turn the authors' checkpoint into a state dict of ``model``: same names, positions resampled to its grid.
 
     Example:
         >>> model = LVViT(embed_dim=32, depth=1, num_heads=2, dense_head=False)

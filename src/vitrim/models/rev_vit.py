@@ -10,11 +10,11 @@ import torch
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed import resample_abs_pos_embed
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
-from vitrim.models.common import pretrained_cfg, renamed, resampled_positions, unwrapped
+from vitrim.models.common import create, pretrained_cfg, renamed, resampled_positions, unwrapped
 from vitrim.models.reversible import RevBlock, reversible
 
 __all__ = ["RevBlock", "RevViT", "checkpoint_filter_fn", "reversible"]
@@ -23,20 +23,20 @@ LAYER_NORM = partial(nn.LayerNorm, eps=1e-6)
 
 
 class RevViT(nn.Module):
-    """Rev-ViT: patches and positions as two equal streams, reversible blocks, both side by side, norm, mean, head.
+    """Rev-ViT: two equal streams of patches with positions, reversible blocks, both side by side, norm, mean, head.
 
-    In training the activations of one branch at a time exist, whatever the depth, for one more forward of the blocks
-    within backward. Drop path and dropout draw the same numbers again. Set ``model.reversible = False`` to train like
-    any other model, with all activations kept.
+    In training only the activations of one branch at a time exist, whatever the depth; the cost is one more forward of
+    the blocks within backward. Drop path and dropout draw the same numbers again. Set ``model.reversible = False`` to
+    train like any other model, with all activations kept.
 
-    There is no class token. The published table of positions has a row for one, and the published model adds a class
-    token and drops it again before the blocks: those 2 C numbers take no part in anything. They are not parameters
-    here, and `checkpoint_filter_fn` leaves them out.
+    There is no class token. The published model adds one and drops it again before the blocks, and its table of
+    positions has a row for it: 2 C numbers without effect. They are not parameters here, and `checkpoint_filter_fn`
+    leaves them out.
 
     Not a host: methods reduce one stream of tokens, and a reduction cannot be undone.
 
     Args:
-        img_size, patch_size, in_chans, embed_dim: as timm's `PatchEmbed`; C is the width of one stream.
+        img_size, patch_size, in_chans, embed_dim: as in timm's `PatchEmbed`; C is the width of one stream.
         num_classes: K, 0 for no head.
         global_pool: "avg", or "" for all tokens.
         depth, num_heads, mlp_ratio, qkv_bias: of the blocks.
@@ -103,7 +103,7 @@ class RevViT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Truncated normal weights of deviation 0.02, biases 0."""
+        """Draw weights and positions from a truncated normal of deviation 0.02, and set biases to 0."""
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -112,7 +112,7 @@ class RevViT(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone."""
+        """Names of the parameters that weight decay leaves alone."""
         return {"pos_embed"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -120,16 +120,16 @@ class RevViT(nn.Module):
         return {"stem": r"^pos_embed|patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Reversible blocks keep less than checkpoints would; there is nothing to switch on.
+        """Refuse gradient checkpointing: reversible blocks keep less than checkpoints would.
 
         Raises:
-            VitrimError: when it is switched on.
+            VitrimError: it is switched on.
         """
         if enable:
             raise VitrimError("Rev-ViT keeps no activations to begin with: gradient checkpointing has nothing to save")
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Take images of another size from now on; positions are resampled."""
+        """Accept images of another size from now on; positions are resampled."""
         before = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size=img_size)
         resampled = resample_abs_pos_embed(
@@ -142,7 +142,7 @@ class RevViT(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head for ``num_classes``, 0 for none."""
+        """Make a new head for ``num_classes``, 0 for none."""
         if global_pool is not None:
             self.global_pool = check_pool(global_pool)
         self.num_classes = num_classes
@@ -150,13 +150,13 @@ class RevViT(nn.Module):
         self.head = nn.Linear(self.num_features, num_classes, **place) if num_classes > 0 else nn.Identity()
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to normed tokens (B, P, 2C), both streams side by side."""
+        """Map images (B, 3, H, W) to normalised tokens (B, P, 2C), both streams side by side."""
         x = self.pos_drop(self.patch_embed(x) + self.pos_embed)
         x1, x2 = self.run_blocks(x, x)
         return self.norm(torch.cat([x1, x2], dim=-1))  # type: ignore[no-any-return]
 
     def run_blocks(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-        """The streams (B, P, C) through all blocks: reversibly where gradients are wanted."""
+        """Run the streams (B, P, C) through all blocks, reversibly where gradients are wanted."""
         if self.reversible and torch.is_grad_enabled() and not torch.compiler.is_exporting():
             y1, y2 = reversible(list(self.blocks), x1, x2)
             return y1, y2
@@ -165,22 +165,22 @@ class RevViT(nn.Module):
         return x1, x2
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens (B, P, 2C) to logits (B, K), or to the pooled feature (B, 2C)."""
+        """Map tokens (B, P, 2C) to logits (B, K), or with ``pre_logits`` to the pooled feature (B, 2C)."""
         if self.global_pool == "avg":
             x = x.mean(dim=1)
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to logits (B, K)."""
+        """Map images (B, 3, H, W) to logits (B, K)."""
         return self.forward_head(self.forward_features(x))
 
 
 def check_pool(global_pool: str) -> str:
-    """``global_pool`` if the model has it.
+    """Return ``global_pool`` if the model has it.
 
     Raises:
-        VitrimError: another one.
+        VitrimError: the model does not have it.
     """
     if global_pool not in ("avg", ""):
         raise VitrimError(f"Rev-ViT pools by 'avg' or not at all (''), not by '{global_pool}': it has no class token")
@@ -198,11 +198,11 @@ RENAMED = (
     (r"^(ln1|norm1)\.", "norm."),
     (r"^head\.(fc|layers\.head)\.", "head."),
 )
-"""mmpretrain's names to ours, each rule in turn. From its conventions: no published file was at hand to try them on."""
+"""Rules from mmpretrain's names to ours, applied in turn; written from its conventions, without a published file."""
 
 
 def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[str, Tensor]:
-    """A checkpoint in mmpretrain's names, or in ours, as a state dict of ``model``.
+    """Turn a checkpoint in mmpretrain's names, or in ours, into a state dict of ``model``.
 
     The unused class token and its row of the table of positions are left out; positions are resampled to the model's
     grid.
@@ -216,7 +216,7 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[s
 
 
 def without_class_row(table: Tensor) -> Tensor:
-    """A table of positions (1, P, C) or (1, 1 + P, C) for a square grid, as (1, P, C)."""
+    """Drop the row of a class token, if there is one, from a table of positions (1, P, C) of a square grid."""
     rows = table.shape[1]
     square = round(rows**0.5) ** 2 == rows
     return table if square else table[:, 1:]
@@ -228,7 +228,4 @@ default_cfgs = generate_default_cfgs({"rev_vit_base.in1k": pretrained_cfg(first_
 @register_model
 def rev_vit_base(pretrained: bool = False, **kwargs: Any) -> RevViT:
     """Rev-ViT-B: 87.3 M parameters, 17.49 GMACs at 224 pixels."""
-    model: RevViT = build_model_with_cfg(
-        RevViT, "rev_vit_base", pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs
-    )
-    return model
+    return create(RevViT, checkpoint_filter_fn, "rev_vit_base", pretrained, kwargs)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers.attention import Attention
-from timm.layers.drop import DropPath
-from timm.layers.mlp import Mlp
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
@@ -20,40 +18,23 @@ __all__ = ["RevBlock", "reversible"]
 Branch = Callable[[Tensor], Tensor]
 
 
-class RevBlock(nn.Module):
-    """Two residual branches over two streams (B, N, C), which can be undone (section 3.1):
+class RevBlock(Block):
+    """timm's block with its two residual branches over two streams (B, N, C), which can be undone (section 3.1).
 
-        y1 = x1 + attention(norm(x2)),      y2 = x2 + mlp(norm(y1)).
+    y1 = x1 + attention(norm(x2)) and y2 = x2 + mlp(norm(y1)).
 
     Args:
         dim: channels C of a stream.
         num_heads: attention heads H.
-        mlp_ratio: hidden channels of the MLP in units of C.
         qkv_bias: bias of q, k and v.
-        proj_drop, attn_drop, drop_path: probabilities.
         norm_layer: makes a norm of C channels.
+        kwargs: as timm's `Block` takes.
     """
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        mlp_ratio: float = 4.0,
-        qkv_bias: bool = True,
-        proj_drop: float = 0.0,
-        attn_drop: float = 0.0,
-        drop_path: float = 0.0,
-        norm_layer: Callable[..., nn.Module] = nn.LayerNorm,
-        **place: Any,
+        self, dim: int, num_heads: int, *, qkv_bias: bool = True, norm_layer: Any = nn.LayerNorm, **kwargs: Any
     ) -> None:
-        super().__init__()
-        self.norm1 = norm_layer(dim, **place)
-        self.attn = Attention(dim, num_heads, qkv_bias=qkv_bias, attn_drop=attn_drop, proj_drop=proj_drop, **place)
-        self.norm2 = norm_layer(dim, **place)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, **place)
-        self.drop_path1 = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
-        self.drop_path2 = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
+        super().__init__(dim, num_heads, qkv_bias=qkv_bias, norm_layer=norm_layer, **kwargs)
 
     def attention_branch(self, x: Tensor) -> Tensor:
         """Update of the first stream, from the second one (B, N, C)."""
@@ -63,7 +44,7 @@ class RevBlock(nn.Module):
         """Update of the second stream, from the first one (B, N, C)."""
         return self.drop_path2(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
 
-    def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         y1 = x1 + self.attention_branch(x2)
         return y1, x2 + self.mlp_branch(y1)
 
@@ -76,7 +57,7 @@ class RevBlock(nn.Module):
 
 
 def trained(*modules: nn.Module) -> list[nn.Parameter]:
-    """The parameters of ``modules`` that want a gradient."""
+    """List the parameters of ``modules`` that want a gradient."""
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -95,7 +76,7 @@ class ForwardState:
 
     @classmethod
     def before(cls, x: Tensor) -> ForwardState:
-        """The state that the next operation on ``x`` runs in."""
+        """Record the state in which the next operation on ``x`` will run."""
         kind = x.device.type
         devices, states = get_device_states(x)
         autocast = None
@@ -104,7 +85,7 @@ class ForwardState:
         return cls(torch.get_rng_state(), devices, states, kind, autocast)
 
     def rerun(self, branch: Branch, x: Tensor) -> Tensor:
-        """``branch(x)`` with gradients, in this state; the random state after it is that before it."""
+        """Compute ``branch(x)`` with gradients in this state; the random state is as before afterwards."""
         fork_type = self.device_type if self.devices else "cuda"  # any type that exists, where no device is forked
         autocast: AbstractContextManager[object] = nullcontext()
         if self.autocast is not None:
@@ -186,8 +167,8 @@ def undo(
 def reversible(blocks: Sequence[RevBlock], x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
     """Run the streams (B, N, C) through the ``blocks`` without keeping activations for backward.
 
-    The outputs are those of calling the blocks one after the other, bit for bit; the gradients are equal up to the
-    rounding of the streams that are recomputed. Differentiable once. Runs outside of compiled graphs.
+    The outputs equal those of calling the blocks one after the other bit for bit, the gradients up to the rounding of
+    the recomputed streams. Differentiable once. Runs outside of compiled graphs.
 
     Example:
         >>> blocks = [RevBlock(8, 2) for _ in range(3)]

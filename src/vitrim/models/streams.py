@@ -21,7 +21,7 @@ Grid = tuple[int, int]
 
 
 def resample_positions(table: Tensor, old: Grid, new: Grid, *, mode: str = "bicubic") -> Tensor:
-    """A table of learned positions on another grid.
+    """Resample a table of learned positions to another grid.
 
     As `timm.layers.resample_abs_pos_embed`, but in the precision of the table where that is more than float32.
 
@@ -46,9 +46,9 @@ def resample_positions(table: Tensor, old: Grid, new: Grid, *, mode: str = "bicu
 
 
 def fit_positions(state: dict[str, Tensor], name: str, grid: Grid, num_prefix: int = 0) -> None:
-    """Bring the position table ``name`` of a checkpoint, if it has it, to ``grid``.
+    """Resample the position table ``name`` of a checkpoint, if there is one, to ``grid``, in place.
 
-    It is taken for one of a square grid behind ``num_prefix`` rows, which stay. ``state`` is changed.
+    The table must be one of a square grid behind ``num_prefix`` rows, which are kept.
 
     Example:
         >>> state = {"pos_embed": torch.ones(1, 1 + 4, 8)}
@@ -64,7 +64,7 @@ def fit_positions(state: dict[str, Tensor], name: str, grid: Grid, num_prefix: i
 
 
 def join_keys_and_values(state: dict[str, Tensor], module: str) -> None:
-    """Put the layers ``k`` and ``v`` of ``module`` in a checkpoint together as its layer ``kv``. ``state`` is changed.
+    """Join the layers ``k`` and ``v`` of ``module`` in a checkpoint into one layer ``kv``, in place.
 
     Example:
         >>> state = {f"read.{name}.{kind}": torch.zeros(4) for name in "kv" for kind in ("weight", "bias")}
@@ -77,7 +77,7 @@ def join_keys_and_values(state: dict[str, Tensor], module: str) -> None:
 
 
 def grid_of(size: Sequence[int], patch_size: int) -> Grid:
-    """Rows and columns of patches in an image of ``size``: its height and width in pixels.
+    """Count the rows and columns of patches in an image of ``size``, its height and width in pixels.
 
     Raises:
         VitrimError: a side is not a multiple of the patch size.
@@ -93,21 +93,21 @@ def grid_of(size: Sequence[int], patch_size: int) -> Grid:
 
 
 class TwoStreamClassifier(nn.Module):
-    """Base class of models with two streams of tokens and a classifier on each; that of the first predicts.
+    """Base class of models with two streams of tokens and a classifier on each; the first one predicts.
 
-    A subclass states how an image becomes two streams, ``embed``, and the ``layers`` that both go through. The output
-    does not depend on the mode: ``model(images)`` returns the logits of the prediction, and `forward_streams` those of
-    both classifiers for the loss of the papers, `objective`.
+    A subclass states how an image becomes two streams, ``embed``, and the ``layers`` that process both. The output does
+    not depend on the mode: ``model(images)`` returns the logits of the prediction, and `forward_streams` those of both
+    classifiers for the loss of the papers, `objective`.
 
     Attributes:
         embed: a method or module from images (B, 3, H, W) to tokens (B, N, C) and auxiliary tokens (B, M, C).
-        layers: modules from both streams, followed by `shared_parts`, to both streams.
+        layers: modules that take both streams, then `shared_parts`, and return both streams.
 
     Args:
         img_size: height and width, or one number for both, that the position tables are made for.
         in_chans: channels of the images.
         dim: channels C of both streams.
-        num_classes: classes K; 0 for none.
+        num_classes: classes K; 0 for no classifiers.
         global_pool: ``avg``; there is no other.
         drop_rate: dropout before the classifiers.
         norm_eps: of the LayerNorms between pooling and classifier.
@@ -151,7 +151,7 @@ class TwoStreamClassifier(nn.Module):
 
     @property
     def shared_parts(self) -> tuple[nn.Module, ...]:
-        """Modules that all layers share, handed to each of them behind the two streams."""
+        """Modules that all layers share; each layer gets them after the two streams."""
         return ()
 
     def run_layer(self, layer: nn.Module, tokens: Tensor, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,20 +168,20 @@ class TwoStreamClassifier(nn.Module):
         return tokens, auxiliary
 
     def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, N, C) that predict, and the auxiliary ones (B, M, C), of images (B, 3, H, W)."""
+        """Compute the predicting tokens (B, N, C) and the auxiliary ones (B, M, C) of images (B, 3, H, W)."""
         return self.forward_layers(*self.embed(x))
 
     def forward_head(self, x: tuple[Tensor, Tensor], pre_logits: bool = False) -> Tensor:
-        """Logits (B, K) from the first of the two streams, or its pooled feature (B, C) with ``pre_logits``."""
+        """Compute logits (B, K) from the first stream, or with ``pre_logits`` its pooled feature (B, C)."""
         pooled: Tensor = self.head_drop(self.fc_norm(x[0].mean(1)))
         return pooled if pre_logits else self.head(pooled)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, 3, H, W), in training as well."""
+        """Compute the logits (B, K) of images (B, 3, H, W), in training as well."""
         return self.forward_head(self.forward_features(x))
 
     def forward_streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, K) of both streams, the predicting one first: what `objective` takes."""
+        """Compute the logits (B, K) of both streams for `objective`, the predicting one first."""
         streams = self.forward_features(x)
         auxiliary = self.auxiliary_head(self.head_drop(self.auxiliary_fc_norm(streams[1].mean(1))))
         return self.forward_head(streams), auxiliary
@@ -195,7 +195,7 @@ class TwoStreamClassifier(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """New classifiers on both streams, zero-initialised; 0 classes for none.
+        """Make new zero-initialised classifiers for both streams; 0 classes for none.
 
         Raises:
             VitrimError: a pooling other than the mean over the tokens.
@@ -212,12 +212,12 @@ class TwoStreamClassifier(nn.Module):
         self.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the position tables and class tokens."""
+        """Names of the position tables and class tokens, which weight decay leaves alone."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim == 3}
 
 
 def position_table(grid: Grid, dim: int, num_prefix: int = 0) -> nn.Parameter:
-    """Zero positions (1, prefix + H * W, C) of the prefix tokens and of a ``grid`` (H, W) of patches."""
+    """Make a table of zeros (1, prefix + H * W, C), positions of prefix tokens and of a ``grid`` (H, W)."""
     return nn.Parameter(torch.zeros(1, num_prefix + grid[0] * grid[1], dim))
 
 
@@ -236,7 +236,7 @@ def transformer_blocks(dim: int, num_heads: int, depth: int, drop_path: float, *
 
 
 def classifier(dim: int, num_classes: int) -> nn.Module:
-    """A zero-initialised linear classifier, or the identity for 0 classes."""
+    """Make a zero-initialised linear classifier, or the identity for 0 classes."""
     if num_classes == 0:
         return nn.Identity()
     head = nn.Linear(dim, num_classes)
@@ -263,7 +263,7 @@ def objective(
     *,
     criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> dict[str, Tensor]:
-    """The training loss of two-stream models: the criterion on both classifiers, added with weight 1.
+    """Training loss of two-stream models: the criterion on both classifiers, added with weight 1.
 
     Args:
         logits: of both streams, from `TwoStreamClassifier.forward_streams`.

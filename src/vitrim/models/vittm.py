@@ -1,6 +1,6 @@
 """ViTTM: Vision Token Turing Machines (Jajal et al.), two streams of tokens, of which only one is processed.
 
-Process tokens run through transformer blocks; memory tokens keep the rest. In every layer process tokens read from
+Process tokens go through transformer blocks; memory tokens keep the rest. In every layer process tokens read from
 memory, are processed, and write back:
 
     m, p = LN(m), LN(p)                one LayerNorm for both streams; its output replaces them
@@ -10,9 +10,9 @@ memory, are processed, and write back:
     m = fuse(Write(source=p, target=m), m)
     m = MemoryBlock(m)                 the identity, or m + MLP(LN(m))
 
-Both streams are made from the same image, by patches of their own size. Names: (28, 28) are the patch sizes of process
-and memory, in that order, as in the tables of the paper. The prediction is the memory's classifier; training adds the
-loss of the process tokens' (`vitrim.models.streams.objective`).
+Both streams are made from the same image, each with its own patch size: names give those of process and memory, in this
+order, as in the paper. The classifier of the memory predicts; training adds the loss of a second one, on the
+process tokens (`vitrim.models.streams.objective`). `vitrim.models.vittm_parts` holds the parts to choose from.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PUBLISHED_PATCH = 16  # patch size of the ViT that the published code is built o
 
 
 class ViTTMLayer(nn.Module):
-    """Read, process, write: one layer (section 3). The fusions are handed in because all layers share them."""
+    """One layer: read, process, write (section 3). The caller passes the fusions, which all layers share."""
 
     def __init__(self, block: nn.Module, read: nn.Module, write: nn.Module, memory_block: nn.Module, dim: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class ViTTMLayer(nn.Module):
     def forward(
         self, memory: Tensor, process: Tensor, read_fusion: nn.Module, write_fusion: nn.Module, drop: nn.Module
     ) -> tuple[Tensor, Tensor]:
-        """(B, N, C) memory and (B, M, C) process tokens to the same."""
+        """Update memory (B, N, C) and process tokens (B, M, C)."""
         memory, process = self.read_norm(memory), self.read_norm(process)
         process = self.block(read_fusion(drop(self.read(memory, process)), process))
         memory, process = self.write_norm(memory), self.write_norm(process)
@@ -77,12 +77,11 @@ class ViTTMLayer(nn.Module):
 
 
 class ViTTM(TwoStreamClassifier):
-    """Vision Token Turing Machine. ``model(images)`` are the logits of the memory's classifier.
+    """Vision Token Turing Machine. ``model(images)`` returns the logits of the memory's classifier.
 
-    The parameters that the published code holds and never uses do not exist here; `published_unused_params` says how
-    many they are, and `checkpoint_filter_fn` drops them from a published checkpoint. Images of any size that divides
-    into both kinds of patches are taken, except by token_learner heads and add_erase fusion, which are made for one
-    number of tokens.
+    Parameters that the published code holds and never uses do not exist here: `published_unused_params` counts them,
+    `checkpoint_filter_fn` drops them from a published checkpoint. Images may have any size that divides into both kinds
+    of patches, except with token_learner heads and add_erase fusion, which are made for one number of tokens.
 
     Args:
         img_size: height and width, or one number for both, that the position tables are made for.
@@ -90,7 +89,7 @@ class ViTTM(TwoStreamClassifier):
         memory_patch_size: side of the patches of the memory stream, in pixels.
         in_chans: channels of the images.
         num_classes: classes K; 0 for none.
-        global_pool: ``avg``; the papers know no other.
+        global_pool: ``avg``; there is no other.
         embed_dim: channels C of both streams.
         depth: layers L.
         num_heads: attention heads of blocks and of read and write heads.
@@ -106,7 +105,7 @@ class ViTTM(TwoStreamClassifier):
         read_write_drop_path: stochastic depth of everything read and written (the published segmentation model).
 
     Raises:
-        VitrimError: an unknown head, fusion or pooling, or an image size that does not divide into patches.
+        VitrimError: head, fusion or pooling are unknown, or the image size does not divide into patches.
 
     Example:
         >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=4, embed_dim=32, depth=1, num_heads=2)
@@ -186,7 +185,7 @@ class ViTTM(TwoStreamClassifier):
         """Run memory and process tokens through ``layer``.
 
         Raises:
-            VitrimError: not the numbers of tokens that heads or fusions were made for.
+            VitrimError: heads or fusions were made for other numbers of tokens.
         """
         given, made_for = (tokens.shape[1], auxiliary.shape[1]), self.embed.num_tokens
         if self.fixed_length and given != made_for:
@@ -195,7 +194,7 @@ class ViTTM(TwoStreamClassifier):
         return super().run_layer(layer, tokens, auxiliary)
 
     def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, N, C) memory and (B, M, C) normalised process tokens of images (B, 3, H, W)."""
+        """Compute memory (B, N, C) and normalised process tokens (B, M, C) of images (B, 3, H, W)."""
         memory, process = super().forward_features(x)
         return memory, self.process_norm(process)
 
@@ -208,21 +207,21 @@ class ViTTM(TwoStreamClassifier):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Feature maps after some layers, for dense prediction; timm's ``features_only=True`` uses this.
+        """Compute feature maps after some layers, for dense prediction; timm's ``features_only=True`` uses this.
 
         Where both streams have the same grid, a map holds process and memory channels in that order (B, 2C, H', W');
         else it is the process stream alone (B, C, H', W').
 
         Args:
             x: (B, 3, H, W) images.
-            indices: layers, as everywhere in timm: the last so many if one int, all if None.
+            indices: layers, as everywhere in timm: an int for the last so many, None for all.
             norm: put the process tokens of every map through their final LayerNorm; the published code does not.
-            stop_early: do not run layers behind the last one asked for.
+            stop_early: skip the layers after the last one asked for.
             output_fmt: ``NCHW`` maps, or ``NLC`` tokens.
-            intermediates_only: return the list alone.
+            intermediates_only: return only the list.
 
         Returns:
-            The list of maps; or, before it, what `forward_features` returns.
+            The list of maps, or the result of `forward_features` and that list.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise unknown("output format", output_fmt, ("NCHW", "NLC"))
@@ -243,7 +242,7 @@ class ViTTM(TwoStreamClassifier):
 
     @property
     def published_unused_params(self) -> int:
-        """Parameters that the published code holds on top of this model's, and never uses.
+        """Number of parameters that the published code holds besides this model's, and never uses.
 
         An output projection in every linear head; class token, position table and (unless the memory uses it) patch
         embedding of the ViT-*/16 that its model class inherits from.
@@ -276,17 +275,17 @@ _RENAMED = (
     (r"^fc_norm_process\.", "auxiliary_fc_norm."),
     (r"^process_head\.", "auxiliary_head."),
 )
-"""The authors' names to ours, each rule in turn."""
+"""Rules from the authors' names to ours, applied in turn."""
 _RENAMED_LATENT = (*_RENAMED, (r"\.(read|write)\.(norm|mlp)\.", r".\1.k_\2."))
-"""The same where heads are latent: the parts of the keys have no letter in their names."""
+"""The same for latent heads, whose parts of the keys have no letter in their names."""
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: ViTTM) -> dict[str, Tensor]:
-    """Bring a checkpoint of the authors' code, or of this class, under the names and to the grids of ``model``.
+    """Fit a checkpoint of the authors' code, or of this class, to ``model``.
 
-    Unused parameters of the published code are dropped (`unused_names` lists them), keys and values and, where patch
-    sizes are equal, both patch embeddings are joined, and position tables are resampled to the model's image size.
-    Weights that neither code knows stay under their name, so that loading reports them.
+    Weights are renamed, unused ones are dropped (`unused_names` lists them), keys and values and, where patch sizes are
+    equal, both patch embeddings are joined, and position tables are resampled to the model's image size. Unknown
+    weights keep their names, so that loading reports them.
 
     Example:
         >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -324,7 +323,7 @@ def unused_names(state_dict: Mapping[str, Any], model: ViTTM) -> list[str]:
 
 
 def _renamed(state: Mapping[str, Tensor], model: ViTTM) -> dict[str, Tensor]:
-    """Bring a checkpoint of the authors' code under our names."""
+    """Rename and join the weights of a checkpoint of the authors' code."""
     unused = set(unused_names(state, model))
     rules = _RENAMED_LATENT if isinstance(model.layers[0].read, LatentHead) else _RENAMED
     out = renamed({name: value for name, value in state.items() if name not in unused}, rules)

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from timm.models import register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
 from vitrim.models.common import renamed, unwrapped
 from vitrim.models.streams import initialise
-from vitrim.models.vittm import ViTTM
+from vitrim.models.vittm import ViTTM, vittm_base_28_28
 from vitrim.models.vittm import checkpoint_filter_fn as encoder_filter_fn
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class StreamMask(NamedTuple):
 def random_mask(
     batch: int, num_patches: int, ratio: float = MASK_RATIO, *, generator: torch.Generator | None = None
 ) -> StreamMask:
-    """Masks a share of the patches, others in every image.
+    """Mask a random share of the patches, others in every image.
 
     Args:
         batch: images B.
@@ -53,7 +54,7 @@ def random_mask(
         generator: CPU random numbers.
 
     Raises:
-        VitrimError: a ratio that masks nothing or is not between 0 and 1.
+        VitrimError: the ratio masks nothing or is not between 0 and 1.
 
     Example:
         >>> [part.shape for part in random_mask(2, 64)]
@@ -67,7 +68,7 @@ def random_mask(
 
 
 def matched_mask(mask: StreamMask, grid: tuple[int, int], finer: tuple[int, int]) -> StreamMask:
-    """The same areas of the image masked on a finer grid.
+    """Mask the same areas of the image on a finer grid.
 
     Args:
         mask: of a stream with ``grid``.
@@ -75,7 +76,7 @@ def matched_mask(mask: StreamMask, grid: tuple[int, int], finer: tuple[int, int]
         finer: rows and columns of the other stream, multiples of those.
 
     Raises:
-        VitrimError: grids of which one is not a multiple of the other.
+        VitrimError: ``finer`` is not a multiple of ``grid``.
 
     Example:
         >>> matched_mask(StreamMask(torch.tensor([[1]]), torch.tensor([[0]])), (1, 2), (2, 4))
@@ -105,7 +106,7 @@ def pixels(images: Tensor, patch_size: int) -> Tensor:
 
 
 class StreamDecoder(nn.Module):
-    """Predicts the pixels of masked patches of one stream from the tokens of the kept ones.
+    """Decoder that predicts the masked patches of one stream from the tokens of the kept ones.
 
     Args:
         dim: channels C of the encoder.
@@ -129,7 +130,7 @@ class StreamDecoder(nn.Module):
         self.pred = nn.Linear(decoder_dim, num_pixels)
 
     def forward(self, kept: Tensor, mask: StreamMask, mask_token: Tensor) -> Tensor:
-        """(B, K, C) tokens of the kept patches to the pixels (B, N - K, p * p * 3) of the masked ones."""
+        """Predict the pixels (B, N - K, p * p * 3) of the masked patches from the tokens (B, K, C) of the kept ones."""
         tokens = torch.cat((self.embed(kept), mask_token.expand(*mask.masked.shape, -1)), dim=1)
         tokens = self.blocks(tokens + gather(self.pos, torch.cat(mask, dim=1)))
         return self.pred(self.norm(tokens[:, kept.shape[1] :]))  # type: ignore[no-any-return]
@@ -139,15 +140,16 @@ class MaskedViTTM(nn.Module):
     """A ViTTM and a decoder for each of its streams.
 
     Args:
-        encoder: at the image size it is to be trained at; not one with token_learner heads or add_erase fusion, which
-            are made for all tokens of an image.
+        encoder: made for the image size of the training, without token_learner heads and add_erase fusion, which need
+            all tokens of an image.
         decoder_dim: channels of the decoders.
         decoder_depth: their blocks.
         decoder_num_heads: their attention heads.
         normalise: predict pixels normalised per patch (unbiased variance, + 1e-6).
+        num_classes: of the data. The training loop asks every model for it; nothing learns them.
 
     Raises:
-        VitrimError: an encoder of fixed length.
+        VitrimError: the encoder has such a head or fusion.
 
     Example:
         >>> encoder = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -164,12 +166,14 @@ class MaskedViTTM(nn.Module):
         decoder_depth: int = 8,
         decoder_num_heads: int = 16,
         normalise: bool = False,
+        num_classes: int = 0,
     ) -> None:
         super().__init__()
         if encoder.fixed_length:
             raise VitrimError("token_learner heads and add_erase fusion cannot see a part of the tokens only")
         self.encoder = encoder
         self.normalise = normalise
+        self.num_classes = num_classes
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder_dim))
         self.memory_decoder, self.process_decoder = (
             StreamDecoder(
@@ -186,6 +190,11 @@ class MaskedViTTM(nn.Module):
             initialise(part)
         nn.init.normal_(self.mask_token, std=0.02)
 
+    @property
+    def pretrained_cfg(self) -> Any:
+        """timm's description of the encoder: size, mean and standard deviation of the images."""
+        return self.encoder.pretrained_cfg
+
     def random_masks(
         self,
         batch: int,
@@ -194,9 +203,9 @@ class MaskedViTTM(nn.Module):
         matched: bool = False,
         generator: torch.Generator | None = None,
     ) -> tuple[StreamMask, StreamMask]:
-        """Masks of memory and process for ``batch`` images: independent, or ``matched``, the process mask on both.
+        """Draw masks of memory and process for ``batch`` images: independent, or ``matched``, one for both.
 
-        Drawn on the CPU, the same on every device, and moved to that of the model.
+        They are drawn on the CPU, equal for every device, and moved to the device of the model.
 
         Raises:
             VitrimError: as `random_mask` and `matched_mask`.
@@ -211,7 +220,7 @@ class MaskedViTTM(nn.Module):
         return StreamMask(*(part.to(self.mask_token.device) for part in mask))
 
     def forward(self, images: Tensor, memory_mask: StreamMask, process_mask: StreamMask) -> tuple[Tensor, Tensor]:
-        """Predicted pixels (B, M, p * p * 3) of the masked patches of memory and process of images (B, 3, H, W)."""
+        """Predict the pixels (B, M, p * p * 3) of the masked patches of images (B, 3, H, W), in memory and process."""
         memory, process = self.encoder.embed(images)
         memory, process = self.encoder.forward_layers(
             gather(memory, memory_mask.kept), gather(process, process_mask.kept)
@@ -222,7 +231,7 @@ class MaskedViTTM(nn.Module):
         )
 
     def objective(self, images: Tensor, memory_mask: StreamMask, process_mask: StreamMask) -> dict[str, Tensor]:
-        """Mean squared error on the pixels of the masked patches: "memory", "process", and "total", their sum."""
+        """Compute the mean squared errors of masked pixels: "memory", "process", and "total", their sum."""
         masks = StreamMask(*memory_mask), StreamMask(*process_mask)
         predictions = self(images, *masks)
         losses = {
@@ -234,7 +243,7 @@ class MaskedViTTM(nn.Module):
         return {**losses, "total": losses["memory"] + losses["process"]}
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """What training minimises on one batch: `objective` with masks drawn anew. Targets are not read."""
+        """Training losses of one batch: `objective` with masks drawn anew. Targets are not read."""
         return self.objective(step.images, *self.random_masks(len(step.images)))
 
     def _wanted(self, images: Tensor, patch_size: int, mask: StreamMask) -> Tensor:
@@ -248,13 +257,13 @@ _RENAMED = (
     (r"(memory|process)_decoder_pos_embed", r"\1_decoder.pos"),
     (r"(memory|process)_decoder_", r"\1_decoder."),
 )
-"""The authors' names of the decoders to ours, each rule in turn."""
+"""Rules from the authors' names of the decoders to ours, applied in turn."""
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> dict[str, Tensor]:
-    """The weights of a checkpoint of the authors' code, or of this class, under the names of ``model``.
+    """Rename the weights of a checkpoint of the authors' code, or of this class, for ``model``.
 
-    Those that the published encoder never uses are dropped. Decoders keep their image size.
+    Weights that the published encoder never uses are dropped. Decoders keep their image size.
 
     Example:
         >>> encoder = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -267,3 +276,20 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> d
     out = {f"encoder.{name}": value for name, value in encoder_filter_fn(encoder, model.encoder).items()}
     decoders = {name: value for name, value in state.items() if not name.startswith("encoder.")}
     return out | renamed(decoders, _RENAMED)
+
+
+@register_model
+def vittm_base_28_28_mae(pretrained: bool = False, num_classes: int = 0, **kwargs: Any) -> MaskedViTTM:
+    """ViTTM-B(28,28) and a decoder per stream, to be pre-trained by `MaskedViTTM.losses`.
+
+    Args:
+        pretrained: refused by timm, since there are no weights.
+        num_classes: of the data, see `MaskedViTTM`.
+        **kwargs: of the encoder, e.g. ``img_size``.
+
+    Example:
+        >>> model = vittm_base_28_28_mae(embed_dim=48, num_heads=2, depth=1, img_size=56)
+        >>> model.encoder.embed_dim, model.encoder.num_classes
+        (48, 0)
+    """
+    return MaskedViTTM(vittm_base_28_28(pretrained, num_classes=0, **kwargs), num_classes=num_classes)

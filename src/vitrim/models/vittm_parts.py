@@ -29,7 +29,7 @@ class StreamEmbed(nn.Module):
     Where both patch sizes are equal, one convolution makes both streams (memory in its first C outputs).
 
     Raises:
-        VitrimError: an image size that does not divide into patches.
+        VitrimError: the image size does not divide into patches.
     """
 
     def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
@@ -45,14 +45,14 @@ class StreamEmbed(nn.Module):
 
     @property
     def num_tokens(self) -> tuple[int, int]:
-        """Memory and process tokens at the model's own image size."""
+        """Numbers of memory and process tokens at the model's own image size."""
         return self.memory_pos.shape[1], self.process_pos.shape[1]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) images to (B, N, C) memory and (B, M, C) process tokens.
+        """Embed images (B, 3, H, W) as memory (B, N, C) and process tokens (B, M, C).
 
         Raises:
-            VitrimError: a side that does not divide into patches.
+            VitrimError: a side of the images does not divide into patches.
         """
         grids = [grid_of(images.shape[-2:], patch) for patch in self.patch_sizes]
         if self.shared:
@@ -70,7 +70,7 @@ class StreamEmbed(nn.Module):
 
 
 class ReadWriteHead(Exchange):
-    """Base class: ``target`` tokens read from ``source`` tokens.
+    """Base class of modules by which ``target`` tokens read from ``source`` tokens.
 
     Args:
         dim: channels C of both streams.
@@ -80,19 +80,19 @@ class ReadWriteHead(Exchange):
     """
 
     fixed_length = False
-    """Whether the head works for the numbers of tokens it was made for only."""
+    """Whether the head works only for the numbers of tokens it was made for."""
 
     def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
         super().__init__()
         self.num_heads = num_heads
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """(B, N, C) source and (B, M, C) target tokens to (B, M, C)."""
+        """Compute updates (B, M, C) of the target (B, M, C) from the source tokens (B, N, C)."""
         raise NotImplementedError
 
 
 class AttentionHead(ReadWriteHead):
-    """Base class of heads with queries from the target and, in one projection, keys and values from the source."""
+    """Base class of heads with queries from the target, and keys and values (one projection) from the source."""
 
     def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
         super().__init__(dim, num_heads, latent_dim, num_target)
@@ -100,12 +100,12 @@ class AttentionHead(ReadWriteHead):
         self.kv = nn.Linear(dim, latent_dim + dim)
 
     def project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, M, L), keys (B, N, L) and values (B, N, C)."""
+        """Project to queries (B, M, L), keys (B, N, L) and values (B, N, C)."""
         k, v = self.kv(source).split((self.q.out_features, source.shape[-1]), dim=-1)
         return self.q(target), k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Queries (B, H, M, L / H), keys (B, H, N, L / H) and values (B, H, N, C / H) to (B, H, M, C / H)."""
+        """Attend with queries (B, H, M, L / H), keys (B, H, N, L / H) and values (B, H, N, C / H): (B, H, M, C / H)."""
         raise NotImplementedError
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class CrossHead(LatentCrossHead):
 
 
 class LatentHead(ReadWriteHead):
-    """Source tokens are mixed into a few latents and targets mix those; values are the source tokens as they are."""
+    """Mixtures of a few latents, which are mixtures of the source tokens; there is no projection of values."""
 
     def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
         super().__init__(dim, num_heads, latent_dim, num_target)
@@ -180,7 +180,7 @@ class LatentHead(ReadWriteHead):
 
 
 class TokenLearnerHead(ReadWriteHead):
-    """TokenLearner on both streams together: one learned mixture of all tokens for each target token."""
+    """TokenLearner on both streams: one learned mixture of all tokens for each target token."""
 
     fixed_length = True
 
@@ -209,28 +209,28 @@ HEADS: dict[str, type[ReadWriteHead]] = {
 
 
 class Fusion(nn.Module):
-    """Adds an update to the ``num_target`` tokens of C = ``dim`` channels. Base class of other ways to join them."""
+    """Addition of an update to ``num_target`` tokens of C = ``dim`` channels; base class of other fusions."""
 
     fixed_length = False
-    """Whether it works for the number of tokens it was made for only."""
+    """Whether the fusion works only for the number of tokens it was made for."""
 
     def __init__(self, dim: int, num_target: int) -> None:
         super().__init__()
 
     def forward(self, update: Tensor, target: Tensor) -> Tensor:
-        """(B, M, C) update and (B, M, C) tokens to (B, M, C)."""
+        """Join an update (B, M, C) with the tokens (B, M, C)."""
         return target + update
 
 
 class Erase(Fusion):
-    """The update replaces the tokens."""
+    """Replacement of the tokens by the update."""
 
     def forward(self, update: Tensor, target: Tensor) -> Tensor:
         return update
 
 
 class AddErase(Fusion):
-    """A gate g per token, computed from the mean update: t (1 - g) + u g. One gate is shared by all layers."""
+    """Gate g per token, computed from the mean update: t (1 - g) + u g. All layers share one gate."""
 
     fixed_length = True
 

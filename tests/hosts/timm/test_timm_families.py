@@ -182,17 +182,6 @@ def test_a_mask_is_refused(name: str) -> None:
         model.forward_features(tiny.images(), attn_mask=torch.zeros(37, 37))
 
 
-def test_a_padded_batch_of_patches_is_refused() -> None:
-    model: Any = tiny.HOSTS["naflex_rope"]()
-    grid = torch.cartesian_prod(torch.arange(3), torch.arange(3)).expand(2, -1, -1)
-    batch = {"patches": torch.randn(2, 9, 48), "patch_coord": grid, "patch_valid": torch.ones(2, 9, dtype=torch.bool)}
-    with torch.no_grad():
-        assert model(batch).shape == (2, 5)
-        vitrim.reduce_(model, "tome:r=1")
-        with pytest.raises(ValueError, match="padded NaFlex batches bring a mask"):
-            model(batch)
-
-
 def test_naflex_without_a_size_of_its_own_is_refused() -> None:
     model = naflexvit.NaFlexVit(embed_dim=32, depth=3, num_heads=2, pos_embed="none", pos_embed_grid_size=None)
     refuses(model, "has no image size of its own: create it with img_size=")

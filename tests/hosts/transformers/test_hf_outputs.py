@@ -24,6 +24,7 @@ import vitrim
 from tiny_hosts.transformers_vit import GEOMETRY
 from vitrim.core.registry import host_of
 from vitrim.core.tokens import take
+from vitrim.hosts.transformers import common
 
 FAMILIES = ("hf_vit", "hf_deit", "hf_dinov2", "hf_dinov2_registers", "hf_clip", "hf_siglip", "hf_dinov3", "hf_beit")
 every_family = pytest.mark.parametrize("host", FAMILIES)
@@ -65,27 +66,98 @@ def test_hidden_states_of_pruned_tokens_are_zero(host: str) -> None:
 
 
 @every_family
-def test_attention_maps_and_masks_are_refused_in_one_line(host: str) -> None:
+def test_masks_are_refused_in_one_line(host: str) -> None:
     model, images = tiny.HOSTS[host](), tiny.images()
     vitrim.reduce_(model, "tome:r=4")
     inner = trunk(model)
-    with pytest.raises(vitrim.UnsupportedModelError, match="no output_attentions"):
-        model(images, output_attentions=True)
-    inner.set_attn_implementation("eager")  # the library allows the wish in a config only with it
-    inner.config.output_attentions = True
-    with pytest.raises(vitrim.UnsupportedModelError, match="no output_attentions") as refusal:
-        model(images)
-    assert "\n" not in str(refusal.value)
-    inner.config.output_attentions = False
     mask = torch.ones(2, 36 + tiny.num_prefix(model), dtype=torch.long)
     mask[:, -3:] = 0
-    with pytest.raises(vitrim.UnsupportedModelError, match="takes no attention_mask"):
+    with pytest.raises(vitrim.UnsupportedModelError, match="takes no attention_mask") as refusal:
         inner(images, attention_mask=mask)
+    assert "\n" not in str(refusal.value)
     names = list(inspect.signature(inner.forward).parameters)
     if "attention_mask" in names:
         place = names.index("attention_mask")
         with pytest.raises(vitrim.UnsupportedModelError, match="takes no attention_mask"):
             inner(images, *[None] * (place - 1), mask)
+
+
+# ---- attention maps -------------------------------------------------------------------------------------------------
+
+
+def maps_of(model: Any, images: Tensor) -> tuple[Tensor, ...]:
+    torch.manual_seed(5)
+    return model(images, output_attentions=True).attentions
+
+
+@every_family
+def test_attention_maps_are_those_of_the_dense_model_where_nothing_is_reduced(host: str) -> None:
+    model, images = tiny.HOSTS[host]().double(), tiny.images().double()
+    trunk(model).set_attn_implementation("eager")
+    with torch.no_grad():
+        dense = maps_of(model, images)
+        vitrim.reduce_(model, "tome:r=0")
+        for ours, theirs in zip(maps_of(model, images), dense, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)  # the library's softmax is of float32
+        assert not model(images).get("attentions")
+        trunk(model).config.output_attentions = True
+        assert len(model(images).attentions) == len(dense)
+
+
+@pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
+def test_an_attention_map_is_what_the_layer_attends_by(config: vitrim.MethodConfig) -> None:
+    """The map times the values is what the output projection gets; a selection takes only some of its rows."""
+    model, images = tiny.HOSTS["hf_vit"]().double(), tiny.images().double()
+    model.set_attn_implementation("eager")
+    reduction = vitrim.reduce_(model, config, record=True)
+    values: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
+    for depth, layer in enumerate(tiny.blocks(model)):
+        layer.attn.v_proj.register_forward_hook(lambda m, i, o, depth=depth: values.__setitem__(depth, o))
+        layer.attn.o_proj.register_forward_pre_hook(lambda m, i, depth=depth: outputs.__setitem__(depth, i[0]))
+    with torch.no_grad():
+        logits = tiny.run(model, images)
+        maps = maps_of(model, images)
+        assert torch.equal(tiny.run(model, images)[0], logits[0])
+    assert len(maps) == 4
+    for depth, attention_map in enumerate(maps):
+        rows, columns = attention_map.shape[2:]
+        assert columns in (reduction.states[depth].num_tokens, reduction.states[depth + 1].num_tokens)
+        if config.name not in ("gtp", "ats"):  # their attention need not sum to 1, or counts padding
+            torch.testing.assert_close(attention_map.sum(-1), torch.ones_like(attention_map[..., 0]))
+        if values[depth].shape[1] == columns and outputs[depth].shape[1] == rows:
+            expected = attention_map @ values[depth].unflatten(-1, (2, 16)).transpose(1, 2)
+            torch.testing.assert_close(outputs[depth], expected.transpose(1, 2).flatten(2), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+def test_attention_maps_come_with_hidden_states_as_tuples_and_not_from_sdpa(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(common.logger, "warning_once", said.append)
+    model, images = tiny.HOSTS["hf_vit"](), tiny.images()
+    model.set_attn_implementation(kind)
+    vitrim.reduce_(model, "tome:r=4")
+    with torch.no_grad():
+        found = model(images, output_attentions=True, output_hidden_states=True)
+        assert [layer.shape[1] for layer in found.hidden_states] == [37] * 5
+        sizes = [tuple(layer.shape) for layer in found.attentions or ()]
+        assert sizes == ([(2, 2, n, n) for n in (37, 33, 29, 25)] if kind == "eager" else [])
+        assert len(model(images, output_attentions=True, return_dict=False)) == 2
+        assert model(images).attentions is None
+    assert [line.split(". ")[0] for line in said[:1]] == (
+        [] if kind == "eager" else ["`sdpa` attention does not support `output_attentions=True`"]
+    )
+
+
+def test_attention_maps_of_checkpointed_layers_come_once() -> None:
+    model, images = tiny.HOSTS["hf_vit_eager"]().train(), tiny.images()
+    model.gradient_checkpointing_enable()
+    vitrim.reduce_(model, "tome:r=4")
+    found = model(images, output_attentions=True)
+    found.logits.sum().backward()
+    assert len(found.attentions) == 4
 
 
 @every_family

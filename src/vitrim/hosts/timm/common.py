@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from vitrim.core.block import ReducedBlock, class_of, split_heads
-from vitrim.core.host import DenseCall, Host, HostFacts, refuse_altered
+from vitrim.core.facts import HostFacts
+from vitrim.core.host import DenseCall, Host, refuse_altered
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
 
@@ -217,7 +218,8 @@ class TimmHost(Host):
                     f"cannot know what its head reads; supported: {supported}"
                 )
             # who wraps forward on the instance (accelerate, autocast) calls the model's own
-            if call != "forward" and not isinstance(vars(model).get(call), DenseCall | None):
+            own = vars(model).get(call)
+            if call != "forward" and own is not None and not type(own).__module__.startswith("vitrim."):
                 raise UnsupportedModelError(
                     f"this {type(model).__name__} has a {call} of its own, so vitrim cannot know what its head reads; "
                     f"supported: {supported} as timm builds them"

@@ -1,21 +1,95 @@
-"""timm's `NaFlexVit` on batches of images: its blocks are those of `VisionTransformer` or of `Eva`.
-
-Batches of padded patches (NaFlex) bring a mask, which a reduced block refuses.
-"""
+"""timm's `NaFlexVit`, on images and on padded patches: its blocks are those of `VisionTransformer` or of `Eva`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from timm.models.naflexvit import NaFlexVit
-from torch import nn
+from torch import Tensor, nn
 
-from vitrim.core.host import HostFacts
+from vitrim.core.facts import HostFacts
+from vitrim.core.host import DenseCall
+from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
+from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.timm.common import TimmHost
 from vitrim.hosts.timm.eva import ReducedEvaBlock
 from vitrim.hosts.timm.vit import TimmViT
+
+
+class PaddedFeatures:
+    """``forward_features`` of a reduced model: padded batches run grid by grid, without padding (`core/padding.py`).
+
+    The patches come with a ``patch_valid`` of their own, for the head to pool by: survivors, or all patches.
+    """
+
+    def __init__(self, model: nn.Module, trace: Trace) -> None:
+        self.model = model
+        self.trace = trace
+
+    def __call__(
+        self,
+        patches: Tensor,
+        patch_coord: Tensor | None = None,
+        patch_valid: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+    ) -> Any:
+        features: Any = type(self.model).forward_features  # type: ignore[attr-defined]
+        if patch_coord is None or patch_valid is None or attn_mask is not None:
+            return features(self.model, patches, patch_coord, patch_valid, attn_mask)
+
+        def run(group: Group) -> Any:
+            found = features(self.model, group.take(patches), group.take(patch_coord))
+            return {**found, "patch_valid": self.real(found["patches"])}
+
+        found = run_groups(self.model, self.trace, split(patch_coord, patch_valid), patches.shape[1], run)
+        valid, rows = found["patch_valid"], max(found["patches"].shape[1] - self.num_prefix(), 0)
+        return {**found, "patch_valid": F.pad(valid, (0, rows - valid.shape[1]))}
+
+    def num_prefix(self) -> int:
+        """Tokens in front of the patches."""
+        assert self.trace.final is not None
+        return self.trace.final.num_prefix
+
+    def real(self, x: Tensor) -> Tensor:
+        """(b, m) which patch rows of the tokens (b, prefix + m, C) that came out are real."""
+        state = self.trace.final
+        assert state is not None
+        if state.mask is not None and state.mask.shape[1] == x.shape[1]:
+            return state.mask[:, state.num_prefix :]
+        rows = max(x.shape[1] - state.num_prefix, 0)  # none where the last block computes the class token only
+        return torch.ones(x.shape[0], rows, dtype=torch.bool, device=x.device)
+
+
+class PaddedIntermediates(DenseCall):
+    """``forward_intermediates`` of a reduced model: as `DenseCall`, and padded batches as `PaddedFeatures`."""
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, dict) or x.get("patch_valid") is None or x.get("attn_mask") is not None:
+            return super().__call__(x, *args, **kwargs)
+        model: Any = self.model
+        if model.training and model.patch_drop is not None:
+            raise UnsupportedModelError(
+                "a reduced NaFlexVit has no forward_intermediates of padded patches in training with patch dropout"
+            )
+        patches, coord, valid = x["patches"], x["patch_coord"], x["patch_valid"]
+
+        def run(group: Group) -> Any:
+            own = {"patches": group.take(patches), "patch_coord": group.take(coord)}
+            return type(model).forward_intermediates(model, own, *args, **kwargs)
+
+        with self.trace.dense():
+            found = run_groups(model, self.trace, split(coord, valid), patches.shape[1], run)
+        return {**found, "patch_valid": valid} if isinstance(found, dict) else found
+
+
+def split(patch_coord: Tensor, patch_valid: Tensor) -> list[Group]:
+    """The images of a batch by their grid, from the places (B, P, 2) of their patches and which are real (B, P)."""
+    groups: list[Group] = groups_of(patch_valid, (patch_coord * patch_valid.unsqueeze(-1)).amax(dim=1) + 1)
+    return groups
 
 
 @register_host("timm.models.naflexvit.NaFlexVit")
@@ -58,3 +132,12 @@ class TimmNaFlexViT(TimmHost):
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
         grid = output[1]  # None for patches that come one by one
         return None if grid is None else (grid[0], grid[1])
+
+    @classmethod
+    def install(cls, model: Any, trace: Trace) -> None:
+        model.forward_features = PaddedFeatures(model, trace)
+        model.forward_intermediates = PaddedIntermediates(model, "forward_intermediates", trace)
+
+    @classmethod
+    def uninstall(cls, model: Any) -> None:
+        del model.forward_features, model.forward_intermediates

@@ -10,7 +10,8 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, split_heads
-from vitrim.core.host import Host, HostFacts, refuse_altered
+from vitrim.core.facts import HostFacts
+from vitrim.core.host import Host, refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError

@@ -43,8 +43,8 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
     def pre_norm(self, x: Tensor) -> Tensor:
         return self.layernorm_before(x)  # type: ignore[no-any-return]
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = super().project(x, state, rows)
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attention = super().projected(x, state, rows)
         table = self._position_bias(state.source.shape[1], *host_args)
         if table is None:
             return attention

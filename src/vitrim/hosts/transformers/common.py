@@ -6,16 +6,21 @@ A family's file says where a layer keeps its norms, attention and MLP, and which
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import logging
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, class_of, split_heads
-from vitrim.core.host import Host, HostFacts, refuse_altered
+from vitrim.core.facts import HostFacts
+from vitrim.core.host import Host, refuse_altered
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
+
+logger = logging.get_logger(__name__)
 
 
 class ReducedLayer(ReducedBlock):
@@ -42,7 +47,27 @@ class ReducedLayer(ReducedBlock):
         refuse_mask(attention_mask)
         return self.run(hidden_states)
 
+    def run(self, x: Tensor, *host_args: Any) -> Tensor:
+        out = super().run(x, *host_args)
+        if self.trace.maps:
+            found = self.trace.take_map()
+            for hook in tuple(self.attn._forward_hooks.values()):  # those by which the library collects maps
+                if found is not None and getattr(hook, "__module__", "").startswith("transformers."):
+                    hook(self.attn, (), (None, found))
+        return out
+
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attention = self.projected(x, state, rows, *host_args)
+        if self.trace.maps:
+            # whatever a method makes of attention, over identity values it gives the map; a block that projects anew
+            # attends by its last
+            n = attention.k.shape[2]
+            identity = torch.eye(n, dtype=attention.q.dtype, device=x.device).expand(*attention.k.shape[:2], n, n)
+            self.trace.note_map(self.reducer.attend(replace(attention, v=identity, dropout=0.0), state))
+        return attention
+
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        """See `ReducedBlock.project`."""
         attn, y = self.attn, self.pre_norm(x)
         q = self.split_heads(attn.q_proj(y if rows is None else y[:, :rows]))
         return Attention(
@@ -130,9 +155,10 @@ class TrunkHook:
     """Runs before the forward of the module that owns the layers and decides what this forward hands out.
 
     With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
-    un-merged after every layer. ``output_attentions`` is refused, as are masks over the full sequence. A hook and not
-    a forward of its own, because export and trainers read the signature of ``model.forward``. An object and not a
-    function, so that the model can still be copied and pickled.
+    un-merged after every layer. With ``output_attentions``: the map of every layer over the tokens it has, as in the
+    dense model where attention is eager only. Masks over the full sequence are refused. A hook and not a forward of its
+    own, because export and trainers read the signature of ``model.forward``. An object and not a function, so that the
+    model can still be copied and pickled.
     """
 
     def __init__(self, trace: Trace, positional: tuple[str, ...]) -> None:
@@ -141,11 +167,14 @@ class TrunkHook:
 
     def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kwargs = {**dict(zip(self.positional, args, strict=False)), **kwargs}
-        if _wanted("output_attentions", trunk, kwargs):
-            raise UnsupportedModelError(
-                "a reduced model has no output_attentions: every layer has other tokens, and fused attention computes "
-                "no maps; vitrim.restore_(model) first"
+        maps = _wanted("output_attentions", trunk, kwargs)
+        if maps and trunk.config._attn_implementation != "eager":
+            logger.warning_once(  # in the words of the library, whose own attention does not run here
+                f"`{trunk.config._attn_implementation}` attention does not support `output_attentions=True`. Please "
+                "set your attention to `eager` if you want any of these features."
             )
+            maps = False
+        self.trace.hand_out_maps(maps)
         for name in ("attention_mask", "bool_masked_pos"):
             if kwargs.get(name) is not None:
                 raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")

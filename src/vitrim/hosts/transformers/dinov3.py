@@ -38,8 +38,8 @@ class ReducedDINOv3ViTLayer(ReducedDinoLayer, DINOv3ViTLayer):
         refuse_mask(attention_mask)
         return self.run(hidden_states, position_embeddings)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = super().project(x, state, rows)
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attention = super().projected(x, state, rows)
         cos, sin = (_per_head(state.patch_rows(table)) for table in host_args[0])
         q = attention.q if rows is not None else _rotated(attention.q, cos, sin, state.num_prefix)
         return replace(attention, q=q, k=_rotated(attention.k, cos, sin, state.num_prefix), k_raw=attention.k)

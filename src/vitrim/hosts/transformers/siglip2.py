@@ -1,6 +1,6 @@
 """Hugging Face SigLIP 2 (NaFlex): the vision tower, alone, with a classifier, or next to the text tower.
 
-Its images come as patches with a mask. It can be reduced where nothing is padded: images of one shape, or one image.
+Its images come as patches with a mask.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ import inspect
 from math import isqrt
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers.models.siglip2.modeling_siglip2 import Siglip2Attention, Siglip2EncoderLayer, Siglip2VisionModel
+from transformers.models.siglip2.modeling_siglip2 import (
+    Siglip2Attention,
+    Siglip2EncoderLayer,
+    Siglip2ForImageClassification,
+    Siglip2VisionModel,
+)
 
+from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import Trace
-from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
 
@@ -28,8 +34,7 @@ class ReducedSiglip2EncoderLayer(ReducedClipLayer, Siglip2EncoderLayer):
 class PaddingHook:
     """Runs before a forward that takes a ``pixel_attention_mask`` and drops a mask that masks nothing.
 
-    Attention and heads would apply it to all N0 tokens. A mask of real padding is refused: padding would be merged
-    with patches.
+    The head of the classifier would apply it to all N0 tokens.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -38,14 +43,60 @@ class PaddingHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
         mask: Tensor | None = given.get("pixel_attention_mask")
-        if mask is None:
+        if mask is None or not mask.all():
             return None
-        if not mask.all():
-            raise UnsupportedModelError(
-                "a reduced SigLIP 2 takes no padded images: give images of one shape in a batch, with "
-                "max_num_patches equal to their number of patches, or vitrim.restore_(model) first"
-            )
         return (), {**given, "pixel_attention_mask": None}
+
+
+class PaddedForward:
+    """The forward of the tower: padded batches run grid by grid, without their padding (`vitrim.core.padding`).
+
+    Where every patch has a value, tokens come out in as many rows as went in, padding rows 0; where patches were
+    pruned, the survivors do, padded to the longest. With ``averaged`` all rows are filled: the classifier takes the
+    mean of its rows under the mask it was given, so survivors are followed by their mean.
+
+    An object and not a function, so that the model can still be copied and pickled.
+    """
+
+    def __init__(self, tower: nn.Module, trace: Trace, averaged: bool) -> None:
+        self.tower = tower
+        self.trace = trace
+        self.averaged = averaged
+        self.__signature__ = inspect.signature(tower.forward)  # what export and trainers read
+        self.positional = tuple(self.__signature__.parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward: Any = type(self.tower).forward
+        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        mask: Tensor | None = given.get("pixel_attention_mask")
+        if mask is None:
+            return forward(self.tower, *args, **kwargs)
+        values, shapes = given["pixel_values"], given["spatial_shapes"]
+
+        def run(group: Group) -> Any:
+            own = {"pixel_values": group.take(values), "spatial_shapes": group.take(shapes, cut=False)}
+            output = forward(self.tower, **{**given, **own, "pixel_attention_mask": None})
+            return fill(output, group.patches) if self.averaged else output
+
+        return run_groups(self.tower, self.trace, groups_of(mask, shapes), values.shape[1], run)
+
+
+def fill(output: Any, num_patches: int) -> Any:
+    """The output of the tower with its tokens (B, M, C) followed by their mean, ``num_patches`` rows in all.
+
+    Example:
+        >>> fill((torch.tensor([[[1.0], [3.0]]]), None), 3)[0].flatten()
+        tensor([1., 3., 2.])
+    """
+    tokens: Tensor = output[0]
+    if tokens.shape[1] == num_patches:
+        return output
+    mean = tokens.mean(dim=1, keepdim=True).expand(-1, num_patches - tokens.shape[1], -1)
+    tokens = torch.cat([tokens, mean], dim=1)
+    if isinstance(output, tuple):
+        return (tokens, *output[1:])
+    output["last_hidden_state"] = tokens
+    return output
 
 
 @register_host(
@@ -81,6 +132,8 @@ class HFSiglip2(TransformersHost):
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
         super().install(model, trace)
+        trunk = cls.trunk(model)
+        trunk.forward = PaddedForward(trunk, trace, averaged=isinstance(model, Siglip2ForImageClassification))
         # the classifier's own mean reads the mask, too; the model of two towers hands it on
         model.vitrim_padding_hooks = [
             module.register_forward_pre_hook(PaddingHook(module), with_kwargs=True)
@@ -92,4 +145,4 @@ class HFSiglip2(TransformersHost):
         super().uninstall(model)
         for hook in model.vitrim_padding_hooks:
             hook.remove()
-        del model.vitrim_padding_hooks
+        del model.vitrim_padding_hooks, cls.trunk(model).forward

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrim.core.host import DenseCall, HostFacts
+from vitrim.core.facts import HostFacts
+from vitrim.core.host import DenseCall
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState, Trace, take
 from vitrim.hosts.timm.common import TimmHost

@@ -41,6 +41,10 @@ def losses(
             are not below ``r``.
     """
     assert isinstance(reduction.config, MCTF)
+    if isinstance(reduction.config.r, tuple):
+        raise VitrimError(
+            "mctf: the teacher's amount is drawn below r, so training takes one r for all blocks, no list"
+        )
     low, high = teacher_amounts(reduction.config.r, teacher_r)
     _check_targets(step.targets)
     _check_model(step.model)

@@ -1,0 +1,201 @@
+"""Batches of images with different numbers of patches, padded to one length (NaFlex, SigLIP 2).
+
+Images of one grid run together and without their padding, grid by grid; the results are padded again. So padding never
+matches, receives, scores or is counted, whatever the method, every amount (a number or a share of tokens) is of the
+image's own patches, and each image gets what it gets alone. A batch costs one pass per grid in it, and nothing is
+computed for padding. Compiled models run padded batches outside of their graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrim.core.block import ReducedBlock, sharded
+from vitrim.core.tokens import TokenState, Trace, is_traced
+from vitrim.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Images of one grid.
+
+    Attributes:
+        images: (b,) int64, their places in the batch, ascending; on the CPU.
+        patches: how many patches each of them has.
+    """
+
+    images: Tensor
+    patches: int
+
+    def take(self, value: Tensor, cut: bool = True) -> Tensor:
+        """The group's part of ``value`` (B, P, ...), (b, patches, ...); with ``cut=False`` of (B, ...), (b, ...)."""
+        if len(self.images) < value.shape[0]:
+            value = value.index_select(0, self.images.to(value.device))
+        return value[:, : self.patches] if cut else value
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # how many groups there are depends on the images
+def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
+    """The images of a batch by their grid, in the order in which grids appear.
+
+    Args:
+        valid: (B, P), true where a patch is real.
+        shapes: (B, 2) rows and columns of every image.
+
+    Raises:
+        UnsupportedModelError: an image without patches, padding that is not at the end, export or tracing.
+
+    Example:
+        >>> valid = torch.tensor([[True, True, False], [True, True, True], [True, True, False]])
+        >>> groups_of(valid, torch.tensor([[1, 2], [1, 3], [1, 2]]))
+        [Group(images=tensor([0, 2]), patches=2), Group(images=tensor([1]), patches=3)]
+    """
+    if is_traced() or torch.compiler.is_compiling():
+        raise UnsupportedModelError(
+            "torch.export and torch.jit.trace take no padded batches: how they split depends on the images"
+        )
+    real = valid.bool()
+    counts = real.sum(dim=1)
+    at_end = (real == (torch.arange(real.shape[1], device=real.device) < counts[:, None])).all(dim=1)
+    keys = torch.cat([counts[:, None], shapes.to(counts), at_end[:, None].to(counts)], dim=1).tolist()  # read back once
+    if any(count == 0 for count, *_ in keys):
+        raise UnsupportedModelError("a reduced model takes no image without patches: its mask is all padding")
+    if not all(key[-1] for key in keys):
+        raise UnsupportedModelError("a reduced model takes padding behind an image's patches only, not among them")
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(tuple(key), []).append(place)
+    if not places:
+        return [Group(torch.arange(0), real.shape[1])]
+    return [Group(torch.tensor(images), key[0]) for key, images in places.items()]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # every grid would be compiled anew
+def run_groups(
+    model: nn.Module, trace: Trace, groups: Sequence[Group], num_patches: int, call: Callable[[Group], Any]
+) -> Any:
+    """What ``call`` gives for every group, put together in the order of the batch, which the trace then shows.
+
+    Args:
+        model: whose blocks run.
+        trace: what they share.
+        groups: from `groups_of`.
+        num_patches: patches of every image, padding included.
+        call: a forward of the group's images without padding.
+
+    Raises:
+        UnsupportedModelError: several groups on a model that is sharded among processes, or auxiliary outputs that have
+            one entry per patch.
+    """
+    if len(groups) > 1 and any(sharded(module) for module in model.modules() if isinstance(module, ReducedBlock)):
+        raise UnsupportedModelError(
+            f"this batch has images of {len(groups)} grids, each of which takes a pass: processes of a model under "
+            "fully_shard would wait for each other; give every process images of one grid"
+        )
+    dense = trace.full_grid
+    outputs: list[Any] = []
+    histories: list[tuple[TokenState, ...]] = []
+    finals: list[TokenState] = []
+    for group in groups:
+        with trace.dense() if dense else nullcontext():
+            outputs.append(call(group))
+        assert trace.final is not None
+        finals.append(trace.final)
+        histories.append(trace.states)
+    places = _places(groups)
+    trace.conclude(
+        _join_states(finals, places, num_patches),
+        tuple(_join_states(states, places, num_patches) for states in zip(*histories, strict=True)),
+    )
+    return _join(outputs, groups, places, num_patches, finals[0].num_prefix)
+
+
+def _places(groups: Sequence[Group]) -> Tensor:
+    """(B,) where each image of the batch is when the groups are put one behind the other."""
+    return torch.cat([group.images for group in groups]).argsort()
+
+
+def _join(parts: Sequence[Any], groups: Sequence[Group], places: Tensor, num_patches: int, num_prefix: int) -> Any:
+    """What models hand out, tensors in any nesting of their containers, for the whole batch.
+
+    Tokens (b, n, C) that cover all patches of their image are padded to all ``num_patches``; other lengths that differ
+    among groups to the longest. Padding is 0.
+    """
+    first = parts[0]
+    if isinstance(first, Tensor):
+        full = first.dim() == 3 and all(
+            part.shape[1] in (group.patches, group.patches + num_prefix)
+            for part, group in zip(parts, groups, strict=True)
+        )
+        if full:
+            extra = [num_patches - group.patches for group in groups]
+            return _stack([F.pad(part, (0, 0, 0, more)) for part, more in zip(parts, extra, strict=True)], places)
+        return _stack([_pad(part, parts) for part in parts], places)
+    if isinstance(first, Mapping):
+        joined = {key: _join([part[key] for part in parts], groups, places, num_patches, num_prefix) for key in first}
+        return joined if type(first) is dict else type(first)(**joined)
+    if isinstance(first, list | tuple):
+        return type(first)(
+            _join(entries, groups, places, num_patches, num_prefix) for entries in zip(*parts, strict=True)
+        )
+    return first
+
+
+def _pad(part: Tensor, parts: Sequence[Tensor], value: float = 0.0) -> Tensor:
+    """``part`` with every length but the first as large as the largest of ``parts``."""
+    longest = [max(sizes) for sizes in zip(*(each.shape for each in parts), strict=True)]
+    padding: list[int] = []
+    for dim in range(part.dim() - 1, 0, -1):  # the last comes first
+        padding += [0, longest[dim] - part.shape[dim]]
+    return F.pad(part, padding, value=value) if any(padding) else part
+
+
+def _stack(parts: Sequence[Tensor], places: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts)).index_select(0, places.to(parts[0].device))
+
+
+def _join_states(states: Sequence[TokenState], places: Tensor, num_patches: int) -> TokenState:
+    """The state of the whole batch, to be read: padding slots are masked and hold no input token."""
+    first = states[0]
+    masks = [torch.ones_like(s.size, dtype=torch.bool) if s.mask is None else s.mask for s in states]
+    ragged = any(s.mask is not None for s in states) or len({s.num_tokens for s in states}) > 1
+    inputs = first.num_prefix + num_patches
+    sources = [F.pad(s.source, (0, inputs - s.source.shape[1]), value=-1) for s in states]
+    return replace(
+        first,
+        size=_stack([_pad(s.size, [t.size for t in states], 1.0) for s in states], places),
+        source=_stack(sources, places),
+        position=_stack([_pad(s.position, [t.position for t in states]) for s in states], places),
+        mask=_stack([_pad(mask, masks) for mask in masks], places) if ragged else None,
+        uniform=all(s.uniform for s in states),
+        reduced=any(s.reduced for s in states),
+        lost=any(s.lost for s in states) or any(s.source.shape[1] < inputs for s in states),
+        mixed=any(s.mixed for s in states),
+        held=None,
+        bank=(),
+        carry={},
+        aux=_join_aux(states, places),
+    )
+
+
+def _join_aux(states: Sequence[TokenState], places: Tensor) -> tuple[tuple[str, int, Tensor], ...]:
+    if len(states) == 1:
+        return states[0].aux
+    joined = []
+    for entries in zip(*(s.aux for s in states), strict=True):
+        name, depth, _ = entries[0]
+        values = [value for _, _, value in entries]
+        per_image = all(value.dim() and len(value) == len(s.size) for value, s in zip(values, states, strict=True))
+        if not per_image or len({value.shape[1:] for value in values}) > 1:
+            raise UnsupportedModelError(
+                f"'{name}' of images of different grids cannot be put together: give batches of images of one grid"
+            )
+        joined.append((name, depth, _stack(values, places)))
+    return tuple(joined)

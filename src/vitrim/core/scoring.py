@@ -1,0 +1,129 @@
+"""Scores of patches, and pruning by them: what score-based methods share."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import MethodConfig, StagedConfig
+from vitrim.core.tokens import TokenState, decision_dtype, is_traced
+
+Score = Literal["class_token", "column_mean"]
+EPSILON = 1e-6  # of the masked softmax
+
+C = TypeVar("C", bound=MethodConfig)
+
+
+class ScoredPruning(StagedConfig):
+    """Options of methods that keep the patches with the highest attention score at a few stages."""
+
+    needs_class_token = True
+
+    score: Score = Field(
+        "class_token",
+        description="'class_token': attention from the class token; 'column_mean': attention received from all tokens, "
+        "for models without a class token (computes the full map in these blocks)",
+    )
+
+    def requires_class_token(self) -> bool:
+        return self.score == "class_token"
+
+
+class ScorerReducer(Reducer[C]):
+    """Prune all but the patches with the highest score. Subclasses say what the score is.
+
+    The kept patches come in descending order of score. No gradient flows through the choice.
+
+    Class attributes:
+        stable: of equal scores the first one stays; otherwise any.
+
+    Example:
+        >>> class Loudest(ScorerReducer[StagedConfig]):
+        ...     site = "before"
+        ...     def score(self, x, attention, state):
+        ...         return x[:, state.num_prefix :].norm(dim=-1)
+    """
+
+    stable: ClassVar[bool] = False
+
+    def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        """Score the patches of the tokens ``x`` (B, N, C): (B, P), the highest stay. As for `assign`, ``attention`` is
+        None at ``before``."""
+        raise NotImplementedError
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        return self.keep_best(self.best_first(x, attention, state), state)
+
+    def best_first(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        """(B, K) patch indices in descending order of score: all of them if ``stable``, else those that are kept."""
+        with torch.no_grad():
+            score = self.score(x, attention, state)
+            if self.stable:
+                return score.argsort(dim=1, descending=True, stable=True)
+            return score.topk(self.num_keep(state), dim=1).indices
+
+    def keep_best(self, order: Tensor, state: TokenState) -> Hard:
+        """Keep the first patches of ``order``."""
+        return prune(state, order[:, : self.num_keep(state)])
+
+
+def patch_score(attention: Attention, state: TokenState, score: Score, *, gradient: bool = False) -> Tensor:
+    """(B, P) attention each patch token receives, averaged over heads, in at least float32.
+
+    No gradient flows unless ``gradient``: a choice has none, only weights do.
+    """
+    if not gradient:
+        attention = attention.detach()
+    received = attention.class_row().mean(dim=1) if score == "class_token" else attention.column_mean()
+    return received[:, state.num_prefix :]
+
+
+def real_patches(state: TokenState) -> Tensor:
+    """(B, P) bool: which patch tokens are not padding."""
+    if state.mask is None:
+        return torch.ones(state.size.shape[0], state.num_patches, dtype=torch.bool, device=state.size.device)
+    return state.mask[:, state.num_prefix :]
+
+
+def prune_flagged(state: TokenState, chosen: Tensor, most: int, to_bound: bool = False) -> Hard | None:
+    """Keep the patch tokens flagged in ``chosen`` (B, P), in order; images may keep different numbers of them.
+
+    Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported,
+    traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
+    """
+    order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
+    if to_bound or torch.compiler.is_compiling() or is_traced():
+        keep = order[:, :most]
+        return prune(state, keep, valid=chosen.gather(1, keep))
+    counts = chosen.sum(1).tolist()
+    longest = max(counts, default=most)
+    if min(counts, default=most) == state.num_patches:
+        return None
+    keep = order[:, :longest]
+    ragged = state.mask is not None or min(counts, default=most) < longest
+    return prune(state, keep, valid=chosen.gather(1, keep) if ragged else None)
+
+
+def masked_softmax(logits: Tensor, policy: Tensor) -> Tensor:
+    """Softmax of (B, H, M, N) over the tokens that ``policy`` (B, N) keeps and each token itself, smoothed by 1e-6.
+
+    Differentiable in the policy. Query row i belongs to token i. In at least float32.
+
+    Example:
+        >>> masked_softmax(torch.zeros(1, 1, 2, 2), torch.tensor([[1.0, 0.0]])).squeeze().round(decimals=3)
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]])
+    """
+    logits = logits.to(decision_dtype(logits.dtype))
+    rows, n = logits.shape[-2:]
+    own = torch.eye(rows, n, dtype=logits.dtype, device=logits.device)
+    mask = policy[:, None, None, :].to(logits.dtype)
+    mask = mask + (1.0 - mask) * own
+    weight = (logits - logits.amax(dim=-1, keepdim=True)).exp() * mask
+    return (weight + EPSILON / n) / (weight.sum(dim=-1, keepdim=True) + EPSILON)
