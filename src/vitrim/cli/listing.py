@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from vitrim.core.facts import Head
-from vitrim.core.host import Host
+    from vitrim.core.host import Host
 
 TIMM_MODELS = "timm.models"
 OWN_MODELS = "vitrim.models"
