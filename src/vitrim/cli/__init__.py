@@ -1,4 +1,4 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | train | convert``. One file per subcommand.
+"""The command line: ``vitrim demo | list | profile | bench | eval | train | convert | env``. One file per subcommand.
 
 Nothing here imports torch until a command runs, so that ``vitrim --help`` answers at once.
 """
@@ -11,14 +11,16 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from vitrim.cli import bench, convert, demo, evaluate, listing, profile, train
+from vitrim import __version__
+from vitrim.cli import bench, convert, demo, env, evaluate, listing, profile, train
 from vitrim.cli.common import INTERRUPTED, TERMINATED
+from vitrim.cli.setup import flat
 from vitrim.errors import VitrimError, one_line
 
 OF_THE_SYSTEM = {
@@ -28,23 +30,40 @@ OF_THE_SYSTEM = {
 }
 """Errors that are of names and of the user's system, and not of this program."""
 
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
+    "list": listing.list_,
+    "profile": profile.profile,
+    "bench": bench.bench,
+    "eval": evaluate.evaluate,
+    "train": train.train,
+    "convert": convert.convert,
+    "env": env.env,
+}
+
 app = typer.Typer(
     help="Faster Vision Transformers by reducing their tokens.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(demo.demo)
-app.command("list")(listing.list_)
-app.command("profile")(profile.profile)
-app.command("bench")(bench.bench)
-app.command("eval")(evaluate.evaluate)
-app.command("train")(train.train)
-app.command("convert")(convert.convert)
+for name, command in COMMANDS.items():
+    app.command(name)(flat(command))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vitrim {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
+]
 
 
 @app.callback()
-def _root() -> None:
+def _root(version: Version = False) -> None:
     """Faster Vision Transformers by reducing their tokens. A method is written name:key=value,key=value."""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, cast
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from vitrim.cli import common
-from vitrim.errors import VitrimError, unknown
-from vitrim.loading import create_model
+from vitrim.cli.setup import Images, Machine, Model, Record
+from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,113 +19,116 @@ if TYPE_CHECKING:
     from vitrim.core.config import MethodConfig
     from vitrim.data import ImageDataset
     from vitrim.measure.bench import Row
+    from vitrim.measure.latency import Budget
 
 DTYPES = ("fp32", "bf16", "fp16")
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
 
 
+BatchSizes = Annotated[
+    list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
+]
+Dtypes = Annotated[
+    list[str] | None, typer.Option("--dtype", help="fp32, bf16, fp16, or several; may repeat; default: fp32")
+]
+Compiled = Annotated[bool, typer.Option("--compile", help="torch.compile every model, dense too")]
+Repeats = Annotated[
+    int, typer.Option("--repeats", min=1, max=common.MAX_REPEATS, help="time every model at least so often")
+]
+MinSeconds = Annotated[
+    float, typer.Option("--min-seconds", min=0.0, max=common.MAX_SECONDS, help="and at least so long")
+]
+
+
 def bench(
-    model: common.Model,
+    *,
+    model: Model,
     method: common.Methods,
-    # the design writes `--batch-size 1 8 32`: an option takes one value, so the others arrive here
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    batch_size: Annotated[
-        list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", help="fp32, bf16, fp16, or several; may repeat; default: fp32")
-    ] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile every model, dense too")] = False,
-    device: common.Device = "cpu",
-    threads: common.Threads = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, max=common.MAX_REPEATS, help="time every model at least so often")
-    ] = 10,
-    min_seconds: Annotated[
-        float, typer.Option("--min-seconds", min=0.0, max=common.MAX_SECONDS, help="and at least so long")
-    ] = 1.0,
-    images: Annotated[
-        str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
-    ] = None,
-    split: common.Split = None,
-    pretrained: common.Pretrained = False,
-    checkpoint: common.Checkpoint = None,
-    model_option: common.ModelOptions = None,
-    seed: common.Seed = 0,
-    json: common.Json = None,
+    batch_size: BatchSizes = None,
+    dtype: Dtypes = None,
+    compiled: Compiled = False,
+    repeats: Repeats = 10,
+    min_seconds: MinSeconds = 1.0,
+    images: Images,
+    machine: Machine,
+    record: Record,
 ) -> None:
     """Time dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
 
     Dense is the faster of the model's own fused and unfused attention, measured in the same run. Speed-up is the median
     over rounds of the ratio within a round, with its quartiles; peak memory is what one forward allocates.
     """
-    common.check_json(json)
-    common.check_images(images, split=split)
-    sizes = _batch_sizes(["1", "8", "32"] if batch_size is None else batch_size, more or [])
+    sizes = _batch_sizes(["1", "8", "32"] if batch_size is None else batch_size)
     dtypes = _dtypes(["fp32"] if dtype is None else dtype)
     methods = {config.describe(): config for config in common.parse_methods(method)}
 
-    import torch
-
-    from vitrim.measure import bench as profiling
     from vitrim.measure.latency import Budget, reduced_copy
 
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
-    selected = common.select_device(device)
-    common.set_threads(threads)
-    torch.manual_seed(seed)
-    host = create_model(
-        model,
-        pretrained=pretrained,
-        checkpoint=checkpoint,
-        options=common.parse_options(model_option),
-        device=selected,
-    )
+    host = model.load(machine.select())
     for config in methods.values():
         reduced_copy(host, config)  # what does not fit must say so before the first minute of timing
-    dataset = None if images is None else _open_images(host, images, split, max(sizes))
-
-    out = common.console(json)
-    weights = common.weights_of(model, pretrained=pretrained, checkpoint=checkpoint)
+    dataset = _open(images, host, max(sizes))
+    out = record.console()
     rows: list[Row] = []
-    record = {
-        "command": "bench",
-        "environment": common.environment(device=device, dtype=",".join(dtypes), seed=seed),
-        "weights": weights,
-        "images": images or "random",
+    found = {
+        "environment": machine.environment(",".join(dtypes)),
+        "weights": model.weights,
+        "images": images.source or "random",
         "split": None if dataset is None else dataset.split,
         "rows": rows,
     }
-    _print_notes(out, methods, images)
+    _print_notes(out, methods, images.source)
     try:
-        for name in dtypes:
-            host = host.to(profiling.DTYPES[name])
-            for size in sizes:
-                with profiling.one_line_errors(f"batch {size}, {name}"):
-                    batch = profiling.random_images(host, size, seed) if dataset is None else _batch(dataset, size)
-                    batch = batch.to(selected, profiling.DTYPES[name])
-                    found = profiling.measure(host, methods, batch, compiled=compiled, budget=budget)
-                setting = {"model": model, "batch_size": size, "dtype": name, "compiled": compiled}
-                found = [{**setting, **row} for row in found]
-                print_setting(out, found)
-                rows += found
-                if json != "-":
-                    common.write_json(json, record)  # after every setting: the next may exhaust the machine
+        for name, size in product(dtypes, sizes):
+            setting = {"model": model.name, "batch_size": size, "dtype": name, "compiled": compiled}
+            measured = _measure(host, methods, dataset, setting, budget, machine.seed)
+            print_setting(out, measured)
+            rows += measured
+            if not record.on_stdout:
+                record.write("bench", **found)  # after every setting: the next may exhaust the machine
     finally:
-        if json == "-" and rows:
-            common.write_json(json, record)
+        if record.on_stdout and rows:
+            record.write("bench", **found)
+
+
+def _measure(
+    host: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    dataset: ImageDataset | None,
+    setting: Mapping[str, Any],
+    budget: Budget,
+    seed: int,
+) -> list[Row]:
+    """The rows of one setting, on images of ``dataset`` or random ones. It leaves ``host`` in the dtype of the setting.
+
+    Raises:
+        VitrimError: the machine has too little memory, or cannot compute in this dtype.
+    """
+    from vitrim.measure import bench as profiling
+
+    size, name = setting["batch_size"], setting["dtype"]
+    host.to(profiling.DTYPES[name])
+    device = next(host.parameters()).device
+    with profiling.one_line_errors(f"batch {size}, {name}"):
+        batch = profiling.random_images(host, size, seed) if dataset is None else _batch(dataset, size)
+        batch = batch.to(device, profiling.DTYPES[name])
+        rows = profiling.measure(host, methods, batch, compiled=setting["compiled"], budget=budget)
+    return [{**setting, **row} for row in rows]
 
 
 # ---- inputs ----------------------------------------------------------------------------------------------------------
 
 
-def _open_images(model: nn.Module, source: str, split: str | None, count: int) -> ImageDataset:
-    """The images of ``source``, at least ``count``, prepared as the model wants them."""
-    from vitrim.data import eval_transform, load_images
+def _open(images: Images, model: nn.Module, count: int) -> ImageDataset | None:
+    """At least ``count`` images, prepared as the model wants them; None for random ones."""
+    from vitrim.data import eval_transform
 
-    dataset = load_images(source, split=split)
+    dataset = images.open()
+    if dataset is None:
+        return None
     if len(dataset) < count:
-        raise VitrimError(f"{source} has {len(dataset)} images, too few for a batch of {count}")
+        raise VitrimError(f"{images.source} has {len(dataset)} images, too few for a batch of {count}")
     dataset.transform = eval_transform(model)
     return dataset
 
@@ -137,15 +141,14 @@ def _batch(dataset: ImageDataset, count: int) -> Tensor:
     return cast("Tensor", images)
 
 
-def _batch_sizes(texts: Sequence[str], more: Sequence[str]) -> list[int]:
+def _batch_sizes(texts: Sequence[str]) -> list[int]:
     """``["1", "8,32"]`` as ``[1, 8, 32]``, each once."""
     sizes = []
-    given = _words(texts, "--batch-size")
-    for text in (*given, *(_words(more, "the argument") if more else ())):
+    for text in _words(texts, "--batch-size"):
         if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= common.MAX_BATCH:
-            what = "batch size" if text in given else "argument"
             raise VitrimError(
-                f"unexpected {what} '{text}'; valid batch sizes: whole numbers from 1 to {common.MAX_BATCH}, as in 1,8"
+                f"unexpected batch size '{text}'; valid batch sizes: whole numbers from 1 to {common.MAX_BATCH}, "
+                "as in 1,8"
             )
         sizes.append(int(text))
     return list(dict.fromkeys(sizes))
@@ -154,8 +157,7 @@ def _batch_sizes(texts: Sequence[str], more: Sequence[str]) -> list[int]:
 def _dtypes(texts: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(_words(texts, "--dtype")))
     for name in names:
-        if name not in DTYPES:
-            raise unknown("dtype", name, DTYPES)
+        common.check_choice("dtype", name, DTYPES)
     return names
 
 

@@ -1,11 +1,11 @@
-"""What the subcommands share: their options, methods by text, the record every ``--json`` holds, tables."""
+"""What the subcommands share besides their setups: methods by text, devices, the record of ``--json``, tables."""
 
 from __future__ import annotations
 
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
 
     from vitrim.core.config import MethodConfig
 
-# ---- options that several commands have; the text is their help ----------------------------------------------------
-
-MODEL_NAMES = (
-    "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
-    "vitrim:cifar10_vit, a model trained on CIFAR-10 that comes with vitrim, run: and the folder of a finished run"
-)
-Model = Annotated[str, typer.Argument(help=f"model {MODEL_NAMES}")]
 Methods = Annotated[
     list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat")
 ]
@@ -35,21 +28,6 @@ MethodsBesideDense = Annotated[
     list[str] | None,
     typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat; dense is always shown"),
 ]
-Pretrained = Annotated[
-    bool, typer.Option("--pretrained", help="load the library's pretrained weights (downloads them)")
-]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint",
-        help="weights: a local file (safetensors or .pth), or the folder of a finished run of `vitrim train`",
-    ),
-]
-ModelOptions = Annotated[
-    list[str] | None,
-    typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
-]
-Json = Annotated[str | None, typer.Option("--json", help="write the record to this file, or - for standard output")]
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 MAX_BATCH = 2**20
 MAX_SEED = 2**63 - 1
@@ -61,14 +39,9 @@ MAX_REPEATS = 100_000
 INTERRUPTED = 130
 TERMINATED = 143
 """Exit codes of Ctrl-C and SIGTERM, as shells have them."""
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=MAX_BATCH, help="images per batch")]
-Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: as torch chooses")
-]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, max=MAX_SEED, help="seed of random weights, inputs and random methods")
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, max=MAX_WORKERS, help="processes that read images; 0: this one")
 ]
 
 
@@ -98,15 +71,14 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
     return options
 
 
-def check_images(images: str | None, **of_images: Any) -> None:
-    """Refuse options that say which images to read where none are.
+def check_choice(what: str, given: str, valid: Collection[str]) -> None:
+    """Refuse a value that is none of ``valid``.
 
     Raises:
-        VitrimError: naming the first such option.
+        VitrimError: with the nearest one and all of them.
     """
-    given = next((name for name, value in of_images.items() if value is not None), None)
-    if images is None and given is not None:
-        raise VitrimError(f"--{given} says which images to read, and none are: give --images too")
+    if given not in valid:
+        raise unknown(what, given, valid)
 
 
 def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
@@ -173,7 +145,7 @@ def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None
     from vitrim.core.registry import libraries, missing_libraries
 
     hosts = [library for library in libraries() if library not in ("vitrim", *missing_libraries())]
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor()
     return {
         "vitrim": vitrim.__version__,
         "torch": str(torch.__version__),
@@ -187,7 +159,8 @@ def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the CPU, as the system calls it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
+from vitrim.cli.setup import Record
 
 Source = Annotated[Path, typer.Argument(metavar="IN.pth", help="a checkpoint that torch.save wrote")]
 Target = Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="the file to write")]
@@ -16,12 +16,10 @@ Key = Annotated[
 ]
 
 
-def convert(source: Source, target: Target, key: Key = None, json: common.Json = None) -> None:
+def convert(*, source: Source, target: Target, key: Key = None, record: Record) -> None:
     """Write the weights of a .pth file as safetensors, under the same names. Nothing in the file is executed."""
-    common.check_json(json)
-    out = common.console(json)
     from vitrim.weights import convert_weights
 
     count, values = convert_weights(source, target, key=key)
-    out.print(f"{target}: {count} tensors, {values:,} values", highlight=False)
-    common.write_json(json, {"command": "convert", "file": str(target), "tensors": count, "values": values})
+    record.console().print(f"{target}: {count} tensors, {values:,} values", highlight=False)
+    record.write("convert", file=str(target), tensors=count, values=values)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli import common
+from vitrim.cli.setup import Compute, Record
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -22,41 +23,33 @@ Cifar10 = Annotated[
 ]
 
 
-def demo(
-    out: Out = Path("vitrim-demo"),
-    cifar10: Cifar10 = None,
-    threads: common.Threads = None,
-    seed: common.Seed = 0,
-    json: common.Json = None,
-) -> None:
+def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Compute, record: Record) -> None:
     """Reduce a small ViT on real handwritten digits, measure DeiT-S on this machine, draw both. Offline."""
-    common.check_json(json)
-    common.check_json(str(out / "demo.json"))
+    kept = Record(json=str(out / "demo.json"))
     try:
         from vitrim.demo import run
     except ModuleNotFoundError as error:
         raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
-    console = common.console(json)
-    common.set_threads(threads)
+    console = record.console()
+    compute.start()
     exhibits = {"digits": run.digits()} | ({} if cifar10 is None else {"cifar10": run.photos(cifar10)})
     rows = {}
     for key, exhibit in exhibits.items():
         with console.status(f"evaluating the {exhibit.name} under every method"):
-            rows[key] = run.evaluate_exhibit(exhibit, seed)
+            rows[key] = run.evaluate_exhibit(exhibit, compute.seed)
     with console.status(f"timing {run.SPEED_MODEL}, batch {run.SPEED_BATCH}, dense against tome and atm"):
-        speed = run.measure_speed(seed=seed)
-    record = {
-        "command": "demo",
-        "environment": common.environment(seed=seed),
-        **{key: [{"model": exhibits[key].name, **row.record()} for row in found] for key, found in rows.items()},
+        speed = run.measure_speed(seed=compute.seed)
+    found = {
+        "environment": common.environment(seed=compute.seed),
+        **{key: [{"model": exhibits[key].name, **row.record()} for row in measured] for key, measured in rows.items()},
         "speed": speed,
     }
-    common.write_json(str(out / "demo.json"), record)
+    kept.write("demo", **found)
     with console.status("drawing"):
         figures = [path for key, exhibit in exhibits.items() for path in run.draw(exhibit, rows[key], out)]
-    print_results(console, {exhibits[key].name: found for key, found in rows.items()}, speed)
+    print_results(console, {exhibits[key].name: measured for key, measured in rows.items()}, speed)
     console.print("written: " + ", ".join(str(path) for path in (out / "demo.json", *figures)))
-    common.write_json(json, record)
+    record.write("demo", **found)
 
 
 def print_results(console: Any, found: dict[str, list[Row]], speed: list[dict[str, Any]]) -> None:

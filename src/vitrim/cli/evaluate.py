@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitrim.cli import common
-from vitrim.errors import VitrimError, unknown
-from vitrim.loading import create_model
+from vitrim.cli.setup import Data, Machine, Model, Record
+from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,87 +23,84 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
-Data = Annotated[
-    str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
-]
-ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
-LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
-Workers = Annotated[
-    int, typer.Option("--workers", min=0, max=common.MAX_WORKERS, help="processes that read images; 0: this one")
-]
 
 
 def evaluate(
-    model: common.Model,
+    *,
+    model: Model,
     data: Data,
     methods: common.MethodsBesideDense = None,
-    split: common.Split = None,
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
     batch_size: common.BatchSize = 32,
-    limit: Limit = None,
-    pretrained: common.Pretrained = False,
-    checkpoint: common.Checkpoint = None,
-    model_option: common.ModelOptions = None,
-    device: common.Device = "cpu",
     dtype: Dtype = "fp32",
-    workers: Workers = 0,
-    seed: common.Seed = 0,
-    json: common.Json = None,
+    workers: common.Workers = 0,
+    machine: Machine,
+    record: Record,
 ) -> None:
     """Evaluate reduced models next to the dense one: accuracy, agreement, cosine, MACs, tokens.
 
     All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept.
     """
-    common.check_json(json)
     configs = common.parse_methods(methods or ())
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
+    common.check_choice("dtype", dtype, DTYPES)
     import torch
 
-    from vitrim.data import batches, eval_transform, load_images
-    from vitrim.measure.bench import one_line_errors
+    from vitrim.data import batches, eval_transform
     from vitrim.measure.evaluation import Evaluation
 
-    target = common.select_device(device)
-    options = common.parse_options(model_option)
-    torch.manual_seed(seed)
-    learned = common.learned_reduction(model, checkpoint)
-    dense = create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options)
+    device = machine.select()
+    dense, learned = model.load(), model.learned
     precision = getattr(torch, DTYPES[dtype])
-    evaluation = Evaluation(dense, configs, device=target, dtype=precision, seed=seed, learned=learned)
-    dataset = load_images(data, split=split, image_column=image_column, label_column=label_column)
-    _check_labels(dataset, model, evaluation.num_classes)
+    evaluation = Evaluation(dense, configs, device=device, dtype=precision, seed=machine.seed, learned=learned)
+    dataset = data.open()
+    _check_labels(dataset, model.name, evaluation.num_classes)
     dataset.transform = eval_transform(dense)
-    weights = common.weights_of(model, pretrained=pretrained, checkpoint=checkpoint)
-    record: dict[str, Any] = {
-        "command": "eval",
-        "environment": common.environment(device=str(target), dtype=DTYPES[dtype], seed=seed),
-        "weights": weights,
-        "model_options": options,
+    found: dict[str, Any] = {
+        "environment": machine.environment(DTYPES[dtype]),
+        "weights": model.weights,
+        "model_options": model.options,
         "untrained": _untrained(configs, learned),
-        "data": {
-            "source": data,
-            "split": dataset.split,
-            "images": len(dataset) if limit is None else min(limit, len(dataset)),
-            "classes": None if dataset.class_names is None else len(dataset.class_names),
-            "batch_size": batch_size,
-        },
+        "data": _facts(dataset, data, batch_size),
     }
+    loader = batches(dataset, batch_size, limit=data.limit, workers=workers)
+    with _reported(evaluation, model.name, f"batch {batch_size}, {dtype}", found, record):
+        _run(evaluation, loader, found["data"]["images"])
+
+
+def _facts(dataset: ImageDataset, data: Data, batch_size: int) -> dict[str, Any]:
+    """What was evaluated on, for the record."""
+    return {
+        "source": data.source,
+        "split": dataset.split,
+        "images": len(dataset) if data.limit is None else min(data.limit, len(dataset)),
+        "classes": None if dataset.class_names is None else len(dataset.class_names),
+        "batch_size": batch_size,
+    }
+
+
+@contextmanager
+def _reported(
+    evaluation: Evaluation, model: str, setting: str, found: dict[str, Any], record: Record
+) -> Iterator[None]:
+    """Report what was gathered, whatever stops it, Ctrl-C too: what took hours is not thrown away.
+
+    Raises:
+        VitrimError: what stopped it, in one line.
+    """
+    from vitrim.measure.bench import one_line_errors
+
     problem: str | None = "stopped before the end"
     try:
-        with one_line_errors(f"batch {batch_size}, {dtype}", kept="; what was gathered is kept"):
-            _run(evaluation, batches(dataset, batch_size, limit=limit, workers=workers), record["data"]["images"])
+        with one_line_errors(setting, kept="; what was gathered is kept"):
+            yield
         problem = None
     except VitrimError as error:
         problem = str(error)
         raise
-    finally:  # whatever stops it, Ctrl-C too: what took hours is not thrown away
+    finally:
         if evaluation.images:
-            record |= {"complete": True} if problem is None else {"complete": False, "error": problem}
-            _report(model, evaluation, record, json)
+            ended: dict[str, Any] = {"complete": True} if problem is None else {"complete": False, "error": problem}
+            _report(model, evaluation, found | ended, record)
 
 
 def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
@@ -138,14 +136,14 @@ def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
             progress.update(task, completed=evaluation.images)
 
 
-def _report(model: str, evaluation: Evaluation, record: dict[str, Any], json: str | None) -> None:
+def _report(model: str, evaluation: Evaluation, found: dict[str, Any], record: Record) -> None:
     """Print the table and write the record of what was gathered."""
     rows = evaluation.rows()
-    out = common.console(json)
-    _print(out, model, record["data"], rows)
-    for note in _notes(record, evaluation.num_classes):
+    out = record.console()
+    _print(out, model, found["data"], rows)
+    for note in _notes(found, evaluation.num_classes):
         out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    common.write_json(json, {**record, "rows": [{"model": model, **row.record()} for row in rows]})
+    record.write("eval", **found, rows=[{"model": model, **row.record()} for row in rows])
 
 
 def _print(out: Console, model: str, data: dict[str, Any], rows: list[Row]) -> None:
@@ -174,23 +172,23 @@ def _cells(row: Row, dense: Row) -> list[str]:
     ]
 
 
-def _notes(record: dict[str, Any], num_classes: int) -> Iterator[str]:
+def _notes(found: dict[str, Any], num_classes: int) -> Iterator[str]:
     """What a reader must know to read the table rightly."""
     yield (
         "top-k, agree (same class as dense) and saved (MACs) in %; change of top-1 in points; cosine of what the head "
         "reads; tokens left at the end, class token included"
     )
-    if record["weights"] == "random":
+    if found["weights"] == "random":
         yield (
             "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
             "agree and cosine still say how much the reduction changes"
         )
-    if record["untrained"]:
+    if found["untrained"]:
         yield (
-            f"{', '.join(record['untrained'])}: with random parameters, as nothing was given that learned them; "
+            f"{', '.join(found['untrained'])}: with random parameters, as nothing was given that learned them; "
             "--checkpoint takes the folder of a run of `vitrim train`"
         )
-    classes = record["data"]["classes"]
+    classes = found["data"]["classes"]
     if classes not in (None, num_classes):
         yield (
             f"the data has {classes} classes and the model {num_classes}: accuracy is right only if every label is the "

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli import common
-from vitrim.errors import VitrimError, unknown
+from vitrim.cli.setup import Record
+from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -32,23 +33,21 @@ Kind = Annotated[str, typer.Argument(metavar="{methods|hosts|models|recipes}", h
 Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names that contain this, e.g. deit")]
 
 
-def list_(kind: Kind, text: Text = None, json: common.Json = None) -> None:
+def list_(*, kind: Kind, text: Text = None, record: Record) -> None:
     """List methods, host families, timm models that can be reduced, or recipes of `vitrim train`."""
-    common.check_json(json)
-    if kind not in TABLES:
-        raise unknown("list", kind, TABLES)
+    common.check_choice("list", kind, TABLES)
     title, columns, collect, footnotes = TABLES[kind]
     every = collect()
     rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
     if not rows:
         raise VitrimError(_no_match(kind, text or "", [row["name"] for row in every]))
     cells = [[_cell(row[key]) for key in columns] for row in (by_group(rows) if kind == "recipes" else rows)]
-    out = common.console(json)
+    out = record.console()
     common.print_table(out, title, list(columns.values()), cells, text_columns=len(columns))
     for line in footnotes(rows):
         folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
         out.print(folded, markup=False, highlight=False, soft_wrap=True)
-    common.write_json(json, {"command": "list", "kind": kind, "environment": common.environment(), "rows": rows})
+    record.write("list", kind=kind, environment=common.environment(), rows=rows)
 
 
 def methods() -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli import common
-from vitrim.errors import VitrimError, unknown
-from vitrim.loading import create_model
+from vitrim.cli.setup import MODEL_NAMES, Compute, Images, Record, Weights
+from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,15 +23,9 @@ if TYPE_CHECKING:
 DENSE = "none"
 GROUPS_SHOWN = 6
 
-Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {common.MODEL_NAMES}")]
+Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")]
 Convention = Annotated[
     str, typer.Option("--convention", help="what the total adds up: all, no-attention or no-norm of the four parts")
-]
-Images = Annotated[
-    str | None,
-    typer.Option(
-        "--images", help="images, as --data of `vitrim eval`, for methods that adapt to them; default: random images"
-    ),
 ]
 Limit = Annotated[
     int | None,
@@ -41,68 +35,56 @@ IMAGES = 32
 
 
 def profile(
+    *,
     models: Models,
     methods: common.MethodsBesideDense = None,
     convention: Convention = "all",
-    images: Images = None,
-    split: common.Split = None,
     batch_size: common.BatchSize = 8,
     limit: Limit = None,
-    pretrained: common.Pretrained = False,
-    checkpoint: common.Checkpoint = None,
-    model_option: common.ModelOptions = None,
-    seed: common.Seed = 0,
-    json: common.Json = None,
+    images: Images,
+    weights: Weights,
+    compute: Compute,
+    record: Record,
 ) -> None:
     """Count parameters, MACs per image and tokens per block, dense and reduced.
 
     The four parts are counted apart: linear and convolution layers, attention products, a method's matching, LayerNorm.
     Random weights are enough, unless the method adapts to the images: then give --pretrained and --images.
     """
-    common.check_json(json)
-    common.check_images(images, split=split)
     configs = [config for config in common.parse_methods(methods or ()) if config.describe() != DENSE]
-    options = common.parse_options(model_option)
-    if checkpoint is not None and len(models) > 1:
+    if weights.checkpoint is not None and len(models) > 1:
         raise VitrimError(f"--checkpoint holds the weights of one model; {len(models)} models are given")
+    from vitrim.measure.bench import one_line_errors
     from vitrim.measure.macs import CONVENTIONS
 
-    if convention not in CONVENTIONS:
-        raise unknown("convention", convention, CONVENTIONS)
-    import torch
-
-    from vitrim.data import load_images
-    from vitrim.measure.bench import one_line_errors
-
+    common.check_choice("convention", convention, CONVENTIONS)
     adaptive = [config.describe() for config in configs if config.adaptive]
     if limit is not None and not adaptive:
         raise VitrimError("--limit says how many images to run, and none are: no method here adapts to its images")
-    limit = limit or IMAGES
     # shapes are all that counts, unless a method looks at the content
-    device = "cpu" if adaptive or pretrained or checkpoint is not None else "meta"
-    dataset = load_images(images, split=split) if adaptive and images is not None else None
+    device = "cpu" if adaptive or weights.pretrained or weights.checkpoint is not None else "meta"
+    dataset = images.open() if adaptive else None
+    count = (limit or IMAGES) if dataset is None else min(limit or IMAGES, len(dataset))
     rows: list[Profile] = []
     for name in models:
-        torch.manual_seed(seed)
-        host = create_model(name, pretrained=pretrained, checkpoint=checkpoint, options=options, device=device)
+        compute.start()
+        host = weights.create(name, device)
         with one_line_errors(name, kept=""):
-            rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, limit, seed))
-    count = limit if dataset is None else min(limit, len(dataset))
-    found = [common.weights_of(name, pretrained=pretrained, checkpoint=checkpoint) for name in models]
-    weights = "random" if device == "meta" else ", ".join(dict.fromkeys(found))
-    record = {
-        "command": "profile",
-        "environment": common.environment(device=device, seed=seed),
-        "weights": weights,
-        "model_options": options,
-        "images": {"source": images or "random", "count": count, "batch_size": batch_size} if adaptive else None,
-        "rows": [_row(row) for row in rows],
-    }
-    out = common.console(json)
+            rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, count, compute.seed))
+    of = "random" if device == "meta" else ", ".join(dict.fromkeys(weights.of(name) for name in models))
+    out = record.console()
     _print(out, rows, convention)
-    for note in (*_unused(rows), *_notes(convention, adaptive, images, count, weights)):
+    for note in (*_unused(rows), *_notes(convention, adaptive, images.source, count, of)):
         out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    common.write_json(json, record)
+    read = {"source": images.source or "random", "count": count, "batch_size": batch_size}
+    record.write(
+        "profile",
+        environment=common.environment(device=device, seed=compute.seed),
+        weights=of,
+        model_options=weights.options,
+        images=read if adaptive else None,
+        rows=[_row(row) for row in rows],
+    )
 
 
 def _profiles(

@@ -7,18 +7,20 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitrim.cli import common, listing
+from vitrim.cli.setup import Record, Setup, Threads
 from vitrim.errors import MissingPackageError, VitrimError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitrim.training.loop import Trainer
+    from vitrim.training.loop import Running, Trainer
     from vitrim.training.recipe import Recipe, Resolved
 
 Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name of --list, or a YAML file")]
@@ -37,9 +39,6 @@ DryRun = Annotated[
 ]
 List = Annotated[bool, typer.Option("--list", help="list the recipes, as `vitrim list recipes`")]
 Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
-Workers = Annotated[
-    int, typer.Option("--workers", min=0, max=common.MAX_WORKERS, help="processes that read images; 0: this one")
-]
 SaveMinutes = Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")]
 LogEvery = Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")]
 EvalBatch = Annotated[
@@ -54,36 +53,48 @@ PATIENCE = 5.0
 """Seconds after a first request to stop, in which another is taken for the same."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run(Setup):
+    """How to run a recipe: none of it changes what is learned."""
+
+    out: Out = Path("runs/train")
+    resume: Resume = False
+    workers: common.Workers = 0
+    save_minutes: SaveMinutes = 10.0
+    log_every: LogEvery = 10
+    eval_batch: EvalBatch = 64
+    tensorboard: Tensorboard = False
+    max_updates: MaxUpdates = None
+
+    def running(self) -> Running:
+        """The same, as the loop takes it."""
+        from vitrim.training.loop import Running
+
+        return Running(**dataclasses.asdict(self))
+
+
 def train(
+    *,
     recipe: Name = None,
     changes: Changes = None,
     data: Data = None,
-    out: Out = Path("runs/train"),
+    how: Run,
     checkpoint: Checkpoint = None,
-    resume: Resume = False,
     dry_run: DryRun = False,
     list_recipes: List = False,
     show: Show = False,
-    workers: Workers = 0,
-    save_minutes: SaveMinutes = 10.0,
-    log_every: LogEvery = 10,
-    eval_batch: EvalBatch = 64,
-    tensorboard: Tensorboard = False,
-    max_updates: MaxUpdates = None,
     device: Device = None,
-    threads: common.Threads = None,
-    json: common.Json = None,
+    threads: Threads = None,
+    record: Record,
 ) -> None:
     """Train or fine-tune a model under a method, by a recipe: one of the papers', or your own YAML file.
 
     A run is stopped at any time and resumed exactly. Many processes: accelerate launch -m vitrim train ...
     """
-    common.check_json(json)
-    out_console = common.console(json)
     if list_recipes:
         if recipe is not None:
             raise VitrimError(f"--list takes no recipe; for the values of one: vitrim train {recipe} --show")
-        listing.list_("recipes", json=json)
+        listing.list_(kind="recipes", record=record)
         return
     if recipe is None:
         raise VitrimError("name a recipe: `vitrim train --list` shows them")
@@ -92,7 +103,7 @@ def train(
     resolved = load_recipe(recipe, changes or [])
     if show:
         _check_names(resolved.recipe)
-        _show(resolved, out_console, json)
+        _show(resolved, record)
         return
     if data is None:
         raise VitrimError(f"--data is missing: {resolved.name} wants {resolved.recipe.dataset or 'images with labels'}")
@@ -101,24 +112,15 @@ def train(
         raise VitrimError(f"--device is cpu or left out, not '{device}': accelerate launch chooses devices")
     common.set_threads(threads)
     from vitrim.training.build import build_trainer
-    from vitrim.training.loop import Running
 
-    running = Running(
-        out=out,
-        resume=resume,
-        workers=workers,
-        eval_batch=eval_batch,
-        save_minutes=save_minutes,
-        log_every=log_every,
-        tensorboard=tensorboard,
-        max_updates=max_updates,
-    )
-    if Path(data).expanduser().resolve() == out.resolve():
+    running = how.running()
+    if Path(data).expanduser().resolve() == how.out.resolve():
         raise VitrimError(f"--out is the folder of the data, {data}: name another")
-    trainer = build_trainer(resolved, data, running, checkpoint=checkpoint, cpu=device == "cpu", console=out_console)
-    record = run(trainer, data, dry_run=dry_run, console=out_console)
-    if record is not None:
-        common.write_json(json, record)
+    out = record.console()
+    trainer = build_trainer(resolved, data, running, checkpoint=checkpoint, cpu=device == "cpu", console=out)
+    found = run(trainer, data, dry_run=dry_run, console=out)
+    if found is not None:
+        record.write("train", **found)
 
 
 def run(trainer: Trainer, data: str, *, dry_run: bool, console: Console) -> dict[str, Any] | None:
@@ -134,7 +136,6 @@ def run(trainer: Trainer, data: str, *, dry_run: bool, console: Console) -> dict
     for name, value in result.items():
         console.print(f"{name}: {_short(value)}", highlight=False)
     return {
-        "command": "train",
         "environment": common.environment(device=str(accelerator.device), dtype=recipe.precision, seed=recipe.seed),
         "recipe": {"name": trainer.resolved.name, **recipe.model_dump(mode="json")},
         "running": {**dataclasses.asdict(running), "out": str(running.out)},
@@ -192,11 +193,11 @@ def _check_names(recipe: Recipe) -> None:
     check_optimizer(recipe.optimizer.name)
 
 
-def _show(resolved: Resolved, console: Console, json: str | None) -> None:
+def _show(resolved: Resolved, record: Record) -> None:
     rows = [[name, "null" if value is None else str(value), origin] for name, value, origin in resolved.rows()]
-    common.print_table(console, f"Recipe {resolved.name}", ["key", "value", "from"], rows, text_columns=3)
+    common.print_table(record.console(), f"Recipe {resolved.name}", ["key", "value", "from"], rows, text_columns=3)
     entries = [dict(zip(("key", "value", "from"), row, strict=True)) for row in resolved.rows()]
-    common.write_json(json, {"command": "train --show", "recipe": resolved.name, "values": entries})
+    record.write("train --show", recipe=resolved.name, values=entries)
 
 
 def _short(value: Any) -> str:

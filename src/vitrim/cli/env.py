@@ -1,0 +1,105 @@
+"""``vitrim env``: what a report of a problem needs to say about the machine and what is installed on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from vitrim import __version__
+from vitrim.cli import common
+from vitrim.cli.setup import Record
+
+PACKAGES = (
+    *("torch", "torchvision", "timm", "transformers", "numpy", "safetensors", "pydantic", "PyYAML", "typer", "rich"),
+    *("datasets", "pillow", "accelerate", "torchmetrics", "tensorboard", "scikit-learn", "matplotlib"),
+)
+"""What vitrim needs, always or for some commands, and the libraries of models that it reduces."""
+
+
+def env(*, record: Record) -> None:
+    """Print what a report of a problem needs: versions, processor, threads, devices."""
+    found = report()
+    rows = list(_lines(found))
+    width = max(len(name) for name, _ in rows)
+    out = record.console()
+    for name, value in rows:
+        out.print(f"{name:<{width}}  {value}", markup=False, highlight=False, soft_wrap=True)
+    record.write("env", **found)
+
+
+def report() -> dict[str, Any]:
+    """Versions, processor and devices of this machine. Packages that are not installed are None."""
+    return {
+        "vitrim": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+        "packages": {package: _version(package) for package in PACKAGES},
+        "cpu": _cpu(),
+        "devices": _devices(),
+        "cuda": _cuda(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    import torch
+
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    return {
+        "name": common.processor(),
+        "cores": os.cpu_count(),
+        "usable_cores": os.cpu_count() if affinity is None else len(affinity(0)),
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _devices() -> list[str]:
+    """The kinds of devices that torch can use here."""
+    import torch
+
+    return [kind for kind in common.DEVICES if torch.get_device_module(kind).is_available()]
+
+
+def _cuda() -> dict[str, Any]:
+    """What torch was built for, and the devices that it finds."""
+    import torch
+
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),
+        "devices": [
+            {
+                "name": device.name,
+                "capability": f"{device.major}.{device.minor}",
+                "memory_gib": device.total_memory / 2**30,
+            }
+            for device in found
+        ],
+    }
+
+
+def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The same in words: a name and a value in every line."""
+    yield from ((name, found[name]) for name in ("vitrim", "python", "platform"))
+    yield from ((package, number or "not installed") for package, number in found["packages"].items())
+    cpu, cuda = found["cpu"], found["cuda"]
+    yield "cpu", cpu["name"]
+    yield "cores", f"{cpu['cores']}, {cpu['usable_cores']} of them usable; threads of torch: {cpu['threads']}"
+    yield "capability", cpu["capability"]
+    yield "devices", ", ".join(found["devices"])
+    built = [f"{kind} {cuda[kind]}" for kind in ("cuda", "hip", "cudnn") if cuda[kind] is not None]
+    yield "torch is for", ", ".join(built) or "cpu only"
+    for index, device in enumerate(cuda["devices"]):
+        yield f"cuda:{index}", f"{device['name']}, {device['memory_gib']:.1f} GiB, capability {device['capability']}"

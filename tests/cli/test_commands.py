@@ -1,0 +1,92 @@
+"""What holds for every command: its length, its arguments, the options that it shares; ``vitrim --version``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import vitrim
+from cli_runs import exit_code
+from vitrim.cli import COMMANDS, app
+from vitrim.cli.setup import flat
+
+LONGEST_BODY = 40
+LONGEST_FUNCTION = 60
+ROOMS = ("cli", "measure", "demo", "plots")
+OWN = {
+    "bench": {"--dtype"},  # several values
+    "profile": {"--limit"},  # of random images too
+    "demo": {"--out"},
+    "train": {"--data", "--checkpoint", "--device", "--out"},  # a recipe chooses, and accelerate
+}
+"""Options that mean something else in this command than in the others that have them."""
+
+
+def parameters(command: str) -> list[Any]:
+    return list(typer.main.get_command(app).commands[command].params)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_body_is_short(command: str) -> None:
+    """From its first statement below the docstring to its last line."""
+    [function] = ast.parse(textwrap.dedent(inspect.getsource(COMMANDS[command]))).body
+    assert isinstance(function, ast.FunctionDef)
+    assert ast.get_docstring(function)
+    first, last = function.body[1], function.body[-1]
+    assert (last.end_lineno or 0) - first.lineno + 1 <= LONGEST_BODY
+
+
+@pytest.mark.parametrize("file", [file for room in ROOMS for file in (Path(vitrim.__path__[0]) / room).glob("*.py")])
+def test_functions_are_not_long(file: Path) -> None:
+    """In lines of code: no docstrings, no comments, no blank lines."""
+    lines = file.read_text().splitlines()
+    for function in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        said = function.body[0] if ast.get_docstring(function) else None
+        text = set() if said is None else set(range(said.lineno, (said.end_lineno or said.lineno) + 1))
+        numbers = (number for number in range(function.lineno, (function.end_lineno or 0) + 1) if number not in text)
+        code = [line for line in (lines[number - 1].strip() for number in numbers) if line and line[0] != "#"]
+        assert len(code) <= LONGEST_FUNCTION, function.name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_argument_is_hidden_and_every_option_says_what_it_is(command: str) -> None:
+    for parameter in parameters(command):
+        assert not getattr(parameter, "hidden", False), parameter.name
+        assert parameter.name == "help" or parameter.help, parameter.name
+
+
+def test_an_option_of_several_commands_is_one_option() -> None:
+    """It is declared once, and has one default, but for two: `bench` must be given a method and times several sizes."""
+    found: dict[str, dict[str, tuple[Any, Any]]] = defaultdict(dict)
+    for command, function in COMMANDS.items():
+        for one in inspect.signature(flat(function)).parameters.values():
+            [option] = one.annotation.__metadata__
+            names = [name for name in (option.default, *(option.param_decls or ())) if str(name).startswith("--")]
+            if names and names[0] not in OWN.get(command, ()):
+                found[names[0]][command] = (option, one.default)
+    for name in set(found) - {"--method", "--batch-size"}:
+        options, defaults = zip(*found[name].values(), strict=True)
+        assert all(option is options[0] for option in options), name
+        assert len(set(defaults)) == 1, name
+    assert set(found["--json"]) == set(COMMANDS)
+    for name in ("--pretrained", "--checkpoint", "--model-option", "--seed", "--threads", "--split"):
+        assert {"profile", "bench", "eval"} <= set(found[name])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_readme_names_every_command(command: str) -> None:
+    assert f"vitrim {command}" in (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_version_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(monkeypatch, "--version") == 0
+    assert capsys.readouterr() == (f"vitrim {vitrim.__version__}\n", "")

@@ -1,0 +1,92 @@
+"""``vitrim env``: what a report of a problem needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import vitrim
+from cli_runs import Run, runner
+from vitrim.cli import env
+from vitrim.core.registry import libraries
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(monkeypatch, capsys, "env")
+
+
+def lines(out: str) -> dict[str, str]:
+    """What it prints, by name."""
+    return dict(re.split(r" {2,}", line, maxsplit=1) for line in out.splitlines())  # type: ignore[misc]
+
+
+def test_every_line_has_a_name_and_a_value(run: Run) -> None:
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    shown = lines(out)
+    assert shown["vitrim"] == vitrim.__version__
+    assert shown["python"].startswith(platform.python_version())
+    assert shown["timm"] == version("timm")
+    assert shown["cores"].startswith(f"{os.cpu_count()}, ")
+    assert shown["cores"].endswith(f"threads of torch: {torch.get_num_threads()}")
+    assert shown["capability"] == torch.backends.cpu.get_cpu_capability()
+    assert shown["devices"].split(", ")[0] == "cpu"
+
+
+def test_every_package_that_vitrim_asks_for_is_listed() -> None:
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(need for extra in ("hf", "data", "demo", "train") for need in extras[extra])]
+    names = {re.split(r"[\[<>=]", need)[0].lower() for need in wanted} - {"vitrim"}
+    assert names | set(libraries()) - {"vitrim"} <= {package.lower() for package in env.PACKAGES}
+
+
+def test_a_package_that_is_missing_is_said_to_be(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(env, "PACKAGES", ("torch", "no-such-package"))
+    code, out, _ = run("--json", tmp_path / "env.json")
+    assert code == 0
+    assert lines(out)["no-such-package"] == "not installed"
+    assert json.loads((tmp_path / "env.json").read_text())["packages"]["no-such-package"] is None
+
+
+def test_record_alone_on_standard_output(run: Run) -> None:
+    code, out, err = run("--json", "-")
+    record = json.loads(out)
+    assert code == 0
+    assert record.pop("command") == "env"
+    assert set(record) == {"vitrim", "python", "platform", "packages", "cpu", "devices", "cuda"}
+    assert set(record["cpu"]) == {"name", "cores", "usable_cores", "threads", "capability"}
+    assert lines(err)["torch"] == record["packages"]["torch"]
+
+
+def test_devices_of_cuda(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(name="NVIDIA H100", major=9, minor=0, total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    code, out, _ = run()
+    shown = lines(out)
+    assert code == 0
+    assert shown["devices"] == "cpu, cuda"
+    assert shown["torch is for"].startswith("cuda 12.8")
+    assert shown["cuda:0"] == shown["cuda:1"] == "NVIDIA H100, 80.0 GiB, capability 9.0"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "report", lambda: pytest.fail("it has begun"))
+    code, out, err = run("--json", "/dev/null/env.json")
+    assert (code, out) == (2, "")
+    assert "cannot write" in err
