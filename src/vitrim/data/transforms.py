@@ -45,7 +45,7 @@ def eval_transform(model: nn.Module) -> Transform:
         raise DataError(str(error)) from error
     if told.transform is not None:
         return _Converted("RGB", told.transform)
-    if told.crop_share is None or told.size is None:
+    if not (told.size and told.mean and told.std and told.interpolation and told.crop_share):
         raise DataError(
             f"{type(model).__name__} does not say how its images are prepared: set the dataset's transform, for "
             "example to the one that its library has for these weights"
