@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vitrim.core.ask import ask
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_file, replaced
 
@@ -82,7 +83,7 @@ def load_host(model: nn.Module, path: Path) -> None:
     """`load_checkpoint`, where the file's classifier may have another number of classes: the model gets its head.
 
     Args:
-        model: a model of timm's kind gets a new head if the file's is of other classes; others must fit.
+        model: gets a new head if the file's is of other classes and its host knows how; else it must fit.
         path: of a file of weights.
 
     Raises:
@@ -99,33 +100,22 @@ def load_host(model: nn.Module, path: Path) -> None:
         >>> model.num_classes
         3
     """
-    weights, heads = _read(path), classifiers_of(model)
-    found = next((len(weights[key]) for name in heads if (key := f"{name}.weight") in weights), None)
-    if found not in (None, getattr(model, "num_classes", None)):
+    weights, host = _read(path), ask(model)
+    keys = (f"{name}.weight" for name in host.classifier_names(model))
+    found = next((len(weights[key]) for key in keys if key in weights), None)
+    if found not in (None, host.num_classes(model)):
         trial = _without_memory(model)
-        cast(Any, trial).reset_classifier(found)
+        host.reset_head(trial, found)
         _check_fit(trial.state_dict(), weights, path)  # before the head is replaced
-        cast(Any, model).reset_classifier(found)
+        host.reset_head(model, found)
     _load(model, weights, path)
-
-
-def classifiers_of(model: nn.Module) -> tuple[str, ...]:
-    """The names of the classifying layers of a model of timm's kind; of others none is known.
-
-    Example:
-        >>> import timm
-        >>> classifiers_of(timm.create_model("test_vit"))
-        ('head',)
-    """
-    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def load_encoder(model: nn.Module, path: Path) -> None:
     """Load what pre-training without labels left: the encoder's weights into ``model``, whose classifiers stay new.
 
     Args:
-        model: of timm's kind; its ``pretrained_cfg`` names its classifiers.
+        model: its host names its classifiers.
         path: of a file of weights with the encoder under ``encoder.``; decoders and the like are left out.
 
     Raises:
@@ -146,7 +136,7 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     if not weights:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
     expected = model.state_dict()
-    trunk = _without(expected, classifiers_of(model))
+    trunk = _without(expected, ask(model).classifier_names(model))
     _load(model, {**{key: value for key, value in expected.items() if key not in trunk}, **weights}, path)
 
 

@@ -49,7 +49,7 @@ def test_eval_transform_of_one_channel():
 
 
 def test_models_that_do_not_say():
-    with pytest.raises(DataError, match="Linear is not a timm model and does not say how its images are prepared"):
+    with pytest.raises(DataError, match="Linear does not say how its images are prepared"):
         eval_transform(nn.Linear(1, 1))
     with pytest.raises(DataError, match="takes 4 channels"):
         eval_transform(timm.create_model("test_vit", in_chans=4))

@@ -17,8 +17,8 @@ from torch import Tensor
 import tiny
 import vitrim
 from tiny_training import recipe
+from vitrim.core.ask import ask
 from vitrim.data import load_images
-from vitrim.data.transforms import is_timm
 from vitrim.training.loop import Running, Trainer
 from vitrim.weights import load_checkpoint
 
@@ -52,7 +52,7 @@ def test_a_classifier_of_every_family_is_trained(host: str, grey: Path, tmp_path
     train_data, eval_data = (load_images(grey, split=split) for split in ("train", "test"))
     eval_data.transform = to_pixels
     model = tiny.HOSTS[host]()
-    if is_timm(model):  # those that take images of any size are given this one
+    if ask(model).preprocessing(model).size == (224, 224):  # those that take images of any size are given this one
         model.pretrained_cfg = {"input_size": (3, 24, 24)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
     parts = copy.deepcopy(model)

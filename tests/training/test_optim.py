@@ -159,7 +159,10 @@ def test_only_what_matches_is_trained() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
-    [({"name": "addam"}, "unknown optimizer 'addam'"), ({"layer_decay": 0.5}, "needs a model of timm's kind")],
+    [
+        ({"name": "addam"}, "unknown optimizer 'addam'"),
+        ({"layer_decay": 0.5}, "needs a model that names its layers"),
+    ],
 )
 def test_what_does_not_fit_is_refused(optimizer: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrimError, match=message):

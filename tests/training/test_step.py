@@ -15,9 +15,10 @@ import golden_files
 import tiny
 import vitrim
 import vitrim.models
+from vitrim.core.ask import ask
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
-from vitrim.tasks.step import Step, logits_of, tokens_and_logits
+from vitrim.tasks.step import Step
 from vitrim.training.step import Distillation, Objective
 
 LEARNED = ("dynamicvit", "mctf:r=4", "cropr", "a_vit", "evo_vit:class_head=true", "diffrate:learn=true", "ia_red2")
@@ -125,7 +126,7 @@ def test_one_update_of_what_learns_on_every_timm_variant(host: str, config: vitr
         pytest.skip("refused: a second head needs a class token")
     objective = objective_of(tiny.fits(config, model), model)
     images = tiny.images(4)
-    classes = logits_of(copy.deepcopy(objective.model).eval()(images)).shape[-1]
+    classes = tiny.logits(copy.deepcopy(objective.model).eval()(images)).shape[-1]
     losses = objective(images, TARGETS % classes)
     losses["total"].backward()
     torch.optim.AdamW(objective.parameters(), lr=1e-3).step()
@@ -178,13 +179,13 @@ def test_the_teacher_is_asked_for_by_name() -> None:
 
 def test_tokens_and_logits_are_the_two_halves_of_a_forward() -> None:
     model = tiny.HOSTS["registers"]()
-    tokens, logits = tokens_and_logits(model, tiny.images())
+    tokens, logits = ask(model).features_and_logits(model, tiny.images())
     assert tokens.shape == (2, 36 + model.num_prefix_tokens, 32)
     assert torch.equal(logits, model(tiny.images()))
     hugging_face = tiny.HOSTS["hf_vit"]()
-    assert logits_of(hugging_face(tiny.images())).shape == (2, 5)
-    with pytest.raises(VitrimError, match="needs forward_features and forward_head"):
-        tokens_and_logits(hugging_face, tiny.images())
+    assert ask(hugging_face).logits(hugging_face(tiny.images())).shape == (2, 5)
+    with pytest.raises(VitrimError, match="compares tokens, and ViTForImageClassification does not give them"):
+        ask(hugging_face).features_and_logits(hugging_face, tiny.images())
 
 
 @golden_files.cases(["training/losses_metrics_a"], arrays=("distill/*",))

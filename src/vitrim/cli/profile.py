@@ -114,14 +114,12 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 
 
 def _input_size(model: nn.Module) -> tuple[int, ...]:
-    """Channels, height and width of the images that ``model`` takes, a host or any other model of timm."""
+    """Channels, height and width of the images that ``model`` takes, a host or any other model that says it."""
+    from vitrim.core.ask import ask
     from vitrim.core.registry import find_host, host_of
 
-    facts: Any = model
-    if find_host(model) is not None or not hasattr(model, "pretrained_cfg"):
-        return host_of(model).facts(model).input_size
-    channels, *size = facts.pretrained_cfg["input_size"]
-    return getattr(model, "in_chans", channels), *getattr(model, "img_size", size)
+    told = None if find_host(model) is not None else ask(model).input_size(model)
+    return host_of(model).facts(model).input_size if told is None else told
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

@@ -3,19 +3,72 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, class_of
 from vitrim.core.facts import Head, HostFacts
 from vitrim.core.tokens import Trace
-from vitrim.errors import UnsupportedModelError
+from vitrim.errors import UnsupportedModelError, VitrimError
+
+Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
+"""What a parameter belongs to: the classifiers and what only they read, the tables of positions, what makes patches of
+an image, the class token and its like, all the rest of the host, or what a method brought."""
+
+METHOD = "reducer"
+"""The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
+
+
+class Role(NamedTuple):
+    """What one parameter is in training.
+
+    Attributes:
+        part: a new task brings its own head, positions and stem; the backbone is tokens and trunk.
+        layer: 0 in front of the blocks, 1 to L in them, L + 1 the head; None if the model does not name its layers.
+        decays: False where the model itself says that weight decay leaves the parameter alone.
+    """
+
+    part: Part
+    layer: int | None = None
+    decays: bool = True
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What is done to an image before a model sees it; None where the model does not say.
+
+    Attributes:
+        channels: 1 for grey images, 3 for colour.
+        size: height and width in pixels.
+        mean: of the pixels in [0, 1], one number per channel.
+        std: their standard deviation, likewise.
+        interpolation: by which images are resized: bicubic, bilinear, ...
+        crop_share: the side of the crop over the side of the resized image.
+        crop_mode: center, border or squash.
+        transform: the model's own, from a PIL image in RGB to (C, H, W); it goes before resizing and cropping by the
+            numbers above.
+    """
+
+    channels: int
+    size: tuple[int, int] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: str | None = None
+    crop_share: float | None = None
+    crop_mode: str = "center"
+    transform: Callable[[Any], Tensor] | None = None
 
 
 class Host:
-    """A host family. Class methods only: a host has no state of its own."""
+    """A host family. Class methods only: a host has no state of its own.
+
+    `vitrim.core.ask.ask(model)` is the family of any model: also of one that cannot be reduced, where it answers what
+    can be known of models of its library.
+    """
 
     name: ClassVar[str] = ""
     """How `vitrim list hosts` calls the family."""
@@ -23,6 +76,9 @@ class Host:
     """What heads models of the family have; tokens that a model hands out are a head that reads patches."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
     """The reduced form of every block class the family uses."""
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {}
+    """What the family calls what is not trunk: patterns of one part of a dotted name, ``{"tokens": ("*_token",)}``.
+    Where several match, the part that is listed first counts. Classifiers and the `patch_maker` need no name."""
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -44,19 +100,175 @@ class Host:
         return None
 
     @classmethod
+    def find_classifiers(cls, model: nn.Module) -> list[nn.Module]:
+        """The layers that turn the feature (B, C) into logits; none in a bare feature extractor."""
+        return []
+
+    @classmethod
     def classifiers(cls, model: nn.Module) -> list[nn.Module]:
-        """The layers that turn the feature (B, C) into logits; the feature is the mean of their inputs.
+        """`find_classifiers`; the feature is the mean of their inputs.
 
         Raises:
             UnsupportedModelError: a model without a classifier, such as a bare feature extractor.
         """
-        raise UnsupportedModelError(f"{type(model).__name__} has no classifier")
+        found = cls.find_classifiers(model)
+        if not found:
+            raise UnsupportedModelError(f"{type(model).__name__} has no classifier")
+        return found
+
+    @classmethod
+    def classifier_names(cls, model: nn.Module) -> tuple[str, ...]:
+        """Where ``model`` keeps the linear layers that have a row for every class, as ``named_modules`` calls them."""
+        layers = [layer for found in cls.find_classifiers(model) for layer in found.modules()]
+        linear = {id(layer) for layer in layers if isinstance(layer, nn.Linear)}
+        return tuple(name for name, module in model.named_modules() if id(module) in linear)
+
+    @classmethod
+    def num_classes(cls, model: nn.Module) -> int | None:
+        """Classes of the head; None where the model does not say."""
+        return cls.facts(model).num_classes
+
+    @classmethod
+    def reset_head(cls, model: nn.Module, num_classes: int) -> None:
+        """Give ``model`` a new head for ``num_classes``, with fresh weights as its library makes them.
+
+        Raises:
+            VitrimError: the head of such a model cannot be replaced.
+        """
+        raise VitrimError(
+            f"{type(model).__name__} cannot be given {num_classes} classes: create it with that many (model_options), "
+            "as vitrim does not know how to replace its head"
+        )
 
     @classmethod
     def logits(cls, output: Any) -> Tensor:
-        """(B, K) logits in what a call of the model returned."""
-        assert isinstance(output, Tensor)
-        return output
+        """(B, K) logits in what a call of the model returned: the tensor itself, or what is called ``logits`` in it."""
+        if isinstance(output, Tensor):
+            return output
+        logits: Tensor = output["logits"] if isinstance(output, dict) else output.logits
+        return logits
+
+    @classmethod
+    def features_and_logits(cls, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B, N, C) after the last norm, and logits (B, K), of one forward on ``images`` (B, C, H, W).
+
+        Raises:
+            VitrimError: the model does not come apart into its two halves.
+        """
+        raise VitrimError(
+            f"this loss compares tokens, and {type(model).__name__} does not give them: it needs a forward in two "
+            "halves, tokens and then the head"
+        )
+
+    @classmethod
+    def roles(cls, model: nn.Module) -> dict[str, Role]:
+        """What every parameter of ``model`` is, by name, reduced or not.
+
+        By default told from the blocks, the classifiers, the `patch_maker` and the names in `parts`.
+        """
+        heads = {id(p) for module in cls.find_classifiers(model) for p in module.parameters()}
+        maker = cls.patch_maker(model)
+        stem = set() if maker is None else {id(p) for p in maker.parameters()}
+        parts: dict[str, Part] = {}
+        for name, parameter in model.named_parameters():
+            known: Part = "head" if id(parameter) in heads else "stem" if id(parameter) in stem else "trunk"
+            parts[name] = "method" if METHOD in name.split(".") else cls.named_part(name) or known
+        layers, undecayed = cls.layers(model, parts), cls.undecayed(model)
+        return {
+            name: Role(
+                part,
+                None if layers is None else layers[name],
+                not any(fnmatchcase(name, pattern) for pattern in undecayed),
+            )
+            for name, part in parts.items()
+        }
+
+    @classmethod
+    def named_part(cls, name: str) -> Part | None:
+        """What a parameter is by its name alone, as `parts` says."""
+        words = name.split(".")
+        for part, patterns in cls.parts.items():
+            # a token is one tensor; a head or a stem may be a module of many
+            if any(
+                fnmatchcase(word, pattern) for word in words[-1 if part == "tokens" else 0 :] for pattern in patterns
+            ):
+                return part
+        return None
+
+    @classmethod
+    def layers(cls, model: nn.Module, parts: Mapping[str, Part]) -> Mapping[str, int] | None:
+        """The layer of every parameter in ``parts``, see `Role`; None if the model does not name its layers.
+
+        By default what a model registers in front of its blocks is layer 0, and a norm behind them is of the last one.
+        """
+        blocks = cls.blocks(model)
+        if not blocks:
+            return None
+        inside = {id(p): depth for depth, block in enumerate(blocks, 1) for p in block.parameters()}
+        layers: dict[str, int] = {}
+        passed = 0
+        for name, parameter in model.named_parameters():
+            depth = inside.get(id(parameter))
+            if depth is None:
+                depth = {"trunk": passed, "head": len(blocks) + 1}.get(parts[name], 0)
+            else:
+                passed = len(blocks)
+            layers[name] = depth
+        return layers
+
+    @classmethod
+    def undecayed(cls, model: nn.Module) -> Collection[str]:
+        """Patterns of the names of parameters that weight decay leaves alone, beside vectors and positions."""
+        return ()
+
+    @classmethod
+    def preprocessing(cls, model: nn.Module) -> Preprocessing:
+        """How the images of ``model`` are prepared.
+
+        By default a model may have an ``eval_transform``, from a PIL image in RGB to (C, H, W), with its ``mean`` and
+        ``std``, and an ``image_size``, one number or height and width.
+
+        Raises:
+            VitrimError: what the model says cannot be read, or is no preprocessing.
+        """
+        own: Any = getattr(model, "eval_transform", None)
+        told = own is not None and hasattr(own, "mean") and hasattr(own, "std")
+        return Preprocessing(
+            channels=input_channels(model),
+            size=pair(getattr(model, "image_size", None)),
+            mean=tuple(own.mean) if told else None,
+            std=tuple(own.std) if told else None,
+            transform=own,
+        )
+
+    @classmethod
+    def input_size(cls, model: nn.Module) -> tuple[int, int, int] | None:
+        """Channels, height and width of the images ``model`` was made for; None where it does not say."""
+        return cls.facts(model).input_size
+
+    @classmethod
+    def checkpoint_gradients(cls, model: nn.Module, on: bool = True) -> None:
+        """Compute activations again in the backward pass instead of keeping them, or no longer.
+
+        Raises:
+            VitrimError: the model has no such switch.
+        """
+        raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
+
+    @classmethod
+    def has_idle_parameters(cls, model: nn.Module) -> bool:
+        """Whether classification may leave some parameters without a gradient, which many processes must look for."""
+        return False
+
+    @classmethod
+    def patch_dropout(cls, model: nn.Module) -> Any | None:
+        """The module that drops patches in training, a share of ``prob``; None if the model has none."""
+        return None
+
+    @classmethod
+    def architecture(cls, model: nn.Module) -> str:
+        """The library's name of the model, else its class."""
+        return type(model).__name__
 
     @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:
@@ -101,6 +313,29 @@ class Host:
         raise UnsupportedModelError(
             f"blocks of class {type(block).__name__} are not supported in {cls.name}; supported: {known}"
         )
+
+
+def input_channels(model: nn.Module) -> int:
+    """Channels of the images a model takes, 3 where nothing says otherwise.
+
+    Example:
+        >>> input_channels(nn.Sequential(nn.Conv2d(1, 8, 4))), input_channels(nn.Linear(3, 2))
+        (1, 3)
+    """
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return 3 if first is None else first.in_channels
+
+
+def pair(size: Any) -> tuple[int, int] | None:
+    """Height and width from one number for both, or from two; None stays None.
+
+    Example:
+        >>> pair(224), pair([32, 48]), pair(None)
+        ((224, 224), (32, 48), None)
+    """
+    if size is None or isinstance(size, int):
+        return None if size is None else (size, size)
+    return int(size[0]), int(size[1])
 
 
 class FormOfModel:

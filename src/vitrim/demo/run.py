@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import timm
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrim.core.ask import ask
 from vitrim.core.config import MethodConfig
 from vitrim.core.reduce import reduce_, restore_
 from vitrim.core.registry import parse_method
@@ -136,7 +137,8 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
     if len(labels.unique()) < SHOWN:
         raise VitrimError(f"{data} has images of {len(labels.unique())} classes among {len(labels)}: it needs all ten")
     first = [int((labels == label).nonzero()[0]) for label in range(SHOWN)]
-    mean, std = (torch.tensor(cast(Any, model).pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    told = ask(model).preprocessing(model)
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (told.mean, told.std))
     return Exhibit(
         name="CIFAR-10 ViT",
         images="CIFAR-10, test photographs",
@@ -210,7 +212,7 @@ def draw_merged(exhibit: Exhibit, path: Path) -> None:
     plot_merged(
         exhibit.pixels,
         states,
-        cast(Any, model).patch_embed.grid_size,
+        ask(model).facts(model).grid_size,
         path,
         captions=exhibit.captions,
         title="What each method leaves: outlined = merged into one token, pale red = pruned",

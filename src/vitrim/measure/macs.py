@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitrim.core.ask import ask
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.exchange import Exchange
@@ -154,14 +155,14 @@ def profile(
     unused = getattr(model, "published_unused_params", 0)
     if config.describe() == DENSE and find_host(model) is None:
         params = sum(parameter.numel() for parameter in model.parameters())
-        return Profile(name or _name(model), DENSE, params, _dense_macs(model, batches), (), unused)
+        return Profile(name or ask(model).architecture(model), DENSE, params, _dense_macs(model, batches), (), unused)
     reduction = reduce_(model, config, record=True)
     try:
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens = _measure(model, reduction, batches)
     finally:
         restore_(model)
-    return Profile(name or _name(model), config.describe(), params, macs, tokens, unused)
+    return Profile(name or ask(model).architecture(model), config.describe(), params, macs, tokens, unused)
 
 
 def count_macs(model: nn.Module, images: Tensor) -> Macs:
@@ -219,13 +220,6 @@ def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterabl
 
 def _tidy(count: float) -> float:
     return int(count) if float(count).is_integer() else count
-
-
-def _name(model: nn.Module) -> str:
-    """timm's name of the architecture where there is one, else the class."""
-    config = getattr(model, "pretrained_cfg", None)
-    architecture = config.get("architecture") if isinstance(config, dict) else None
-    return architecture or type(model).__name__
 
 
 # ---- the counter -----------------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.errors import VitrimError, unknown
+from vitrim.core.ask import ask
+from vitrim.errors import unknown
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
@@ -60,19 +61,11 @@ class Task(ABC):
         """Give the model a head for K classes; a head that has K already is left as it is.
 
         Raises:
-            VitrimError: the model's head cannot be replaced (only timm's know how).
+            VitrimError: the model's head cannot be replaced.
         """
-        if getattr(model, "num_classes", None) == self.num_classes:
-            return
-        reset = getattr(model, "reset_classifier", None)
-        if reset is None:
-            if getattr(getattr(model, "config", None), "num_labels", None) == self.num_classes:
-                return
-            raise VitrimError(
-                f"{type(model).__name__} cannot be given {self.num_classes} classes: create it with that many "
-                "(model_options), as only timm's models know how to replace their head"
-            )
-        cast(Any, reset)(self.num_classes)
+        host = ask(model)
+        if host.num_classes(model) != self.num_classes:
+            host.reset_head(model, self.num_classes)
 
     def check_loss(self, loss: Loss) -> None:
         """Raise `VitrimError` if the task cannot learn the loss of a recipe."""

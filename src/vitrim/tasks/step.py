@@ -7,11 +7,12 @@ loss of its own (two heads, masked pre-training) has a method ``losses(step)``; 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from vitrim.core.ask import ask
 from vitrim.core.reduce import Reduction
 from vitrim.errors import VitrimError
 from vitrim.tasks.criteria import Criterion
@@ -39,11 +40,15 @@ class Step:
 
     def logits(self) -> Tensor:
         """A forward of the model: (B, K)."""
-        return logits_of(self.model(self.images))
+        return ask(self.model).logits(self.model(self.images))
 
     def tokens_and_logits(self) -> tuple[Tensor, Tensor]:
-        """A forward of the model: tokens (B, N, C) after its last norm, and logits (B, K)."""
-        return tokens_and_logits(self.model, self.images)
+        """A forward of the model: tokens (B, N, C) after its last norm, and logits (B, K).
+
+        Raises:
+            VitrimError: the model does not give its tokens.
+        """
+        return ask(self.model).features_and_logits(self.model, self.images)
 
     def teach(self) -> tuple[Tensor, Tensor]:
         """A forward of the teacher without gradients: tokens and logits, as `tokens_and_logits`.
@@ -54,7 +59,7 @@ class Step:
         if self.teacher is None:
             raise VitrimError("this loss needs the dense model as a teacher: set teacher=dense in the recipe")
         with torch.no_grad():
-            return tokens_and_logits(self.teacher, self.images)
+            return ask(self.teacher).features_and_logits(self.teacher, self.images)
 
     def base_losses(self) -> dict[str, Tensor]:
         """The loss without a method: the model's own, if it has one, otherwise the task's."""
@@ -62,37 +67,3 @@ class Step:
         if own is not None:
             return cast("dict[str, Tensor]", own(self))
         return {"total": self.criterion(self.logits(), self.targets)}
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in what a host or an `Objective` returns: the tensor itself, or the output's ``logits``.
-
-    Example:
-        >>> logits_of(torch.zeros(2, 10)).shape
-        torch.Size([2, 10])
-    """
-    if isinstance(output, Tensor):
-        return output
-    return cast(Tensor, output["logits"] if isinstance(output, dict) else output.logits)
-
-
-def tokens_and_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (B, N, C) after the last norm, and logits (B, K), of a model with timm's two halves of a forward.
-
-    Raises:
-        VitrimError: the model has no ``forward_features`` and ``forward_head``.
-
-    Example:
-        >>> import timm
-        >>> model = timm.create_model("test_vit", num_classes=10)
-        >>> tokens, logits = tokens_and_logits(model, torch.zeros(1, 3, 160, 160))
-        >>> tokens.shape, logits.shape
-        (torch.Size([1, 101, 64]), torch.Size([1, 10]))
-    """
-    if not hasattr(model, "forward_features") or not hasattr(model, "forward_head"):
-        raise VitrimError(
-            f"this loss compares tokens, and {type(model).__name__} does not give them: it needs forward_features and "
-            "forward_head, as timm's models have"
-        )
-    tokens = cast(Tensor, cast(Any, model).forward_features(images))
-    return tokens, cast(Tensor, cast(Any, model).forward_head(tokens))

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
+from vitrim.core.ask import ask
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
@@ -63,6 +64,7 @@ def build_trainer(
     seed_all(resolved.recipe.seed)
     train_data, eval_data, test_data = open_data(resolved.recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
+    look_for_idle(accelerator, model, resolved.recipe)
     for held_out in (eval_data, test_data):
         if held_out is not None:
             held_out.transform = eval_transform(model)
@@ -80,14 +82,19 @@ def build_trainer(
 
 
 def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
-    """Devices, processes and precision of a run.
+    """Devices, processes and precision of a run."""
+    many = DistributedDataParallelKwargs()
+    return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[many])
 
-    Some classifiers of Hugging Face have parameters that classification does not reach, which many processes must be
-    told to look for; with checkpointed gradients they cannot be.
+
+def look_for_idle(accelerator: Accelerator, model: nn.Module, recipe: Recipe) -> None:
+    """Tell many processes to look for parameters that classification does not reach, if the model may have some.
+
+    With checkpointed gradients they cannot.
     """
-    look = recipe.model.startswith("hf:") and not recipe.grad_checkpointing
-    unused = DistributedDataParallelKwargs(find_unused_parameters=look)
-    return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[unused])
+    assert accelerator.ddp_handler is not None
+    look = ask(model).has_idle_parameters(model) and not recipe.grad_checkpointing
+    accelerator.ddp_handler.find_unused_parameters = look
 
 
 def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Data | None, Data | None]:

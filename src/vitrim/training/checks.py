@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import nn
 from torch.utils.data import Dataset
 
+from vitrim.core.ask import ask
 from vitrim.core.config import MethodConfig
 from vitrim.core.reduce import Reduction
 from vitrim.data.streaming import ImageStream
@@ -66,7 +67,7 @@ def _values(ramp: Ramp) -> list[float | int]:
 
 
 def _check_patch_drop(model: nn.Module, value: float) -> None:
-    if not hasattr(getattr(model, PATCH_DROP, None), "prob"):
+    if ask(model).patch_dropout(model) is None:
         raise VitrimError("a ramp of patch_drop needs model_options.patch_drop_rate above 0")
     if not 0 <= value < 1:
         raise VitrimError(f"a ramp of patch_drop goes to {value:g}; shares of patches are at least 0 and below 1")

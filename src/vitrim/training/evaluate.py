@@ -9,8 +9,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from vitrim.core.ask import ask
 from vitrim.tasks.base import Task
-from vitrim.tasks.step import logits_of
 
 
 @torch.no_grad()  # not inference_mode: a sharded model keeps what it gathers
@@ -48,7 +48,7 @@ def evaluate(
     for batch in loader:
         images, targets = task.read(batch)
         with accelerator.autocast():
-            logits = logits_of(model(images.to(accelerator.device)))
+            logits = ask(model).logits(model(images.to(accelerator.device)))
         if left:
             metrics.update(logits[:left].float(), targets[:left].to(accelerator.device))
         left = max(left - len(images), 0)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from vitrim.core.ask import ask
 from vitrim.data.streaming import ImageStream
-from vitrim.data.transforms import input_channels, input_size, is_timm, normalisation, timm_config
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -52,37 +52,23 @@ class Geometry(NamedTuple):
 def geometry_of(model: nn.Module) -> Geometry:
     """The images ``model`` takes, normalised in training as `vitrim.data.eval_transform` does in evaluation.
 
-    Size: of timm's kind as patch embedding or ``pretrained_cfg`` say, of other models as they are configured. Mean and
-    standard deviation: timm's, those of the image processor saved with a Hugging Face model, or of the model's own
-    ``eval_transform``; ImageNet's where none says.
+    Size, mean and standard deviation are those its host says, the last two ImageNet's where nothing does.
 
     Raises:
-        VitrimError: the model does not say what size its images have, or its image processor cannot be read.
+        VitrimError: the model does not say what size its images have, or what it says cannot be read.
 
     Example:
         >>> import timm
         >>> geometry_of(timm.create_model("test_vit", img_size=32)).size
         (32, 32)
     """
-    if is_timm(model):
-        config = timm_config(model)
-        size, mean, std = input_size(model, config["input_size"]), tuple(config["mean"]), tuple(config["std"])
-    else:
-        size = _configured_size(model)
-        mean, std = normalisation(model) or (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
-    if input_channels(model) == 1:
-        mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
-    return Geometry(size, mean, std)
-
-
-def _configured_size(model: nn.Module) -> tuple[int, int]:
-    """The image size of a torchvision or Hugging Face model."""
-    config = getattr(model, "config", None)
-    inner = getattr(config, "vision_config", config)
-    size = getattr(model, "image_size", None) or getattr(inner, "image_size", None)
-    if size is None:
+    told = ask(model).preprocessing(model)
+    if told.size is None:
         raise VitrimError(f"{type(model).__name__} does not say what size its images have")
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    mean, std = told.mean or IMAGENET_DEFAULT_MEAN, told.std or IMAGENET_DEFAULT_STD
+    if told.channels == 1:
+        mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
+    return Geometry(told.size, mean, std)
 
 
 class TrainTransform:

@@ -30,6 +30,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from vitrim.core.ask import ask
 from vitrim.core.config import MethodConfig
 from vitrim.core.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
 from vitrim.core.registry import parse_method
@@ -153,7 +154,7 @@ class Trainer:
         if self.reduction is not None and start is not None and (start / REDUCERS_FILE).is_file():
             self.reduction.load_parameters(start)
         if recipe.grad_checkpointing:
-            _checkpoint_gradients(model)
+            ask(model).checkpoint_gradients(model)
         select_trainable(model, recipe.trainable)
         check_amounts(recipe, model, self.reduction)
         check_objective(recipe, config)
@@ -376,7 +377,7 @@ class Trainer:
         for ramp in self.recipe.ramps:
             value = ramp_value(ramp, epoch)
             if ramp.option == PATCH_DROP:
-                cast(Any, self.model).patch_drop.prob = value
+                cast(Any, ask(self.model).patch_dropout(self.model)).prob = value
             else:
                 self._set(ramp.option, value)
         for switch in self.recipe.switches:
@@ -582,15 +583,6 @@ def _reduced(model: nn.Module, config: MethodConfig) -> Reduction | None:
 def _distillation(recipe: Recipe) -> Distillation | None:
     options = recipe.distil
     return None if options is None else Distillation(options.kind == "hard", options.alpha, options.tau)
-
-
-def _checkpoint_gradients(model: nn.Module) -> None:
-    for name in ("set_grad_checkpointing", "gradient_checkpointing_enable"):
-        enable = getattr(model, name, None)
-        if enable is not None:
-            enable()
-            return
-    raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
 
 
 def _shown(row: Mapping[str, Any]) -> str:

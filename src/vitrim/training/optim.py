@@ -7,21 +7,17 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
-from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay
+from timm.optim import create_optimizer_v2, list_optimizers
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.optim import Optimizer
 
+from vitrim.core.ask import ask
+from vitrim.core.host import Role
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
     from vitrim.training.recipe import Ramp, Recipe
-
-HEADS = ("head", "head_dist", "heads", "fc", "classifier", "aux_head", "auxiliary_head")
-POSITIONS = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings")
-EMBEDDINGS = ("patch_embed", "embed", "embeds", "embeddings", "conv_proj", "tokens_to_token")
-NEW_PARTS = frozenset((*HEADS, *POSITIONS, *EMBEDDINGS))
-"""Parts of the names of what a new task trains at the full rate, as the libraries call them; `*.reducer.*` as well."""
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
@@ -49,25 +45,20 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
     return count
 
 
-def is_new(name: str, backbone: str = "trunk") -> bool:
+def is_new(role: Role, backbone: str = "trunk") -> bool:
     """Whether a parameter is of a part that a new task or method brings, and so not of the ``backbone``.
 
     Args:
-        name: of the parameter.
-        backbone: ``trunk``: head, positions, patch embedding and reducers are new; ``host``: only reducers are.
+        role: of the parameter, as its host says (`vitrim.core.host.Host.roles`).
+        backbone: ``trunk``: head, positions, stem and what a method adds are new; ``host``: only the last is.
 
     Example:
-        >>> is_new("head.weight"), is_new("blocks.0.reducer.router.query"), is_new("blocks.0.attn.qkv.weight")
-        (True, True, False)
-        >>> is_new("vit.embeddings.position_embeddings"), is_new("vit.embeddings.cls_token")
-        (True, False)
-        >>> is_new("head.weight", "host"), is_new("blocks.0.reducer.router.query", "host")
+        >>> is_new(Role("head")), is_new(Role("method")), is_new(Role("trunk")), is_new(Role("tokens"))
+        (True, True, False, False)
+        >>> is_new(Role("head"), "host"), is_new(Role("method"), "host")
         (False, True)
     """
-    parts = name.split(".")
-    if "reducer" in parts:
-        return True
-    return backbone == "trunk" and not name.endswith("_token") and not NEW_PARTS.isdisjoint(parts)
+    return role.part == "method" or (backbone == "trunk" and role.part in ("head", "positions", "stem"))
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
@@ -88,16 +79,16 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
         [(0.05, 1), (0.0, 1)]
     """
     options = recipe.optimizer
-    skip = cast(Any, model).no_weight_decay() if hasattr(model, "no_weight_decay") else set()
+    roles = ask(model).roles(model)
     groups: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         # without a scale all parameters are alike, and so they stay in one group
         backbone = options.backbone_scale != 1 or options.freeze_epochs > 0
-        backbone = backbone and not is_new(name, options.backbone)
-        position = not set(POSITIONS).isdisjoint(name.split("."))
-        plain = parameter.ndim <= 1 or position or name in skip or name.endswith((".bias", "_token"))
+        role = roles[name]
+        backbone = backbone and not is_new(role, options.backbone)
+        plain = _is_plain(parameter, role) or name.endswith(".bias") or role.part == "tokens"
         decay = 0.0 if plain and not options.decay_all else options.weight_decay
         label = f"{'backbone' if backbone else 'new'}, {'decayed' if decay else 'not decayed'}"
         group = groups.setdefault(
@@ -156,35 +147,42 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         raise VitrimError(f"optimizer {options.name} does not take these options: {error}") from None
 
 
+def _is_plain(parameter: nn.Parameter, role: Role) -> bool:
+    """Whether weight decay leaves a parameter alone: a vector, positions, and what the model says."""
+    return parameter.ndim <= 1 or role.part == "positions" or not role.decays
+
+
 def _layer_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
-    """timm's layers, each with its own factor on the whole schedule."""
-    if not hasattr(model, "group_matcher"):
-        raise VitrimError(f"layer_decay needs a model of timm's kind; {type(model).__name__} does not name its layers")
+    """The model's layers, each with its own factor on the whole schedule."""
     options = recipe.optimizer
-    skip = cast(Any, model).no_weight_decay() if hasattr(model, "no_weight_decay") else ()
-    groups = param_groups_layer_decay(
-        model,
-        weight_decay=options.weight_decay,
-        no_weight_decay_list=() if options.decay_all else skip,
-        weight_decay_exclude_1d=not options.decay_all,
-        layer_decay=cast(float, options.layer_decay),
-    )
+    roles = ask(model).roles(model)
+    top = max((role.layer for role in roles.values() if role.layer is not None), default=None)
+    if top is None:
+        raise VitrimError(f"layer_decay needs a model that names its layers; {type(model).__name__} does not")
+    # the order of groups, and in them, is that of layers: checkpoints hold an optimiser's state by it
+    layers: dict[tuple[int, bool], list[str]] = {}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in parameters.items():
+        plain = _is_plain(parameter, roles[name]) and not options.decay_all
+        layers.setdefault((roles[name].layer or 0, plain), []).append(name)
     # timm's schedule multiplies all it gives by a group's lr_scale: first and lowest rates are scaled as well
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     scaled: dict[str, dict[str, Any]] = {}
-    for group in groups:
-        for parameter in group["params"]:
+    for (depth, plain), names in layers.items():
+        decay = 0.0 if plain else options.weight_decay
+        for name in names:
             # what a method adds is new wherever it sits: it has the full rate (Cropr), not that of its block
-            scale = 1.0 if is_new(names[id(parameter)], "host") else group["lr_scale"]
-            label = f"rate x {scale:.3g}, {'decayed' if group['weight_decay'] else 'not decayed'}"
-            options_of = {"name": label, "lr": lr, "lr_scale": scale, "weight_decay": group["weight_decay"]}
-            scaled.setdefault(label, {**options_of, "frozen_at_first": False, "params": []})["params"].append(parameter)
+            scale = cast(float, options.layer_decay) ** (top - depth) if roles[name].part != "method" else 1.0
+            label = f"rate x {scale:.3g}, {'decayed' if decay else 'not decayed'}"
+            options_of = {"name": label, "lr": lr, "lr_scale": scale, "weight_decay": decay}
+            group = scaled.setdefault(label, {**options_of, "frozen_at_first": False, "params": []})
+            group["params"].append(parameters[name])
     return list(scaled.values())
 
 
 def _split_for_muon(model: nn.Module, group: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    matrices = [p for p in group["params"] if p.ndim == 2 and not is_new(names[id(p)])]
+    roles = ask(model).roles(model)
+    trunk = {id(p) for name, p in model.named_parameters() if not is_new(roles[name])}
+    matrices = [p for p in group["params"] if p.ndim == 2 and id(p) in trunk]
     others = [p for p in group["params"] if not any(p is matrix for matrix in matrices)]
     for label, params, fallback in (("matrices", matrices, False), ("others", others, True)):
         if params:

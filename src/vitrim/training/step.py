@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrim.core.ask import ask
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import find_host
 from vitrim.errors import VitrimError
 from vitrim.tasks.criteria import Criterion
-from vitrim.tasks.step import Step, logits_of
+from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses
 
 # ---- distillation ----------------------------------------------------------------------------------------------------
@@ -124,11 +125,11 @@ class Objective(nn.Module):
         Without targets only "logits" (B, K): a sharded model is evaluated through the module that was sharded.
         """
         if targets is None:
-            return {"logits": logits_of(self.model(images))}
+            return {"logits": ask(self.model).logits(self.model(images))}
         criterion = self.criterion
         if self.distillation is not None and self.teacher is not None:
             with torch.no_grad():
-                teacher_logits = logits_of(self.teacher(images))
+                teacher_logits = ask(self.teacher).logits(self.teacher(images))
             criterion = self.distillation(criterion, teacher_logits)
         step = Step(self.model, self.reduction, images, targets, criterion, self.teacher)
         return losses(step, **self.options)

@@ -12,9 +12,10 @@ from torch.fx import Proxy
 
 from vitrim.core.block import ReducedBlock, class_of, split_heads
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import DenseCall, Host, refuse_altered
+from vitrim.core.host import DenseCall, refuse_altered
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.timm.general import TimmModel
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")
 
@@ -198,7 +199,7 @@ def geometry(model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return (rows, columns), (height, width)
 
 
-class TimmHost(Host):
+class TimmHost(TimmModel):
     """A timm model with a list of ``blocks``, a ``head`` and ``forward_intermediates``.
 
     Subclasses name the model classes whose forward they know, and the calls that make it up.
@@ -297,7 +298,11 @@ class TimmHost(Host):
         return cls.head_rows(model), None if grid_size is None else tuple(grid_size)
 
     @classmethod
-    def classifiers(cls, model: Any) -> list[nn.Module]:
+    def input_size(cls, model: Any) -> tuple[int, int, int] | None:
+        return cls.facts(model).input_size
+
+    @classmethod
+    def find_classifiers(cls, model: Any) -> list[nn.Module]:
         return [model.head]
 
     @classmethod

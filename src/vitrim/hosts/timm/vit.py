@@ -215,5 +215,5 @@ class TimmViT(TimmHost):
         return 2 if isinstance(model, VisionTransformerDistilled) else super().head_rows(model)
 
     @classmethod
-    def classifiers(cls, model: Any) -> list[nn.Module]:
+    def find_classifiers(cls, model: Any) -> list[nn.Module]:
         return [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]

@@ -11,10 +11,11 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, split_heads
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import Host, refuse_altered
+from vitrim.core.host import input_channels, refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.torchvision.general import TorchvisionModel
 
 
 class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
@@ -72,7 +73,7 @@ class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
 
 
 @register_host("torchvision.models.vision_transformer.VisionTransformer")
-class TorchvisionViT(Host):
+class TorchvisionViT(TorchvisionModel):
     """Models of class `torchvision.models.vision_transformer.VisionTransformer`."""
 
     name = "torchvision VisionTransformer"
@@ -99,16 +100,15 @@ class TorchvisionViT(Host):
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
         side = model.image_size // model.patch_size
-        head = next((layer for layer in reversed(list(model.heads.modules())) if isinstance(layer, nn.Linear)), None)
         return HostFacts(
             dim=model.hidden_dim,
             num_heads=model.encoder.layers[0].self_attention.num_heads,
-            num_classes=0 if head is None else head.out_features,
+            num_classes=cls.num_classes(model),
             num_prefix=1,
             has_class_token=True,
             grid_size=(side, side),
             head_rows=1,
-            input_size=(_input_channels(model), model.image_size, model.image_size),
+            input_size=(input_channels(model.conv_proj), model.image_size, model.image_size),
         )
 
     @classmethod
@@ -116,10 +116,37 @@ class TorchvisionViT(Host):
         return model.conv_proj  # type: ignore[no-any-return]
 
     @classmethod
-    def classifiers(cls, model: Any) -> list[nn.Module]:
-        if any(isinstance(layer, nn.Linear) for layer in model.heads.modules()):
-            return [model.heads]
-        return super().classifiers(model)
+    def find_classifiers(cls, model: Any) -> list[nn.Module]:
+        return [model.heads] if _last_linear(model) else []
+
+    @classmethod
+    def classifier_names(cls, model: nn.Module) -> tuple[str, ...]:
+        return super().classifier_names(model)[-1:]  # there may be a linear layer in front of it
+
+    @classmethod
+    def num_classes(cls, model: Any) -> int:
+        return sum(layer.out_features for layer in _last_linear(model).values())
+
+    @classmethod
+    def reset_head(cls, model: Any, num_classes: int) -> None:
+        if not _last_linear(model):
+            super().reset_head(model, num_classes)
+        for name, old in _last_linear(model).items():  # one
+            new = nn.Linear(old.in_features, num_classes, device=old.weight.device, dtype=old.weight.dtype)
+            nn.init.zeros_(new.weight)  # as the library starts it
+            nn.init.zeros_(new.bias)
+            model.set_submodule(name, new)
+        model.num_classes = num_classes
+
+    @classmethod
+    def input_size(cls, model: Any) -> tuple[int, int, int]:
+        return cls.facts(model).input_size
+
+
+def _last_linear(model: Any) -> dict[str, nn.Linear]:
+    """The classifying layer by its name in ``model``; nothing if there is none."""
+    found = [(name, layer) for name, layer in model.heads.named_modules(prefix="heads") if isinstance(layer, nn.Linear)]
+    return dict(found[-1:])
 
 
 def _check_attention(attention: Any) -> None:
@@ -143,8 +170,3 @@ def _check_attention(attention: Any) -> None:
             f"torchvision VisionTransformer with {problem} in its MultiheadAttention is not supported; supported: "
             "batch_first=True, one width for queries, keys and values, no added keys"
         )
-
-
-def _input_channels(model: nn.Module) -> int:
-    stem: Any = next(layer for layer in model.conv_proj.modules() if isinstance(layer, nn.Conv2d))  # type: ignore[union-attr]
-    return int(stem.in_channels)

@@ -16,9 +16,10 @@ from transformers.utils import logging
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, class_of, split_heads
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import Host, refuse_altered
+from vitrim.core.host import refuse_altered
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.transformers.general import TransformersModel
 
 logger = logging.get_logger(__name__)
 
@@ -189,7 +190,7 @@ def _wanted(name: str, trunk: Any, kwargs: dict[str, Any]) -> bool:
     return value is not None and value is not False  # a list of layers is a wish, too
 
 
-class TransformersHost(Host):
+class TransformersHost(TransformersModel):
     """A family of Hugging Face models. Subclasses name their classes and where the layers are."""
 
     trunk_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -241,7 +242,7 @@ class TransformersHost(Host):
         return HostFacts(
             dim=config.hidden_size,
             num_heads=config.num_attention_heads,
-            num_classes=sum(_outputs(layer) for layer in cls._heads(model)[:1]),
+            num_classes=sum(_outputs(layer) for layer in cls.find_classifiers(model)[:1]),
             num_prefix=cls.prefix_of(trunk),
             has_class_token=cls.has_class_token,
             grid_size=(height // patch_height, width // patch_width),
@@ -268,19 +269,8 @@ class TransformersHost(Host):
         return cls.num_prefix
 
     @classmethod
-    def classifiers(cls, model: nn.Module) -> list[nn.Module]:
-        found = cls._heads(model)
-        return found if found else super().classifiers(model)
-
-    @classmethod
-    def _heads(cls, model: nn.Module) -> list[nn.Module]:
-        names = ("classifier", "cls_classifier", "distillation_classifier")
-        return [getattr(model, name) for name in names if hasattr(model, name)]
-
-    @classmethod
-    def logits(cls, output: Any) -> Tensor:
-        logits: Tensor = output.logits if hasattr(output, "logits") else output[0]
-        return logits
+    def input_size(cls, model: nn.Module) -> tuple[int, int, int]:
+        return cls.facts(model).input_size
 
     @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:

@@ -48,7 +48,7 @@ class _Plain(TransformersHost):
 
     @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:
-        return len(cls._heads(model)) or None  # one classifier per prefix token
+        return len(cls.find_classifiers(model)) or None  # one classifier per prefix token
 
 
 @register_host(

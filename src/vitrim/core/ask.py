@@ -1,0 +1,58 @@
+"""Who answers for a model: its host family, or what knows the models of its library in general.
+
+    ask(model).roles(model)
+
+A model need not be one that vitrim can reduce: it may be trained and measured as it is, and what must be known for that
+(its head, its positions, how its images are prepared) a host says here, so that nobody else need know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import nn
+
+from vitrim.core.host import Host
+from vitrim.core.registry import _discover, find_host
+
+H = TypeVar("H", bound=Host)
+
+OWN = "vitrim"
+"""The folder of hosts that answers for models of no library: those of users are taken for ones like our own."""
+
+_GENERAL: dict[str, type[Host]] = {}
+
+
+def register_library(*libraries: str) -> Callable[[type[H]], type[H]]:
+    """Class decorator: enter a host that answers for all models of some libraries that no family is registered for."""
+
+    def enter(host: type[H]) -> type[H]:
+        for library in libraries:
+            if library in _GENERAL:
+                raise ValueError(f"library '{library}' is registered twice, by {_GENERAL[library]} and {host}")
+            _GENERAL[library] = host
+        return host
+
+    return enter
+
+
+def ask(model: nn.Module) -> type[Host]:
+    """The host that answers questions about ``model``, which may be any.
+
+    Example:
+        >>> import timm, torch
+        >>> ask(timm.create_model("test_vit")).name
+        'timm VisionTransformer'
+        >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    host = find_host(model)  # imports the hosts of its library
+    if host is not None:
+        return host
+    for base in type(model).__mro__:
+        library = base.__module__.partition(".")[0]
+        if library in _GENERAL:
+            return _GENERAL[library]
+    _discover(f"vitrim.hosts.{OWN}")
+    return _GENERAL[OWN]

@@ -1,0 +1,155 @@
+"""What timm's models say of themselves, all of them: convolutional ones as well as those that vitrim reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import inf
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from torch import Tensor, nn
+
+from vitrim.core.ask import register_library
+from vitrim.core.host import Host, Part, Preprocessing, input_channels, pair
+from vitrim.errors import VitrimError
+
+INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
+"""timm's."""
+
+
+@register_library("timm")
+class TimmModel(Host):
+    """Any model with timm's conventions: ``pretrained_cfg``, ``reset_classifier``, ``group_matcher`` and so on.
+
+    Each is asked for only if the model has it.
+    """
+
+    name = "timm"
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        "tokens": ("*_token",),
+        "head": ("head", "head_dist", "heads", "fc", "classifier", "aux_head", "auxiliary_head"),
+        "positions": ("pos_embed", "pos_embed_x", "pos_embed_y"),
+        "stem": ("patch_embed", "embed", "embeds"),
+    }
+
+    @classmethod
+    def blocks(cls, model: nn.Module) -> list[nn.Module]:
+        return []  # not known in general
+
+    @classmethod
+    def find_classifiers(cls, model: Any) -> list[nn.Module]:
+        if not hasattr(model, "get_classifier"):
+            return []
+        found = model.get_classifier()
+        return [layer for layer in (found if isinstance(found, tuple | list) else (found,)) if layer is not None]
+
+    @classmethod
+    def classifier_names(cls, model: nn.Module) -> tuple[str, ...]:
+        names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
+        return (names,) if isinstance(names, str) else tuple(names)
+
+    @classmethod
+    def num_classes(cls, model: nn.Module) -> int | None:
+        return cast("int | None", getattr(model, "num_classes", None))
+
+    @classmethod
+    def reset_head(cls, model: Any, num_classes: int) -> None:
+        if not hasattr(model, "reset_classifier"):
+            super().reset_head(model, num_classes)
+        model.reset_classifier(num_classes)
+
+    @classmethod
+    def features_and_logits(cls, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        if not hasattr(model, "forward_features") or not hasattr(model, "forward_head"):
+            return super().features_and_logits(model, images)
+        tokens: Tensor = model.forward_features(images)
+        return tokens, model.forward_head(tokens)
+
+    @classmethod
+    def layers(cls, model: Any, parts: Mapping[str, Part]) -> Mapping[str, int] | None:
+        if not hasattr(model, "group_matcher"):
+            return super().layers(model, parts)
+        from timm.models import group_parameters
+
+        found = cast("dict[str, int]", group_parameters(model, model.group_matcher(coarse=False), reverse=True))
+        return {name: found[name] for name in parts}
+
+    @classmethod
+    def undecayed(cls, model: Any) -> Collection[str]:
+        return cast("Collection[str]", model.no_weight_decay()) if hasattr(model, "no_weight_decay") else ()
+
+    @classmethod
+    def preprocessing(cls, model: nn.Module) -> Preprocessing:
+        if not _says_its_images(model):
+            return super().preprocessing(model)
+        config = _image_config(model)
+        channels, mean, std = input_channels(model), tuple(config["mean"]), tuple(config["std"])
+        if channels == 1:  # three means would silently broadcast one channel to three
+            mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
+        # pretrained_cfg keeps the size of training whatever img_size was
+        size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        return Preprocessing(
+            channels=channels,
+            size=pair(config["input_size"][-2:] if size is None else size),
+            mean=mean,
+            std=std,
+            interpolation=config["interpolation"],
+            crop_share=config["crop_pct"],
+            crop_mode=config["crop_mode"],
+            transform=getattr(model, "eval_transform", None),
+        )
+
+    @classmethod
+    def input_size(cls, model: Any) -> tuple[int, int, int] | None:
+        if not hasattr(model, "pretrained_cfg"):
+            return None
+        channels, *size = model.pretrained_cfg["input_size"]
+        height, width = getattr(model, "img_size", size)
+        return getattr(model, "in_chans", channels), height, width
+
+    @classmethod
+    def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:
+        if not hasattr(model, "set_grad_checkpointing"):
+            super().checkpoint_gradients(model, on)
+        model.set_grad_checkpointing(on)
+
+    @classmethod
+    def patch_dropout(cls, model: nn.Module) -> Any | None:
+        found = getattr(model, "patch_drop", None)
+        return found if hasattr(found, "prob") else None
+
+    @classmethod
+    def architecture(cls, model: nn.Module) -> str:
+        config = getattr(model, "pretrained_cfg", None)
+        named = config.get("architecture") if isinstance(config, dict) else None
+        return named or super().architecture(model)
+
+
+def _says_its_images(model: nn.Module) -> bool:
+    # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
+    inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
+    return inherited or hasattr(model, "pretrained_cfg")
+
+
+def _image_config(model: nn.Module) -> dict[str, Any]:
+    """How the images of a model are prepared, which a user may have written (pretrained_cfg_overlay).
+
+    Raises:
+        VitrimError: a mean or standard deviation that is not one number per channel, the second above 0, or an
+            interpolation that timm does not have.
+    """
+    from timm.data.config import resolve_data_config
+
+    config: dict[str, Any] = resolve_data_config({}, model=model)
+    counts = {3, input_channels(model)}  # three are averaged where the images are grey; pretrained_cfg has three
+    for name, lowest in (("mean", -inf), ("std", 0.0)):
+        value = config[name]
+        numbers = isinstance(value, tuple | list) and len(value) in counts
+        if not numbers or not all(isinstance(one, int | float) and lowest < one < inf for one in value):
+            above = "" if name == "mean" else " above 0"
+            wanted = f"{' or '.join(map(str, sorted(counts)))} numbers{above}, one per channel"
+            raise VitrimError(f"pretrained_cfg: {name} is {wanted}, not {value!r:.80}")
+    if config["interpolation"] not in INTERPOLATIONS:
+        valid = ", ".join(INTERPOLATIONS)
+        raise VitrimError(f"pretrained_cfg: unknown interpolation {config['interpolation']!r:.80}; valid: {valid}")
+    return config

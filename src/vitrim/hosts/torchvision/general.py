@@ -1,0 +1,40 @@
+"""What torchvision's models say of themselves, all of them. Their `preprocessing` is that of an ``eval_transform``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar, cast
+
+from torch import nn
+
+from vitrim.core.ask import register_library
+from vitrim.core.host import Host, Part
+
+
+@register_library("torchvision")
+class TorchvisionModel(Host):
+    """Any model of torchvision."""
+
+    name = "torchvision"
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        "tokens": ("*_token",),
+        "head": ("head", "heads", "fc", "classifier"),
+        "positions": ("pos_embedding",),
+        "stem": ("conv_proj",),
+    }
+
+    @classmethod
+    def blocks(cls, model: nn.Module) -> list[nn.Module]:
+        return []  # not known in general
+
+    @classmethod
+    def undecayed(cls, model: nn.Module) -> Collection[str]:
+        return cls.parts["tokens"]  # the library itself does not say
+
+    @classmethod
+    def num_classes(cls, model: nn.Module) -> int | None:
+        return cast("int | None", getattr(model, "num_classes", None))
+
+    @classmethod
+    def input_size(cls, model: nn.Module) -> tuple[int, int, int] | None:
+        return None
