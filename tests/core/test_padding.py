@@ -10,7 +10,7 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim import padding
+from vitrim.core import padding
 from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.tokens import unmerge
 

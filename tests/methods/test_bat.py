@@ -35,7 +35,7 @@ def test_units(ref: golden.Reference) -> None:
     distance = distances(tokens)
     log_density = log_densities(distance, tokens.shape[-1])
     ref.check("rho", log_density.exp())
-    ref.check("delta", separations(distance, log_density))
+    ref.check("delta", separations(distance, log_density, distance.amax(dim=2, keepdim=True)))
     centres = density_peaks(distance, tokens.shape[-1], clusters)
     ref.check("centers", centres)
     ref.check("assign", nearest_centre(distance, centres))

@@ -14,7 +14,7 @@ import golden_models as golden
 import vitrim
 from vitrim.core.attention import Attention
 from vitrim.core.scoring import patch_score
-from vitrim.methods.fixed_radial import WithinLine, WithinRing, _float32_distances
+from vitrim.methods.fixed_radial import WithinLine, WithinRing, _float32_distances, square_of
 
 HALF = {"keep_rate": 0.5, "blocks": (1, 3, 5)}
 
@@ -186,7 +186,7 @@ def test_fixed_patterns(ref: golden.Reference, config: vitrim.L1 | vitrim.L2 | v
     learned.check_outputs(ref, model, reduction, lengths=False)
     for block, key in learned.keys(ref, "kept").items():
         ref.check(key, learned.rows(reduction.states[block + 1]), Tensor.tolist)
-    distances = torch.tensor(_float32_distances(int(patches**0.5), config.norm), dtype=torch.float64)
+    distances = torch.tensor(_float32_distances((int(patches**0.5),) * 2, config.norm), dtype=torch.float64)
     ref.check("heuristic/distances", distances, Tensor.flatten)
     radii = thresholds(config, distances, len(ref["heuristic/thresholds"]))
     ref.check("heuristic/thresholds", radii, Tensor.float)  # numbers of float32, whatever their type
@@ -198,7 +198,7 @@ def thresholds(config: vitrim.L1 | vitrim.L2 | vitrim.Linf, distances: Tensor, c
     radius, found = distances.max(), []
     for amount in config.amounts(count):
         if isinstance(amount, WithinRing):
-            radius = distances[amount.patches(len(distances))].max()
+            radius = distances[amount.patches(square_of(len(distances)))].max()
         elif isinstance(amount, WithinLine):
             radius = distances[0] + amount.step * (amount.min_radius - distances[0])
         elif config.contiguous and found and radius < distances[0]:

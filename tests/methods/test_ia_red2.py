@@ -228,4 +228,4 @@ def test_a_refused_change_leaves_the_reducers_as_they_were() -> None:
     reduction = vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.IARED2(blocks=(0, 1, 2)))
     with pytest.raises(vitrim.VitrimError, match="stage=9 does not exist"):
         reduction.set(stage=9, threshold=0.9)
-    assert {block.reducer.threshold for block in tiny.blocks(reduction.model)[:3]} == {0.5}
+    assert {block.reducer.config.threshold for block in tiny.blocks(reduction.model)[:3]} == {0.5}

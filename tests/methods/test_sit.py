@@ -6,6 +6,7 @@ import torch
 
 import golden_learned as learned
 import golden_models as golden
+import tiny
 import vitrim
 
 RENAME = {"weight.0": "norm", "weight.1": "hidden", "weight.3": "weights"}
@@ -34,7 +35,8 @@ def test_gradients(ref: golden.Reference) -> None:
 
 
 def test_untrained_it_averages_the_patches() -> None:
-    reducer = vitrim.SiT().mixer(vitrim.Layer(3, 12, 32, 2, 5, 1, True, (6, 6)), 8)
+    config = vitrim.SiT(keep_rate=8 / 36, blocks=(3,))
+    reducer = tiny.reducer(config, vitrim.Layer(3, 12, 32, 2, 5, 1, True, (6, 6)))
     matrix = reducer.mix(torch.randn(2, 36, 32)).matrix
     torch.testing.assert_close(matrix, torch.full((2, 8, 36), 1 / 36), atol=5e-3, rtol=0)
     torch.testing.assert_close(matrix.sum(-1), torch.ones(2, 8))

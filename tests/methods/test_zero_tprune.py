@@ -96,7 +96,11 @@ def test_amounts_per_block_and_counts() -> None:
 
 
 def test_boost_needs_a_class_token() -> None:
-    model = tiny.HOSTS["no_class_token_avg"]()
-    vitrim.reduce_(model, ZeroTPrune(num_similar=2))
-    assert not model.blocks[1].reducer.boost
-    assert model(tiny.images()).shape == (2, 5)
+    for host, alike in (("no_class_token_avg", True), ("vit", False)):
+        found = []
+        for boost in (True, False):
+            model = tiny.HOSTS[host]().eval()
+            reduction = vitrim.reduce_(model, ZeroTPrune(num_similar=2, iterations=1, boost_class_token=boost))
+            model(tiny.images())
+            found.append(reduction.state.source)
+        assert torch.equal(*found) == alike

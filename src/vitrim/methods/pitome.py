@@ -81,6 +81,11 @@ class PiToMeReducer(Reducer[PiToMe]):
         late = 2 * self.layer.depth >= self.layer.num_layers
         return self.config.protect == "always" or (self.config.protect == "late") == late
 
+    @property
+    def margin(self) -> float:
+        """The cosine from which patches are alike in this block."""
+        return self.config.margin * (1.0 - self.layer.depth / self.layer.num_layers)
+
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         r = self.num_removed(state)
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
@@ -98,6 +103,5 @@ class PiToMeReducer(Reducer[PiToMe]):
 
     def energy(self, keys: Tensor) -> Tensor:
         """(B, P) energy of the patches with keys (B, P, d) of length 1."""
-        margin = self.config.margin * (1.0 - self.layer.depth / self.layer.num_layers)
         with torch.no_grad(), full_precision(keys):
-            return F.elu(keys @ keys.transpose(-1, -2) - margin).mean(dim=-1)
+            return F.elu(keys @ keys.transpose(-1, -2) - self.margin).mean(dim=-1)
