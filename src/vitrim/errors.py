@@ -69,7 +69,7 @@ def unknown(what: str, given: str, valid: Iterable[str]) -> VitrimError:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, cut to one line; its kind if it says nothing.
+    """The first line of another library's error message; the kind of error if the message is empty.
 
     Example:
         >>> first_line(RuntimeError("no memory\\nTraceback: ...")), first_line(KeyError())

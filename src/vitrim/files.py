@@ -1,4 +1,4 @@
-"""Where results are written: refused before the work that makes them, and written whole or not at all."""
+"""Output locations: refused before the work that fills them, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def replaced(file: Path) -> Iterator[Path]:
 
 
 def _place(file: Path) -> Path:
-    """Where a file is, behind links."""
+    """The location of a file, with links resolved."""
     return Path(os.path.realpath(file))
 
 

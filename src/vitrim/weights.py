@@ -26,13 +26,13 @@ from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_file, replaced
 
 WEIGHTS_FILE = "model.safetensors"
-"""Where the folder of a run of ``vitrim train`` has the weights of the model."""
+"""File of the model's weights in the folder of a run of ``vitrim train``."""
 
 RECIPE = "recipe.yaml"
-"""Where it has all values of its recipe."""
+"""File of all values of the run's recipe."""
 
 RESULT = "result.json"
-"""Where it has what it reached: updates, seconds, the last evaluation and the best."""
+"""File of the run's results: updates, seconds, the last evaluation and the best."""
 
 MOST_NAME, MOST_REASON = 200, 200
 """Characters of a message that are a file's, or another library's."""
@@ -44,7 +44,7 @@ DDP = "module."
 """Put before every name by DataParallel."""
 
 ENCODER = "encoder."
-"""What a model for pre-training calls the part that is fine-tuned."""
+"""Name, in a model for pre-training, of the part that is fine-tuned."""
 
 
 def weights_file(checkpoint: Path) -> Path:
@@ -141,7 +141,7 @@ def load_encoder(model: nn.Module, path: Path) -> None:
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
-    """Whether a file of weights is of a model that has one such as ``model`` as its encoder.
+    """Return whether a file of weights is of a model whose encoder is one such as ``model``.
 
     Raises:
         VitrimError: no such file, or no file of weights.
@@ -250,7 +250,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _names(path: Path) -> list[str]:
-    """What is in a file, without reading it if it is safetensors."""
+    """The names in a file, without reading its tensors if it is safetensors."""
     if _is_pickle(path):
         return list(_read_pickle(path))
     with _reading(path), safe_open(path, framework="pt") as file:
@@ -274,7 +274,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether a file is what torch.save writes: by its name, or as it is such an archive.
+    """Return whether torch.save wrote a file: judged by its name, or by being such an archive.
 
     Raises:
         VitrimError: there is no such file.
@@ -308,7 +308,7 @@ def _read_pickle(path: Path, *, key: str | None = None, option: str = "") -> dic
 
 
 def _unpickled(path: Path) -> Any:
-    """What is in the file, of tensors, containers, numbers and texts; anything else is refused before it is made."""
+    """The content of the file: tensors, containers, numbers and texts; anything else is refused before it is made."""
     try:
         # Namespace, the arguments that training scripts put beside the weights, holds values and does nothing
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
@@ -323,7 +323,7 @@ def _unpickled(path: Path) -> Any:
 
 
 def _why(error: Exception) -> str:
-    """What torch says in brackets, without its advice to execute the file."""
+    """Torch's reason in brackets, without its advice to execute the file."""
     text = str(error)
     named = re.search(r"Unsupported (global|class|operand)[:\s]+(GLOBAL )?(\S+)", text)
     if named is not None:

@@ -139,7 +139,7 @@ class Hard:
         return Banked(take(x, dropped), state.position.gather(1, dropped), state.size.gather(1, dropped), member, carry)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
-        """Where moved tokens go, in [0, M), and which moves happen (None: all of them)."""
+        """The new places of moved tokens, in [0, M), and a mask of the moves that happen (None: all of them)."""
         assert self.into is not None
         if self.valid is None:  # counts differ per image only where there is a valid mask: every move happens
             return self.into, None

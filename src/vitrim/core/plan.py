@@ -37,7 +37,7 @@ class Layer:
 
     @property
     def amount(self) -> Amount | None:
-        """How many patch tokens this block keeps; None where nothing is planned."""
+        """The amount of patch tokens this block keeps; None where nothing is planned."""
         return self.amounts[self.depth] if self.amounts else None
 
     @property

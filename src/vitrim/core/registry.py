@@ -203,7 +203,7 @@ def _is_host(part: nn.Module) -> bool:
 
 
 def access(name: str, root: str = "model") -> str:
-    """How Python reaches the submodule that ``named_modules`` calls ``name``.
+    """The Python expression for the submodule that ``named_modules`` calls ``name``.
 
     Example:
         >>> access("towers.0.vision")

@@ -1,4 +1,4 @@
-"""How many patch tokens each layer keeps: functions of Python ints, so one reduced model serves every image size.
+"""The number of patch tokens each layer keeps: functions of Python ints, so one reduced model serves every image size.
 
 An amount answers ``keep(initial, current) -> int``: how many patch tokens it wants left, given how many entered the
 first block and how many there are now. A schedule is a list with one amount (or None) per layer.
@@ -38,7 +38,7 @@ def _clean(count: float) -> float:
 
 
 class Amount(Protocol):
-    """How many patch tokens one layer wants to keep."""
+    """The number of patch tokens one layer wants to keep."""
 
     def keep(self, initial: int, current: int) -> int:
         """Wanted number of patch tokens after this layer; may be out of range, `effective_keep` limits it."""
@@ -93,7 +93,7 @@ class Keep:
     stage: int = 1
     rule: MergeRule = "ceil_current"
     before: float | None = None
-    """Where stages differ: the product of the rates before this one, in place of ``rate ** (stage - 1)``."""
+    """For stages that differ: the product of the rates before this one, in place of ``rate ** (stage - 1)``."""
 
     def keep(self, initial: int, current: int) -> int:
         if self.before is None or "power" not in self.rule:
@@ -123,7 +123,7 @@ class Aligned:
 
 
 def effective_keep(amount: Amount, least: int, initial: int, current: int) -> int:
-    """What the amount comes to: at least ``least`` (what the method can reach in one step), at most ``current``.
+    """Evaluate an amount: at least ``least`` (what the method can reach in one step), at most ``current``.
 
     Example:
         >>> effective_keep(Remove(130), least=98, initial=196, current=196)

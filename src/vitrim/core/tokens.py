@@ -1,4 +1,4 @@
-"""What is known about the tokens of a forward pass, and how that knowledge travels from block to block."""
+"""The state of the tokens during a forward pass, and its way from block to block."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def whole(size: int) -> int:
 
 
 def is_traced() -> bool:
-    """Whether `torch.jit.trace` runs the forward: what Python reads from tensors would become a constant."""
+    """Return whether `torch.jit.trace` runs the forward: values Python reads from tensors would become constants."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
@@ -163,7 +163,7 @@ class TokenState:
         return self.grid
 
     def key_bias(self, dtype: torch.dtype, proportional: bool) -> Tensor | None:
-        """What attention adds to its logits on the key axis, (B, 1, 1, N): log(size) and a mask; None if neither.
+        """The bias attention adds to its logits on the key axis, (B, 1, 1, N): log(size) and a mask; None if neither.
 
         Proportional attention (ToMe section 3): a token that stands for s tokens attracts s times the weight.
         Masked keys get -1e4, finite so that an image whose tokens are all masked gives no NaN.
@@ -273,14 +273,14 @@ def unmerge(x: Tensor, state: TokenState) -> Tensor:
 
 
 class Form(Protocol):
-    """What the reduction of a model rests on: how its head pools, the grid of its images."""
+    """The basis of a model's reduction: how its head pools, the grid of its images."""
 
     def check(self) -> None:
         """Raise `UnsupportedModelError` if the model has another form now than when it was reduced."""
 
 
 class _Call:
-    """What the forward that runs in a thread, or ran last in it, left."""
+    """The state left by the forward that is running in a thread, or last ran in it."""
 
     def __init__(self) -> None:
         self.full_grids = False
@@ -305,7 +305,7 @@ class _Calls(threading.local):
 
 
 class Trace:
-    """What the blocks of one reduced model share: the state the last block left, and all states when recording.
+    """Shared record of the blocks of one reduced model: the state the last block left, and all states when recording.
 
     Whatever belongs to a forward is kept by thread, so that threads may share the model: none sees the full grids, the
     states or the auxiliary outputs of another. It holds the autograd graph of auxiliary outputs until the next forward
@@ -418,7 +418,7 @@ class Trace:
         self._call.map = attention_map
 
     def take_map(self) -> Tensor | None:
-        """What `note_map` kept, once."""
+        """Return what `note_map` kept, once."""
         found, self._call.map = self._call.map, None
         return found
 

@@ -25,7 +25,7 @@ _MODES = ("RGB", "L")
 
 
 class DecodedImages:
-    """What all datasets of images share: where they are from, and how one is read.
+    """Common base of all image datasets: where their images come from, and how one is read.
 
     Args:
         images: encoded images: a sequence of paths, or of the bytes of image files.
@@ -60,14 +60,14 @@ class DecodedImages:
         self.mode = mode
 
     _known: ClassVar[str]
-    """What is known of each image: an array of as many rows."""
+    """The known facts about each image: an array with one row per image."""
 
     def __len__(self) -> int:
         """The number of images."""
         return len(self.images)
 
     def read_image(self, index: int) -> Tensor:
-        """What the transform makes of one image, by default (C, H, W) float32 in [0, 1].
+        """Read one image through the transform, by default (C, H, W) float32 in [0, 1].
 
         Raises:
             DataError: the image cannot be read; the message names the row or file.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EncodedImages(Protocol):
-    """Where encoded images lie: a list of paths, or the rows of a table. None is a row without an image."""
+    """The source of encoded images: a list of paths, or the rows of a table. None is a row without an image."""
 
     def __len__(self) -> int: ...
 

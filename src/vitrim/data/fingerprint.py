@@ -1,4 +1,4 @@
-"""Which images a dataset has, as one short text: two datasets that differ have other fingerprints.
+"""Fingerprint of a dataset's images, one short text: datasets that differ have different fingerprints.
 
 It covers the order, the labels, the class names, the names and sizes of all images, and the contents of a few hundred
 of them; of images in memory, or in a table that is not large, all contents. It does not cover where a dataset lies.

@@ -16,7 +16,7 @@ _SPLIT_SPELLINGS = {"train": ("train",), "validation": ("validation", "valid", "
 
 
 def spellings(split: str) -> tuple[str, ...]:
-    """What a split may be called: those of a known one, otherwise only itself."""
+    """The accepted spellings of a split: those of a known one, otherwise only itself."""
     return next((words for words in _SPLIT_SPELLINGS.values() if split.lower() in words), (split.lower(),))
 
 

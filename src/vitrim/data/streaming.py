@@ -102,7 +102,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         return self._with(self.rows.shuffle(seed=seed, buffer_size=buffer))
 
     def part(self, rank: int, world: int) -> ImageStream:
-        """What one of several processes reads; together they read every image once in an epoch.
+        """Return the share of one of several processes; together they read every image once in an epoch.
 
         Whole files, if their number is a multiple of `world`, otherwise every world-th image. Parts may differ in
         length, so let every process do as many steps as the shortest allows.
@@ -158,7 +158,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
             yield row
 
     def decode(self, row: dict[str, Any], index: int) -> tuple[Tensor, int]:
-        """What the transform makes of the image of a row of `encoded`, and its label.
+        """Decode and transform the image of a row of `encoded`, and return it with its label.
 
         Args:
             row: as it came.

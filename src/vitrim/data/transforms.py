@@ -1,4 +1,4 @@
-"""What is done to an image before a model sees it, as the model says."""
+"""The processing of an image before a model sees it, as the model specifies."""
 
 from __future__ import annotations
 

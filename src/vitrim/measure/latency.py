@@ -30,7 +30,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to time.
+    """The time to spend on measuring.
 
     Rounds go on until there are ``min_rounds`` of them and they took ``min_seconds`` per candidate, but never beyond
     ``max_rounds``. In one round every candidate runs once.
@@ -65,7 +65,7 @@ class Budget:
                 raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
-        """Whether ``rounds`` that took ``seconds`` in all are enough for so many candidates."""
+        """Return whether ``rounds`` that took ``seconds`` in all are enough for so many candidates."""
         if rounds >= self.max_rounds:
             return True
         return rounds >= self.min_rounds and seconds >= self.min_seconds * candidates
@@ -129,7 +129,7 @@ def _synchronise(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Latency:
-    """What a candidate's rounds come to, in milliseconds: median, 95th percentile, fastest, interquartile range."""
+    """Summary of a candidate's rounds in milliseconds: median, 95th percentile, fastest, interquartile range."""
 
     p50_ms: float
     p95_ms: float
@@ -139,7 +139,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times faster than the baseline: median and quartiles over rounds of the ratio within a round."""
+    """Speed-up over the baseline: median and quartiles over rounds of the ratio within a round."""
 
     median: float
     q1: float
@@ -159,7 +159,7 @@ def summarise(times_ms: ArrayLike) -> Latency:
 
 
 def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
-    """How many times faster than the baseline, from the same rounds (R,) of both, in any one unit.
+    """Speed-up over the baseline, from the same rounds (R,) of both, in any one unit.
 
     Paired, so that a round in which the whole machine was slow says as much as any other.
 

@@ -33,7 +33,7 @@ class Decoupled:
     clusters: int
 
     def parts(self, initial: int, current: int) -> tuple[int, int, int]:
-        """How many patches are attentive, how many of these merge, how many clusters the others make.
+        """The numbers of attentive patches, of those among them that merge, and of clusters made from the others.
 
         At most every second attentive patch merges, and there are no more clusters than patches to cluster.
         """
@@ -117,8 +117,8 @@ class BATReducer(Reducer[BAT]):
 
 
 def match_attentive(patches: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Which of the ``patches`` (B, A, C), most attentive first, stay (B, A - pairs), which merge (B, pairs), and which
-    entry of the former each joins. Odd ranks may merge, into even ranks; at most A // 2."""
+    """Split the ``patches`` (B, A, C), most attentive first, into those that stay (B, A - pairs) and those that merge
+    (B, pairs), and find the entry of the former that each joins. Odd ranks may merge, into even; at most A // 2."""
     vectors = unit(patches)
     similarity, best = best_partners(vectors[:, 1::2], vectors[:, ::2])
     moved, _ = most_similar(similarity, pairs)

@@ -98,7 +98,7 @@ class EvoViT(ScoredPruning):
         return int(self.fast_update)
 
     def working(self, num_layers: int) -> list[Amount | None]:
-        """How many patches go through the block of each stage; None where no stage begins."""
+        """The number of patches that go through the block of each stage; None where no stage begins."""
         amounts = super().amounts(num_layers)
         if amounts[0] is not None:
             raise VitrimError("evo_vit ranks by the attention of the blocks before a stage: block 0 cannot be one")

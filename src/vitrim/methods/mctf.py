@@ -233,7 +233,7 @@ class OneStepAhead(MCTFReducer):
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
     def keeps_map(self, attention: Attention) -> bool:
-        """Whether the map is computed once, for deciding and attending."""
+        """Return whether the map is computed once, for deciding and attending."""
         if self.config.attention_map != "auto":
             return self.config.attention_map == "kept"
         if attention.q.dtype == torch.bfloat16 and not CPU_HAS_BFLOAT16:  # the fused kernel computes in float32 inside

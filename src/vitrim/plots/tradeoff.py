@@ -1,4 +1,4 @@
-"""What a reduction costs against what it saves."""
+"""Plots of what a reduction costs against what it saves."""
 
 from __future__ import annotations
 

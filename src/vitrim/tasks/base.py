@@ -1,4 +1,4 @@
-"""What a task is to the training loop: its head, its loss, its metric, and how a batch is read."""
+"""The interface of a task to the training loop: its head, its loss, its metric, and how a batch is read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
-        """What an evaluation measures, in percent, from logits and targets."""
+        """The metrics of an evaluation, in percent, from logits and targets."""
 
     def read(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and targets of a batch as the loader gives it."""

@@ -160,7 +160,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint: a file that is missing or not what was written; None if nothing is.
+    """Describe the damage to a checkpoint: a file that is missing or not what was written; None if there is none.
 
     Reads all of it, once: what it found is kept as long as the files stay as they are.
     """
@@ -226,7 +226,7 @@ def load(path: Path) -> Snapshot:
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be written, as the system says it."""
+    """The system's reason why a file could not be written."""
     return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
 
 

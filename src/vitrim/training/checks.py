@@ -1,4 +1,4 @@
-"""What must fit before a run begins: each check says in one line what does not, and nothing has been written then."""
+"""Checks made before a run begins: each says in one line what does not fit, while nothing has been written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitrim.training.optim import ramp_value
 from vitrim.training.recipe import PATCH_DROP, Ramp, Recipe, resolve
 
 MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
-"""What a resumed run may have otherwise than the run it goes on with: nothing that changes its numbers."""
+"""Keys that may differ between a resumed run and the run it continues: nothing that changes its numbers."""
 
 
 def number_of_images(data: Dataset[Any]) -> int:

@@ -1,4 +1,4 @@
-"""How a training image is changed, and in which order images come.
+"""The changes made to training images, and the order in which they come.
 
 All randomness follows from the recipe's seed and a place in the run, never from what was drawn before: the order from
 (seed, epoch), the change of an image from (seed, epoch, place in the epoch). So a run that is resumed, or has other
@@ -232,7 +232,7 @@ def epoch_length(count: int, repeats: int = 1) -> int:
 
 
 class Place(NamedTuple):
-    """Which image, and where in the run it comes.
+    """An image's index and its place in the run.
 
     Attributes:
         image: its index in the dataset, or its row in a stream, still encoded.

@@ -1,4 +1,4 @@
-"""What a run writes down: rows of updates (CSV), of evaluations (JSON lines), TensorBoard, and the progress bar.
+"""The log of a run: rows of updates (CSV), of evaluations (JSON lines), TensorBoard, and the progress bar.
 
 On resume the rows after the checkpoint are dropped: each file reads as if the run had never been stopped.
 """

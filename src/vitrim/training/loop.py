@@ -60,7 +60,7 @@ from vitrim.weights import WEIGHTS_FILE, load_checkpoint, weights_file
 
 @dataclass(frozen=True)
 class Running:
-    """How a run is run; nothing here changes what it learns.
+    """Options for running a recipe; none of them changes what is learned.
 
     Attributes:
         out: where everything is written.
@@ -296,7 +296,7 @@ class Trainer:
         self._save()
 
     def _together(self, mine: bool) -> bool:
-        """What the first process decides: clocks and signals differ, and saving is done by all at once."""
+        """Follow the first process's decision: clocks and signals differ, and all must save at once."""
         if self.accelerator.num_processes == 1:
             return mine
         decision = torch.tensor(float(mine), device=self.accelerator.device)
@@ -441,7 +441,7 @@ class Trainer:
 
     @property
     def sharded(self) -> bool:
-        """Whether every process has a part of the parameters only (FSDP): then the outermost module must be run."""
+        """Whether every process has only a part of the parameters (FSDP): then the outermost module must be run."""
         return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
@@ -471,12 +471,12 @@ class Trainer:
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
-        """Which images are trained on, watched and tested on."""
+        """Fingerprints of the images that are trained on, watched and tested on."""
         parts = {"train": self.train_data, "eval": self.eval_data, "test": self.test_data}
         return {name: fingerprint(data) for name, data in parts.items() if data is not None}
 
     def _facts(self) -> dict[str, Any]:
-        """What a run that goes on with this one must share."""
+        """The facts that a run continuing this one must share."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             "data": {"images": self.images, "classes": self.task.num_classes, "fingerprints": self._fingerprints},

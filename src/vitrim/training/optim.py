@@ -46,7 +46,7 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
 
 
 def is_new(role: Role, backbone: str = "trunk") -> bool:
-    """Whether a parameter is of a part that a new task or method brings, and so not of the ``backbone``.
+    """Return whether a new task or method brings the parameter's part, which is then not of the ``backbone``.
 
     Args:
         role: of the parameter, as its host says (`vitrim.core.host.Host.roles`).
@@ -148,7 +148,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 
 def _is_plain(parameter: nn.Parameter, role: Role) -> bool:
-    """Whether weight decay leaves a parameter alone: a vector, positions, and what the model says."""
+    """Return whether weight decay leaves a parameter alone: a vector, positions, and what the model says."""
     return parameter.ndim <= 1 or role.part == "positions" or not role.decays
 
 
@@ -226,7 +226,7 @@ class Rates:
 
 
 def ramp_value(ramp: Ramp, epoch: float) -> float | int:
-    """What an option is at a point in time, counted in epochs.
+    """The value of an option at a point in time, counted in epochs.
 
     Example:
         >>> from vitrim.training.recipe import Ramp

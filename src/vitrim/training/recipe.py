@@ -35,11 +35,11 @@ MAX_NAME = 200
 """Characters of a name: file systems refuse longer ones."""
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
-"""How deeply values of a recipe may lie within each other, and how many there may be, aliases written out."""
+"""Limits of a recipe: how deeply its values may nest, and how many there may be with aliases written out."""
 
 
 class Augment(Section):
-    """How a training image is changed. Sizes, mean and standard deviation are the model's."""
+    """Changes to a training image. Sizes, mean and standard deviation are the model's."""
 
     crop: Literal["resized", "padded", "squash"] = Field(
         "resized",
@@ -460,7 +460,7 @@ def _base(path: Path, base: Any) -> tuple[str, Path]:
 
 
 def _name(path: Path) -> str:
-    """What the recipe in a YAML file is called."""
+    """The name of the recipe in a YAML file."""
     return path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else path.stem
 
 
@@ -513,7 +513,7 @@ def _flat(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _one_line(name: str, error: ValidationError) -> str:
-    """What is wrong with a recipe: a key that there is not before all else, for it explains one that is missing."""
+    """Describe what is wrong with a recipe: an unknown key first, for it explains one that is missing."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     where = _short(".".join(str(part) for part in first["loc"]))

@@ -29,7 +29,7 @@ from vitrim.hosts.timm.common import (
 
 
 class ReducedRopeBlock(SerialBlock):
-    """What timm's blocks with rotary embedding share: everything but where their norms are."""
+    """Common base of timm's blocks with rotary embedding: everything but the position of their norms."""
 
     attention_classes = (EvaAttention, AttentionRope)
 

@@ -1,4 +1,4 @@
-"""What the hosts of Hugging Face transformers share: a layer with q_proj, k_proj, v_proj, and a trunk that runs layers.
+"""Code shared by the hosts of Hugging Face transformers: layers with q_proj, k_proj, v_proj, and the trunk around them.
 
 A family's file says where a layer keeps its norms, attention and MLP, and which of its model classes own the layers.
 """
@@ -196,7 +196,7 @@ class TransformersHost(TransformersModel):
     trunk_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
     """The classes that own patch embedding and layers; a task model holds one of them."""
     layers_name: ClassVar[str] = ""
-    """Where a trunk keeps its layers, e.g. ``encoder.layers``."""
+    """Dotted name of a trunk's layers, e.g. ``encoder.layers``."""
     num_prefix: ClassVar[int] = 1
     has_class_token: ClassVar[bool] = True
 

@@ -63,7 +63,7 @@ def learned(config: MethodConfig) -> Learned:
 
 
 def losses(step: Step, **options: Any) -> dict[str, Tensor]:
-    """What training minimises on one batch, scalars by name, of which "total" is the whole.
+    """The losses training minimises on one batch: scalars by name, of which "total" is the whole.
 
     The loss that is registered for the method of ``step.reduction``, with its ``options``; otherwise the model's own
     or the task's.
