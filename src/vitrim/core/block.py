@@ -66,7 +66,7 @@ class Reducer(nn.Module, Generic[C]):
         self.layer = layer
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Reducer[Any]:
-        """Apply as every module does (``to``, ``to_empty``, ...); whatever leaves the meta device gets its first values again.
+        """Apply ``fn`` as every module does (``to``, ``to_empty``, ...); what leaves the meta device gets first values.
 
         ``to_empty`` leaves memory as it finds it, and neither tables nor parameters of a method are in the weights of
         the host that are loaded afterwards.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Head = Literal["class token", "patches", "no class token"]
-"""The tokens a head reads: class token (and other prefix tokens) only, patches too, or patches without a class token."""
+"""The tokens a head reads: class (and other prefix) tokens only, patches too, or patches without a class token."""
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class Host:
 
     @classmethod
     def has_idle_parameters(cls, model: nn.Module) -> bool:
-        """Return whether classification may leave some parameters without a gradient: distributed runs must look for them."""
+        """Return whether classification may leave parameters without a gradient: distributed runs must know."""
         return False
 
     @classmethod
