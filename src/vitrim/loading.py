@@ -38,8 +38,8 @@ SIZES: dict[str, tuple[int, int]] = {
     "num_labels": (0, 2**17),  # transformers makes a name for each
     **dict.fromkeys(("reg_tokens", "num_register_tokens"), (0, 2**16)),
 }
-"""The sizes among the options of timm, torchvision and transformers, with their least and their most: far beyond what
-is built, so that a slip of the hand is told before anything is made."""
+"""Size options of timm, torchvision and transformers, with their smallest and largest values: far beyond what
+is built, so that a typing error is reported before anything is created."""
 RATES = ("_rate", "dropout", "dropout_prob")
 """Name endings of options whose values are shares in [0, 1]."""
 INSTEAD = {"pretrained": "--pretrained", "checkpoint_path": "--checkpoint"}
@@ -56,7 +56,7 @@ def create_model(
     options: Options | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """The model ``name`` in eval mode, with random, pretrained or local weights.
+    """Create the model ``name`` in eval mode, with random, pretrained or local weights.
 
     Args:
         name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``vitrim:NAME`` (a reference checkpoint),
@@ -138,7 +138,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
 
 
 def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.device) -> None:
-    """Refuse a model that the memory cannot hold or that does not take images, told by one on the meta device.
+    """Refuse a model that does not fit into memory or does not take images, judged by one on the meta device.
 
     Raises:
         VitrimError: with the memory it needs and there is, or with what its forward says.

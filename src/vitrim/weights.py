@@ -1,4 +1,4 @@
-"""Weights from local files, checked before anything is loaded.
+"""Weights from local files, all checked before any is loaded.
 
 Files are safetensors, or what ``torch.save`` wrote (.pth, .pt, .bin): of those tensors and plain values are read, and
 no pickle is executed.
@@ -35,13 +35,13 @@ RESULT = "result.json"
 """File of the run's results: updates, seconds, the last evaluation and the best."""
 
 MOST_NAME, MOST_REASON = 200, 200
-"""Characters of a message that are a file's, or another library's."""
+"""Most characters in a message of a file's name, and of another library's reason."""
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
-"""Of files that torch.save wrote; any file that is such an archive is taken for one, too."""
+"""Suffixes of files that torch.save wrote; any file that is such an archive is also treated as one."""
 
 DDP = "module."
-"""Put before every name by DataParallel."""
+"""Prefix that DataParallel adds to every name."""
 
 ENCODER = "encoder."
 """Name, in a model for pre-training, of the part that is fine-tuned."""
@@ -112,7 +112,7 @@ def load_host(model: nn.Module, path: Path) -> None:
 
 
 def load_encoder(model: nn.Module, path: Path) -> None:
-    """Load what pre-training without labels left: the encoder's weights into ``model``, whose classifiers stay new.
+    """Load the encoder's weights from pre-training without labels into ``model``, whose classifiers stay new.
 
     Args:
         model: its host names its classifiers.
@@ -224,7 +224,7 @@ def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Pa
 
 
 def _check_values(key: str, value: Tensor, dtype: torch.dtype, path: Path) -> None:
-    """Torch would cast without a word: complex numbers lose half, large ones become infinite, real ones are cut off."""
+    """Refuse values torch would cast silently: complex ones lose half, large become infinite, real are cut."""
     real = dtype.is_floating_point
     if value.dtype.is_complex or value.dtype.is_floating_point != real:
         wanted = "real numbers" if real else "integers"
@@ -238,7 +238,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _without(weights: dict[str, Tensor], layers: tuple[str, ...]) -> dict[str, Tensor]:
-    """Weights but for those of some layers."""
+    """The weights without those of some layers."""
     return {key: value for key, value in weights.items() if key.rpartition(".")[0] not in layers}
 
 
@@ -259,7 +259,7 @@ def _names(path: Path) -> list[str]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """The one error of a file that cannot be read or is not safetensors."""
+    """Raise one error for a file that cannot be read or is not safetensors."""
     try:
         yield
     except OSError as error:

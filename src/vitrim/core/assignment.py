@@ -41,7 +41,7 @@ class Hard:
 
     @property
     def is_selection(self) -> bool:
-        """No token joins another: query rows may be selected before attention."""
+        """Whether no token joins another: query rows may then be selected before attention."""
         return self.moved is None
 
     def pool(self, x: Tensor, size: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The options of a method: data, validated and frozen, and the amounts that follow from them."""
+"""The options of a method, validated and frozen, and the amounts that follow from them."""
 
 from __future__ import annotations
 

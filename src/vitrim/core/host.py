@@ -142,7 +142,7 @@ class Host:
 
     @classmethod
     def logits(cls, output: Any) -> Tensor:
-        """(B, K) logits in what a call of the model returned: the tensor itself, or what is called ``logits`` in it."""
+        """(B, K) logits from the output of the model: the tensor itself, or its entry ``logits``."""
         if isinstance(output, Tensor):
             return output
         logits: Tensor = output["logits"] if isinstance(output, dict) else output.logits
@@ -218,7 +218,7 @@ class Host:
 
     @classmethod
     def undecayed(cls, model: nn.Module) -> Collection[str]:
-        """Patterns of the names of parameters that weight decay leaves alone, beside vectors and positions."""
+        """Name patterns of parameters that weight decay leaves alone, besides vectors and positions."""
         return ()
 
     @classmethod
@@ -248,7 +248,7 @@ class Host:
 
     @classmethod
     def checkpoint_gradients(cls, model: nn.Module, on: bool = True) -> None:
-        """Compute activations again in the backward pass instead of keeping them, or no longer.
+        """Recompute activations in the backward pass instead of keeping them, or stop doing so.
 
         Raises:
             VitrimError: the model has no such switch.
@@ -272,7 +272,7 @@ class Host:
 
     @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:
-        """Let attention run fused or written out; whether the family has that choice."""
+        """Let attention run fused or written out; return whether the family has that choice."""
         return False
 
     @classmethod
@@ -282,7 +282,7 @@ class Host:
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
-        """Rows and columns of the patches by a call of the `patch_maker`; None if it does not show them.
+        """Rows and columns of the patches, read from a call of the `patch_maker`; None if it does not show them.
 
         By default the output is a map of patches, (B, C, rows, columns).
         """
@@ -292,11 +292,11 @@ class Host:
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
-        """Anything besides the blocks that must change, e.g. calls that hand out dense features."""
+        """Change anything that must change besides the blocks, e.g. calls that hand out dense features."""
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        """Take back what `install` did."""
+        """Undo `install`."""
 
     @classmethod
     def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
@@ -379,7 +379,7 @@ def refuse_altered(attn: nn.Module, family: str) -> None:
 
 
 class GridHook:
-    """Tells the blocks, after every call of the module that makes the patches, what grid these have.
+    """Hook that tells the blocks the grid of the patches after every call of the module that makes them.
 
     Only on models whose method asks for it. An object and not a function, so that the model can still be copied and
     pickled.
@@ -394,7 +394,7 @@ class GridHook:
 
     @staticmethod
     def remove(model: nn.Module) -> None:
-        """Take all such hooks off ``model``."""
+        """Remove all such hooks from ``model``."""
         for module in model.modules():
             for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, GridHook)]:
                 del module._forward_hooks[key]

@@ -42,7 +42,7 @@ class Layer:
 
     @property
     def is_last(self) -> bool:
-        """No block follows."""
+        """Whether this is the last block."""
         return self.depth == self.num_layers - 1
 
     @property

@@ -221,7 +221,7 @@ class Reduction:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Keep forwards out while the reduction is changed: those that another thread starts within are refused.
+        """Refuse forwards that another thread starts while the reduction is being changed.
 
         Raises:
             VitrimError: a forward of the model runs in another thread.
@@ -234,7 +234,7 @@ class Reduction:
             self._trace.changing = False
 
     def config_with(self, **changes: Any) -> MethodConfig:
-        """The options as `set` would leave them; nothing is changed.
+        """Return the options as `set` would leave them; nothing is changed.
 
         Raises:
             VitrimError: an option that cannot change at run time, or a value that is invalid or does not fit the model.
@@ -478,7 +478,7 @@ def _reducer_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str,
 
 
 def _folder(given: str | Path) -> Path:
-    """The folder of a saved reduction.
+    """Return the folder of a saved reduction.
 
     Raises:
         VitrimError: it has no name, or is none.

@@ -15,7 +15,7 @@ from vitrim.errors import VitrimError
 
 KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power", "ceil_current_class_token"]
 MergeRule = Literal[KeepRule, "floor_initial_power_steps"]
-"""Of methods that may fall short of a target, because one merge takes half of the tokens at most."""
+"""Keep rules of methods that may fall short of a target because one merge removes at most half of the tokens."""
 
 KEEP_RULES: dict[MergeRule, Callable[[float, int, int, int], int]] = {
     # (rate, stage, initial, current) -> patch tokens kept; stages count from 1
@@ -47,7 +47,7 @@ class Amount(Protocol):
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove ``count`` patch tokens, whatever there are, or ``count`` for every ``per`` that entered the first block.
+    """Remove ``count`` patch tokens regardless of their number, or ``count`` per ``per`` that entered the first block.
 
     With ``per`` the amount follows the size of the image: it is for images of so many patches, and rounded to the
     nearest number (up at the middle) on others.
@@ -68,7 +68,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class BringBack:
-    """Bring all patch tokens back that wait in the bank: as many leave the layer as entered the first one."""
+    """Bring back all patch tokens waiting in the bank: as many leave the layer as entered the first one."""
 
     def keep(self, initial: int, current: int) -> int:
         return initial
@@ -203,7 +203,7 @@ def keep_rate(
 
 
 def check_blocks(blocks: Sequence[int], num_layers: int) -> None:
-    """Refuse ``blocks`` that are none, name a block twice, or name one that a model of ``num_layers`` does not have.
+    """Refuse ``blocks`` that are empty, name a block twice, or name one that a model of ``num_layers`` lacks.
 
     Raises:
         VitrimError: in each of these cases; a reduction would otherwise do nothing, or not what was asked, silently.

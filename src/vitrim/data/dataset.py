@@ -76,7 +76,7 @@ class DecodedImages:
         return self.transform(image.convert(self.mode))
 
     def part(self, indices: Sequence[int]) -> Self:
-        """The dataset of some of these images, in this order: the same classes, and a transform of its own.
+        """Return the dataset of some of these images, in this order: the same classes, and a transform of its own.
 
         Raises:
             DataError: no images.
@@ -97,7 +97,7 @@ class DecodedImages:
 
 
 class Chosen:
-    """Some of the encoded images of a dataset, in an order of their own."""
+    """A selection of a dataset's encoded images, in its own order."""
 
     def __init__(self, images: EncodedImages, indices: Sequence[int]) -> None:
         self.images = images
@@ -283,7 +283,7 @@ def batches(
     limit: int | None = None,
     workers: int = 0,
 ) -> DataLoader[T]:
-    """Read a dataset in batches, in its own order, the same at every call.
+    """Read a dataset in batches, in its own order, which is the same at every call.
 
     Args:
         dataset: any map-style dataset; for an `ImageDataset` the transform must give images of one size.

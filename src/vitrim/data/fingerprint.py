@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vitrim.data.decoding import EncodedImages
 
 SAMPLED = 256
-"""Images whose contents are read where all would be too many, spread evenly."""
+"""Number of images, spread evenly, whose contents are read where reading all would take too long."""
 MOST_BYTES = 2**30
-"""Tables up to here are read whole."""
+"""Size in bytes up to which tables are read whole."""
 NAMES = 2
-"""Parts of a path that count, the folder and the file: a dataset may be moved."""
+"""Number of path parts that count, the folder and the file: a dataset may be moved."""
 
 
 def fingerprint(data: Any) -> str:

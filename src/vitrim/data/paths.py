@@ -1,4 +1,4 @@
-"""Splits by their spellings, and paths with errors that help."""
+"""Splits by their spellings, and paths with helpful errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pick_split(asked: str | None, present: list[str], source: str) -> str:
 
 
 def check_given(source: str | Path, split: str | None) -> None:
-    """Refuse empty names, which a shell makes of a variable that is not set: they would mean this folder, or all files.
+    """Refuse empty names, as a shell makes of an unset variable: they would mean this folder, or all files.
 
     Raises:
         DataError: saying which is empty.
@@ -71,7 +71,7 @@ def check_given(source: str | Path, split: str | None) -> None:
 
 
 def from_home(source: str) -> Path:
-    """The path with the home folder for a leading ``~``.
+    """Replace a leading ``~`` of a path by the home folder.
 
     Raises:
         DataError: there is no such user.
@@ -104,7 +104,7 @@ def existing(path: Path) -> Path:
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
-    """The first names, as a message lists them.
+    """List the first names for a message.
 
     Example:
         >>> listed("abcdefg")

@@ -66,7 +66,7 @@ def eval_transform(model: nn.Module) -> Transform:
 
 
 class _Converted:
-    """A transform that converts the mode first, so that the dataset need not know what the model wants."""
+    """Transform that converts the image mode first, so that the dataset need not know which one the model wants."""
 
     def __init__(self, mode: str, transform: Transform) -> None:
         self.mode = mode

@@ -170,7 +170,7 @@ class _Cost:
 
 
 class _Forward(nn.Module):
-    """The model, and what hooks note while it runs: logits (B, K), the feature (B, C) behind them, tokens at the end.
+    """The model, and hooked values of its run: logits (B, K), the feature (B, C) behind them, tokens at the end.
 
     For a private copy of a model: its hooks are never taken off.
     """

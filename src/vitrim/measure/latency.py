@@ -1,4 +1,4 @@
-"""Latency of several models on one machine, timed so that they can be compared.
+"""Latency of several models on one machine, timed for comparison.
 
 Other jobs on a machine slow it down for seconds at a time. So candidates are timed in turn, A B C A B C ..., a slow
 moment hits all of them alike, and what is compared is the ratio within a round.
@@ -178,7 +178,7 @@ def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
 
 
 def images_per_second(batch_size: int, latency_ms: float) -> float:
-    """Throughput at one batch of so many images per ``latency_ms``.
+    """Throughput in images per second, at one batch of ``batch_size`` images per ``latency_ms``.
 
     Example:
         >>> images_per_second(8, 20.0)
@@ -201,7 +201,7 @@ def fastest(times_ms: Mapping[str, ArrayLike], names: Iterable[str]) -> str:
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` with modules of its own and the same parameters and buffers: it costs no memory to speak of.
+    """A copy of ``model`` with its own modules and the same parameters and buffers: it takes almost no memory.
 
     Example:
         >>> layer = nn.Linear(2, 2)

@@ -264,7 +264,7 @@ def _names_of(kind: type[nn.Module], model: nn.Module) -> list[str]:
 
 @contextmanager
 def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode, no gradients, no autocast, and operations reach the counter as the model wrote them.
+    """Run in eval mode, without gradients or autocast; operations reach the counter as the model wrote them.
 
     Below autograd, PyTorch hands over ``linear`` and ``scaled_dot_product_attention`` themselves and not what they
     become: a linear layer on tokens that are not contiguous runs as the same batched product as attention, and

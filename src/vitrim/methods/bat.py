@@ -20,7 +20,7 @@ from vitrim.core.tokens import TokenState, take
 
 @dataclass(frozen=True)
 class Decoupled:
-    """The patches that ``share`` keeps, less ``pairs`` of them, and ``clusters`` of the others.
+    """An amount: the patches that ``share`` keeps, less ``pairs`` of them, plus ``clusters`` of the others.
 
     Example:
         >>> from vitrim.core.schedule import Keep
@@ -49,7 +49,7 @@ class Decoupled:
 
 @register_method
 class BAT(ScoredPruning):
-    """Keep what the class token attends to, without its duplicates, and a summary of the rest.
+    """Keep the patches the class token attends to, without duplicates, and a summary of the rest.
 
     Between attention and MLP, with a_j the attention of the class token to patch j in this block, mean over heads, and
     x_j the patch after the attention residual:

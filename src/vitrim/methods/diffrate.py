@@ -29,7 +29,7 @@ KEPT = "kept_numbers"
 
 @dataclass(frozen=True)
 class Tokens:
-    """Keep so many tokens, a class token counted.
+    """Keep a fixed number of tokens, a class token included.
 
     Example:
         >>> Tokens(57).keep(64, 64)

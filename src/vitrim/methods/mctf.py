@@ -339,7 +339,7 @@ def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
 
 
 def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Who fuses with whom: patches that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
+    """Pair patches: those that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
 
     Args:
         attraction: (B, E, O) W of the patches at even and odd places.

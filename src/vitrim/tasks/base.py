@@ -38,7 +38,7 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, dataset: Any) -> None:
-        """Raise `VitrimError` if the data is not of this task: one line that names what is wrong."""
+        """Raise `VitrimError` if the data does not suit this task: one line that names what is wrong."""
 
     @abstractmethod
     def criterion(self, loss: Loss) -> Criterion:
@@ -46,7 +46,7 @@ class Task(ABC):
 
     @abstractmethod
     def mixer(self, mix: Mix) -> Any | None:
-        """From images (B, C, H, W) and targets to mixed ones, or None if the recipe mixes none."""
+        """Function that mixes images (B, C, H, W) and targets, or None if the recipe mixes none."""
 
     @abstractmethod
     def metrics(self) -> MetricCollection:

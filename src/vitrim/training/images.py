@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from vitrim.training.recipe import Augment
 
 REPEATED_ROUND = 256
-"""With repeated augmentation an epoch is cut to a multiple of this many images, as DeiT's."""
+"""Multiple of images to which an epoch with repeated augmentation is cut, as in DeiT."""
 
 
 class Geometry(NamedTuple):
-    """The images a model takes: height and width in pixels, and what their channels are normalised with."""
+    """Format of the images a model takes: height and width in pixels, and the normalisation of their channels."""
 
     size: tuple[int, int]
     mean: tuple[float, ...]
@@ -72,7 +72,7 @@ def geometry_of(model: nn.Module) -> Geometry:
 
 
 class TrainTransform:
-    """From a PIL image of any mode to (C, H, W) float32, changed at random as ``augment`` says and normalised.
+    """Transform of a PIL image of any mode to (C, H, W) float32, changed at random by ``augment`` and normalised.
 
     Args:
         geometry: what the model takes.
@@ -342,7 +342,7 @@ def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
 
 
 class Seeded(Dataset[Any]):
-    """A dataset whose random changes follow from the place in the run alone.
+    """Dataset whose random changes depend only on the place in the run.
 
     Args:
         dataset: map-style, or a stream, whose rows the order then holds; its transform may draw from `random`, numpy's

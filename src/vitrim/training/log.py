@@ -109,7 +109,7 @@ class Log:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Says in one line that ``path`` cannot be written, and how to go on.
+    """Report in one line that ``path`` cannot be written, and how to continue.
 
     Raises:
         VitrimError: in place of an `OSError`.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
-    """Train only the parameters whose names match one of ``patterns``; the number of them (of values, not tensors).
+    """Train only the parameters whose names match one of ``patterns``; return their number (of values, not tensors).
 
     What the model itself does not train (a fixed table of positions) stays as it is.
 
@@ -62,7 +62,7 @@ def is_new(role: Role, backbone: str = "trunk") -> bool:
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
-    """Parameters by what their learning rate and weight decay are (comparative study, supplement A).
+    """Group parameters by learning rate and weight decay (comparative study, supplement A).
 
     A group has ``lr``, ``weight_decay``, ``name`` and whether it is ``frozen_at_first``. Biases, norms and other
     vectors, positions and class tokens are not decayed, unless the recipe decays all.
@@ -106,7 +106,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
 
 
 def check_optimizer(name: str) -> None:
-    """Refuse a name that timm has no optimiser of.
+    """Refuse a name under which timm has no optimiser.
 
     Raises:
         VitrimError: with the names there are.

@@ -21,7 +21,7 @@ SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 
 def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
-    """Raise ValueError for what a reduced block cannot be given: a mask made for all N0 tokens."""
+    """Raise ValueError for a mask made for all N0 tokens, which a reduced block cannot take."""
     if isinstance(mask, Proxy):  # torch.fx asks what would be done with one: the block says why it cannot be traced
         return
     if mask is not None or is_causal:
@@ -77,7 +77,7 @@ def _comes_apart(attn: Any) -> bool:
 
 
 def _calls_weight(attn: Any) -> bool:
-    """EVA and BEiT with a bias beside ``qkv`` use its weight and never call it."""
+    """Return whether attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a separate bias do."""
     return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
 
 

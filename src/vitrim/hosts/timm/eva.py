@@ -70,7 +70,7 @@ def expand_groups(x: Tensor, num_heads: int) -> Tensor:
 
 
 def rope_of_tokens(rope: Tensor, state: TokenState) -> Tensor:
-    """Rows of timm's rotary table for the patch tokens of now, broadcastable to (B, H, P, 2d).
+    """Rows of timm's rotary table for the current patch tokens, broadcastable to (B, H, P, 2d).
 
     Args:
         rope: (P0, 2d); (H, P0, 2d) for one depth of mixed tables; after patch dropout (B, 1, P0, 2d) or (B, H, P0, 2d).

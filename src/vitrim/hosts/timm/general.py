@@ -14,7 +14,7 @@ from vitrim.core.host import Host, Part, Preprocessing, input_channels, pair
 from vitrim.errors import VitrimError
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
-"""timm's."""
+"""Interpolation modes of timm."""
 
 
 @register_library("timm")

@@ -140,7 +140,7 @@ class ReducedDinoLayer(ReducedLayer):
 
 
 def refuse_mask(attention_mask: Tensor | None) -> None:
-    """A reduced layer takes no mask: it is made for all N0 tokens.
+    """Refuse a mask: it is made for all N0 tokens.
 
     Under export and compilation the library makes one that masks nothing, for models that were given none; a mask
     of the user's own is refused by `TrunkHook`.
@@ -153,7 +153,7 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
 
 
 class TrunkHook:
-    """Runs before the forward of the module that owns the layers and decides what this forward hands out.
+    """Hook that runs before the forward of the module that owns the layers and decides what this forward hands out.
 
     With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
     un-merged after every layer. With ``output_attentions``: the map of every layer over the tokens it has, as in the

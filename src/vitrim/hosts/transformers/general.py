@@ -98,7 +98,7 @@ class TransformersModel(Host):
 
     @classmethod
     def configured_size(cls, config: Any) -> tuple[int, int] | None:
-        """Height and width of the images by the config of a model, or of the images' part in it."""
+        """Height and width of the images according to a model's config, or to its vision part."""
         return pair(getattr(getattr(config, "vision_config", config), "image_size", None))
 
     @classmethod

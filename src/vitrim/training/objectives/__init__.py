@@ -36,7 +36,7 @@ _LEARNED: dict[type[MethodConfig], Learned] = {}
 
 
 def learns(config: type[MethodConfig], *options: str) -> Callable[[Losses], Losses]:
-    """Function decorator: enter the loss of a method. A second entry for the same config is an error."""
+    """Function decorator: register the loss of a method. A config can have only one."""
 
     def enter(losses: Losses) -> Losses:
         if config in _LEARNED:
