@@ -80,7 +80,7 @@ def study(name: str) -> dict[str, Any]:
 
 
 def hint(name: str) -> str | None:
-    """Suggest a replacement for ``name``, an earlier name of a recipe of the study or one that lacks its keep rate.
+    """Suggest a replacement for ``name`` if it is an earlier name of a study recipe or lacks its keep rate.
 
     Example:
         >>> hint("study_imagenet_topk_25")

@@ -77,7 +77,7 @@ def _comes_apart(attn: Any) -> bool:
 
 
 def _calls_weight(attn: Any) -> bool:
-    """Return whether attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a separate bias do."""
+    """Return whether attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a bias beside it."""
     return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
 
 
