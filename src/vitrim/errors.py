@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 LONGEST_WORD = 200
 LONGEST_LINE = 500
-"""Characters that a message shows of one word (a name, a path, a number) and in all."""
+"""Most characters a message shows of one word (a name, a path, a number) and in all."""
 
 
 def one_line(text: str) -> str:
-    """A message as one line that can be read: what a user gave may hold line breaks, or thousands of characters.
+    """Turn a message into one readable line: user input may hold line breaks, or thousands of characters.
 
     Example:
         >>> one_line("unknown method 'a\\nb'")
@@ -69,7 +69,7 @@ def unknown(what: str, given: str, valid: Iterable[str]) -> VitrimError:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, cut to one line; its kind if it says nothing.
+    """The first line of another library's error message; the kind of error if the message is empty.
 
     Example:
         >>> first_line(RuntimeError("no memory\\nTraceback: ...")), first_line(KeyError())

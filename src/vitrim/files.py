@@ -1,4 +1,4 @@
-"""Where results are written: refused before the work that makes them, and written whole or not at all."""
+"""Output locations: refused before the work that fills them, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder of a run that cannot be made or written to. Nothing is made.
+    """Refuse a run's folder that cannot be created or written to. Nothing is created.
 
     Raises:
         VitrimError: it is empty or the current folder, a file is in its way, or there is no permission.
@@ -32,7 +32,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(file: Path) -> None:
-    """Refuse a file that `write_text` could not write. Nothing is made.
+    """Refuse a file that `write_text` could not write. Nothing is created.
 
     Raises:
         VitrimError: no name, a folder, a file in the place of a folder above it, or no permission.
@@ -113,7 +113,7 @@ def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] |
 
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
-    """A file to write instead of ``file``, which it replaces once it is whole; after an error ``file`` is as it was.
+    """Yield a file to write, which replaces ``file`` once complete; after an error ``file`` is unchanged.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -133,12 +133,12 @@ def replaced(file: Path) -> Iterator[Path]:
 
 
 def _place(file: Path) -> Path:
-    """Where a file is, behind links."""
+    """The location of a file, with links resolved."""
     return Path(os.path.realpath(file))
 
 
 def _check_way(folder: Path, wanted: Path) -> None:
-    """The nearest folder that is there must be one, and writable."""
+    """Check that the nearest existing path above is a folder, and writable."""
     try:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:

@@ -38,12 +38,12 @@ SIZES: dict[str, tuple[int, int]] = {
     "num_labels": (0, 2**17),  # transformers makes a name for each
     **dict.fromkeys(("reg_tokens", "num_register_tokens"), (0, 2**16)),
 }
-"""The sizes among the options of timm, torchvision and transformers, with their least and their most: far beyond what
-is built, so that a slip of the hand is told before anything is made."""
+"""Size options of timm, torchvision and transformers, with their smallest and largest values: far beyond what
+is built, so that a typing error is reported before anything is created."""
 RATES = ("_rate", "dropout", "dropout_prob")
-"""How options are called that are shares in [0, 1]."""
+"""Name endings of options whose values are shares in [0, 1]."""
 INSTEAD = {"pretrained": "--pretrained", "checkpoint_path": "--checkpoint"}
-"""What timm takes among the options, and the option of vitrim that checks what it loads."""
+"""Options that timm takes, each with the option of vitrim that checks what it loads."""
 
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -56,7 +56,7 @@ def create_model(
     options: Options | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """The model ``name`` in eval mode, with random, pretrained or local weights.
+    """Create the model ``name`` in eval mode, with random, pretrained or local weights.
 
     Args:
         name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``vitrim:NAME`` (a reference checkpoint),
@@ -98,7 +98,7 @@ def create_model(
 def _created(
     name: str, create: Creator, own_name: str, pretrained: bool, options: Options, device: str | torch.device
 ) -> nn.Module:
-    """What the library makes of it; its errors are those of the name, the options or the files, in one line."""
+    """Create the library's model; errors in the name, the options or the files are reported in one line."""
     import torch
 
     # a trial on the meta device must not change what is drawn afterwards
@@ -112,7 +112,7 @@ def _created(
 
 
 def _said(error: Exception) -> str:
-    """What a library says, and where an error of the system says nothing, its file."""
+    """The message of a library's error; for an error of the system without one, its file."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return first_line(error)
@@ -138,7 +138,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
 
 
 def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.device) -> None:
-    """Refuse a model that the memory cannot hold or that does not take images, told by one on the meta device.
+    """Refuse a model that does not fit into memory or does not take images, judged by one on the meta device.
 
     Raises:
         VitrimError: with the memory it needs and there is, or with what its forward says.
@@ -355,7 +355,7 @@ def _model_of(recipe: Path) -> tuple[str, Options]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder holds weights in a form that transformers reads."""
+    """Return whether a folder holds weights in a form that transformers reads."""
     return any((folder / file).is_file() for file in HF_WEIGHTS)
 
 

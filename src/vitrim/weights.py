@@ -1,4 +1,4 @@
-"""Weights from local files, checked before anything is loaded.
+"""Weights from local files, all checked before any is loaded.
 
 Files are safetensors, or what ``torch.save`` wrote (.pth, .pt, .bin): of those tensors and plain values are read, and
 no pickle is executed.
@@ -26,25 +26,25 @@ from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_file, replaced
 
 WEIGHTS_FILE = "model.safetensors"
-"""Where the folder of a run of ``vitrim train`` has the weights of the model."""
+"""File of the model's weights in the folder of a run of ``vitrim train``."""
 
 RECIPE = "recipe.yaml"
-"""Where it has all values of its recipe."""
+"""File of all values of the run's recipe."""
 
 RESULT = "result.json"
-"""Where it has what it reached: updates, seconds, the last evaluation and the best."""
+"""File of the run's results: updates, seconds, the last evaluation and the best."""
 
 MOST_NAME, MOST_REASON = 200, 200
-"""Characters of a message that are a file's, or another library's."""
+"""Most characters in a message of a file's name, and of another library's reason."""
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
-"""Of files that torch.save wrote; any file that is such an archive is taken for one, too."""
+"""Suffixes of files that torch.save wrote; any file that is such an archive is also treated as one."""
 
 DDP = "module."
-"""Put before every name by DataParallel."""
+"""Prefix that DataParallel adds to every name."""
 
 ENCODER = "encoder."
-"""What a model for pre-training calls the part that is fine-tuned."""
+"""Name, in a model for pre-training, of the part that is fine-tuned."""
 
 
 def weights_file(checkpoint: Path) -> Path:
@@ -112,7 +112,7 @@ def load_host(model: nn.Module, path: Path) -> None:
 
 
 def load_encoder(model: nn.Module, path: Path) -> None:
-    """Load what pre-training without labels left: the encoder's weights into ``model``, whose classifiers stay new.
+    """Load the encoder's weights from pre-training without labels into ``model``, whose classifiers stay new.
 
     Args:
         model: its host names its classifiers.
@@ -141,7 +141,7 @@ def load_encoder(model: nn.Module, path: Path) -> None:
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
-    """Whether a file of weights is of a model that has one such as ``model`` as its encoder.
+    """Return whether a file of weights is of a model whose encoder is one such as ``model``.
 
     Raises:
         VitrimError: no such file, or no file of weights.
@@ -224,7 +224,7 @@ def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Pa
 
 
 def _check_values(key: str, value: Tensor, dtype: torch.dtype, path: Path) -> None:
-    """Torch would cast without a word: complex numbers lose half, large ones become infinite, real ones are cut off."""
+    """Refuse values torch would cast silently: complex ones lose half, large become infinite, real are cut."""
     real = dtype.is_floating_point
     if value.dtype.is_complex or value.dtype.is_floating_point != real:
         wanted = "real numbers" if real else "integers"
@@ -238,7 +238,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _without(weights: dict[str, Tensor], layers: tuple[str, ...]) -> dict[str, Tensor]:
-    """Weights but for those of some layers."""
+    """The weights without those of some layers."""
     return {key: value for key, value in weights.items() if key.rpartition(".")[0] not in layers}
 
 
@@ -250,7 +250,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _names(path: Path) -> list[str]:
-    """What is in a file, without reading it if it is safetensors."""
+    """The names in a file, without reading its tensors if it is safetensors."""
     if _is_pickle(path):
         return list(_read_pickle(path))
     with _reading(path), safe_open(path, framework="pt") as file:
@@ -259,7 +259,7 @@ def _names(path: Path) -> list[str]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """The one error of a file that cannot be read or is not safetensors."""
+    """Raise one error for a file that cannot be read or is not safetensors."""
     try:
         yield
     except OSError as error:
@@ -274,7 +274,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether a file is what torch.save writes: by its name, or as it is such an archive.
+    """Return whether torch.save wrote a file: judged by its name, or by being such an archive.
 
     Raises:
         VitrimError: there is no such file.
@@ -308,7 +308,7 @@ def _read_pickle(path: Path, *, key: str | None = None, option: str = "") -> dic
 
 
 def _unpickled(path: Path) -> Any:
-    """What is in the file, of tensors, containers, numbers and texts; anything else is refused before it is made."""
+    """The content of the file: tensors, containers, numbers and texts; anything else is refused before it is made."""
     try:
         # Namespace, the arguments that training scripts put beside the weights, holds values and does nothing
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
@@ -323,7 +323,7 @@ def _unpickled(path: Path) -> Any:
 
 
 def _why(error: Exception) -> str:
-    """What torch says in brackets, without its advice to execute the file."""
+    """Torch's reason in brackets, without its advice to execute the file."""
     text = str(error)
     named = re.search(r"Unsupported (global|class|operand)[:\s]+(GLOBAL )?(\S+)", text)
     if named is not None:

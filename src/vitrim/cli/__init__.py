@@ -28,7 +28,7 @@ OF_THE_SYSTEM = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE),  # no room
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO),
 }
-"""Errors that are of names and of the user's system, and not of this program."""
+"""Errors about names or the user's system rather than this program."""
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
@@ -102,7 +102,7 @@ def main() -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM raises, so that what is under way is cleaned up; it would end the process at once."""
+    """Let SIGTERM raise, so that work in progress is cleaned up; it would end the process at once."""
     if threading.current_thread() is not threading.main_thread():  # signals are handled in that one only
         yield
         return
@@ -118,7 +118,7 @@ def _terminate(*_: object) -> None:
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """A warning as one line, without the place in the code that raised it."""
+    """Print a warning as one line, without the place in the code that raised it."""
     print(f"warning: {one_line(str(message))}", file=sys.stderr)
 
 

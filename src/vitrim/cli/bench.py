@@ -100,7 +100,7 @@ def _measure(
     budget: Budget,
     seed: int,
 ) -> list[Row]:
-    """The rows of one setting, on images of ``dataset`` or random ones. It leaves ``host`` in the dtype of the setting.
+    """Measure one setting on images of ``dataset`` or random ones. Leaves ``host`` in the dtype of the setting.
 
     Raises:
         VitrimError: the machine has too little memory, or cannot compute in this dtype.
@@ -121,7 +121,7 @@ def _measure(
 
 
 def _open(images: Images, model: nn.Module, count: int) -> ImageDataset | None:
-    """At least ``count`` images, prepared as the model wants them; None for random ones."""
+    """Open at least ``count`` images, prepared as the model wants them; None for random ones."""
     from vitrim.data import eval_transform
 
     dataset = images.open()
@@ -134,7 +134,7 @@ def _open(images: Images, model: nn.Module, count: int) -> ImageDataset | None:
 
 
 def _batch(dataset: ImageDataset, count: int) -> Tensor:
-    """(count, C, H, W): images that lie evenly spread in the dataset."""
+    """(count, C, H, W): images spread evenly over the dataset."""
     from vitrim.data import batches
 
     images, _ = next(iter(batches(dataset, count, limit=count)))
@@ -142,7 +142,7 @@ def _batch(dataset: ImageDataset, count: int) -> Tensor:
 
 
 def _batch_sizes(texts: Sequence[str]) -> list[int]:
-    """``["1", "8,32"]`` as ``[1, 8, 32]``, each once."""
+    """Parse ``["1", "8,32"]`` into ``[1, 8, 32]``, each once."""
     sizes = []
     for text in _words(texts, "--batch-size"):
         if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= common.MAX_BATCH:
@@ -184,7 +184,7 @@ def _print_notes(out: Console, methods: Mapping[str, MethodConfig], images: str 
 
 
 def print_setting(out: Console, rows: Sequence[Row]) -> None:
-    """The table of one setting, dense first, and below it the methods that do not pay, in words."""
+    """Print the table of one setting, dense first, and below it, in words, the methods that do not pay."""
     dense = rows[0]
     slower = [f"{name}: {p50:.2f} ms" for name, p50 in dense["dense_p50_ms"].items() if name != dense["dense_kernel"]]
     kernel = f"dense is {dense['dense_kernel']} attention" + "".join(f" ({text})" for text in slower)
@@ -218,7 +218,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def verdicts(row: Row, dense: Row) -> list[str]:
-    """What is wrong with reducing at this setting, in words; nothing where it pays.
+    """The reasons in words why reducing does not pay at this setting; empty where it pays.
 
     Example:
         >>> dense = {"peak_memory_mib": 9.0}

@@ -1,4 +1,4 @@
-"""What the subcommands share besides their setups: methods by text, devices, the record of ``--json``, tables."""
+"""Helpers shared by the subcommands: methods by text, devices, the record of ``--json``, tables."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ MAX_THREADS = 1024
 MAX_WORKERS = 256
 MAX_SECONDS = 24 * 3600.0
 MAX_REPEATS = 100_000
-"""Far above what is useful: typing errors are told at once, and not by the library that fails on them."""
+"""Far above any useful value: typing errors are reported at once, not by the library that fails on them."""
 INTERRUPTED = 130
 TERMINATED = 143
-"""Exit codes of Ctrl-C and SIGTERM, as shells have them."""
+"""Exit codes of Ctrl-C and SIGTERM, as shells use them."""
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=MAX_BATCH, help="images per batch")]
 Workers = Annotated[
     int, typer.Option("--workers", min=0, max=MAX_WORKERS, help="processes that read images; 0: this one")
@@ -46,7 +46,7 @@ Workers = Annotated[
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
-    """The methods written on the command line, every one of them checked before any work starts."""
+    """Parse the methods written on the command line, checking every one before any work starts."""
     from vitrim.core.registry import parse_method
 
     configs = [parse_method(text) for text in texts]
@@ -57,7 +57,7 @@ def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
 
 
 def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
-    """``["img_size=384"]`` as ``{"img_size": 384}``."""
+    """Parse ``["img_size=384"]`` into ``{"img_size": 384}``."""
     from vitrim.core.registry import read_value
 
     options: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
 
 
 def check_choice(what: str, given: str, valid: Collection[str]) -> None:
-    """Refuse a value that is none of ``valid``.
+    """Refuse a value that is not one of ``valid``.
 
     Raises:
         VitrimError: with the nearest one and all of them.
@@ -82,7 +82,7 @@ def check_choice(what: str, given: str, valid: Collection[str]) -> None:
 
 
 def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
-    """The folder of the run that a model or its weights are of, if a method learned parameters in it."""
+    """The folder of the run that produced a model or its weights, if a method learned parameters in it."""
     from vitrim.core.reduce import REDUCERS_FILE
 
     library, _, rest = model.partition(":")
@@ -91,7 +91,7 @@ def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
 
 
 def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:
-    """What the weights of such a model are, for the record: pretrained, the file or folder they are from, or random."""
+    """Describe a model's weights for the record: pretrained, the file or folder they come from, or random."""
     from vitrim.loading import has_weights
 
     library, _, folder = name.partition(":")
@@ -126,7 +126,7 @@ def select_device(device: str) -> torch.device:
 
 
 def set_threads(threads: int | None) -> int:
-    """Set the CPU threads if given; the number in force."""
+    """Set the CPU threads if given, and return the number in force."""
     import torch
 
     if threads is not None:
@@ -138,7 +138,7 @@ def set_threads(threads: int | None) -> int:
 
 
 def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
-    """What a number depends on besides the command: versions, device, dtype, threads, seed."""
+    """Everything a number depends on besides the command: versions, device, dtype, threads, seed."""
     import torch
 
     import vitrim
@@ -160,7 +160,7 @@ def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None
 
 
 def processor() -> str:
-    """The name of the CPU, as the system calls it."""
+    """The name of the CPU, as the system reports it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():
@@ -170,7 +170,7 @@ def processor() -> str:
 
 
 def check_json(target: str | None) -> None:
-    """Refuse before any work a target that `write_json` could not write to.
+    """Refuse, before any work, a target that `write_json` could not write to.
 
     Raises:
         VitrimError: there is no such place, or no permission.
@@ -192,7 +192,7 @@ def write_json(target: str | None, record: dict[str, Any]) -> None:
 
 
 def console(json_target: str | None = None) -> Console:
-    """Where tables go: standard output, or standard error when the record itself goes to standard output."""
+    """The console for tables: standard output, or standard error when the record itself goes to standard output."""
     from rich.console import Console
 
     out = Console(stderr=json_target == "-")
@@ -204,7 +204,7 @@ def console(json_target: str | None = None) -> Console:
 def print_table(
     out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1
 ) -> None:
-    """A table whose first columns are text and whose other columns are right-aligned."""
+    """Print a table whose first columns are text and whose other columns are right-aligned."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", header_style="bold")

@@ -1,4 +1,4 @@
-"""``vitrim convert``: weights of PyTorch's own format as safetensors."""
+"""``vitrim convert``: weights in PyTorch's own format as safetensors."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Co
 
 
 def print_results(console: Any, found: dict[str, list[Row]], speed: list[dict[str, Any]]) -> None:
-    """One table: accuracy against MACs above, time against MACs below."""
+    """Print one table: accuracy against MACs above, time against MACs below."""
     rows = [
         [
             name,

@@ -1,4 +1,4 @@
-"""``vitrim env``: what a report of a problem needs to say about the machine and what is installed on it."""
+"""``vitrim env``: the facts a bug report needs about the machine and what is installed on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = (
     *("torch", "torchvision", "timm", "transformers", "numpy", "safetensors", "pydantic", "PyYAML", "typer", "rich"),
     *("datasets", "pillow", "accelerate", "torchmetrics", "tensorboard", "scikit-learn", "matplotlib"),
 )
-"""What vitrim needs, always or for some commands, and the libraries of models that it reduces."""
+"""The packages vitrim needs, always or for some commands, and the libraries whose models it reduces."""
 
 
 def env(*, record: Record) -> None:
@@ -71,7 +71,7 @@ def _devices() -> list[str]:
 
 
 def _cuda() -> dict[str, Any]:
-    """What torch was built for, and the devices that it finds."""
+    """The version of CUDA or ROCm that torch was built for, and the devices it finds."""
     import torch
 
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
@@ -91,7 +91,7 @@ def _cuda() -> dict[str, Any]:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The same in words: a name and a value in every line."""
+    """The same facts in words: a name and a value on every line."""
     yield from ((name, found[name]) for name in ("vitrim", "python", "platform"))
     yield from ((package, number or "not installed") for package, number in found["packages"].items())
     cpu, cuda = found["cpu"], found["cuda"]

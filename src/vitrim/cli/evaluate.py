@@ -68,7 +68,7 @@ def evaluate(
 
 
 def _facts(dataset: ImageDataset, data: Data, batch_size: int) -> dict[str, Any]:
-    """What was evaluated on, for the record."""
+    """Describe the data of the evaluation, for the record."""
     return {
         "source": data.source,
         "split": dataset.split,
@@ -82,7 +82,7 @@ def _facts(dataset: ImageDataset, data: Data, batch_size: int) -> dict[str, Any]
 def _reported(
     evaluation: Evaluation, model: str, setting: str, found: dict[str, Any], record: Record
 ) -> Iterator[None]:
-    """Report what was gathered, whatever stops it, Ctrl-C too: what took hours is not thrown away.
+    """Report the results gathered so far, whatever stops the run, Ctrl-C too: hours of work are not thrown away.
 
     Raises:
         VitrimError: what stopped it, in one line.
@@ -104,7 +104,7 @@ def _reported(
 
 
 def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
-    """Methods that have parameters to learn and got none."""
+    """The methods that have parameters to learn and were given none."""
     from vitrim.core.reduce import saved_method
 
     known = None if learned is None else saved_method(learned)
@@ -112,7 +112,7 @@ def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
 
 
 def _check_labels(dataset: ImageDataset, model: str, num_classes: int) -> None:
-    """Before any image is read: every label must be a class of the model."""
+    """Check before any image is read that every label is a class of the model."""
     largest = int(dataset.labels.max())
     if largest >= num_classes:
         option = "" if ":" in model else f", e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
@@ -123,7 +123,7 @@ def _check_labels(dataset: ImageDataset, model: str, num_classes: int) -> None:
 
 
 def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
-    """Feed every batch, with a progress bar on standard error."""
+    """Run every batch, with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -137,7 +137,7 @@ def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
 
 
 def _report(model: str, evaluation: Evaluation, found: dict[str, Any], record: Record) -> None:
-    """Print the table and write the record of what was gathered."""
+    """Print the table and write the record of the results gathered."""
     rows = evaluation.rows()
     out = record.console()
     _print(out, model, found["data"], rows)
@@ -173,7 +173,7 @@ def _cells(row: Row, dense: Row) -> list[str]:
 
 
 def _notes(found: dict[str, Any], num_classes: int) -> Iterator[str]:
-    """What a reader must know to read the table rightly."""
+    """Notes needed to read the table correctly."""
     yield (
         "top-k, agree (same class as dense) and saved (MACs) in %; change of top-1 in points; cosine of what the head "
         "reads; tokens left at the end, class token included"

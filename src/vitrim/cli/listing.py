@@ -1,4 +1,4 @@
-"""``vitrim list``: the methods, host families, timm models and recipes there are."""
+"""``vitrim list``: the available methods, host families, timm models and recipes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def methods() -> list[dict[str, Any]]:
 
 
 def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The papers of the methods: a column of them would leave no room for the others."""
+    """The papers of the methods, listed apart: a column for them would leave no room for the others."""
     return [f"{row['name']}: {row['paper']}" for row in rows if row["paper"]]
 
 
@@ -94,7 +94,7 @@ def hosts() -> list[dict[str, Any]]:
 
 
 def fit(method: str, head: Head) -> str:
-    """How a method with its default options fits models with such a head: ``work``, with which option, or why not."""
+    """Say how a method with its defaults fits models with such a head: ``work``, with which option, or why not."""
     from vitrim.core.reduce import misfit
     from vitrim.core.registry import make_method
 
@@ -152,7 +152,7 @@ def models() -> list[dict[str, Any]]:
 
 
 def _has_host_class(module: ModuleType) -> bool:
-    """Whether a module defines or imports a model class that has a host family."""
+    """Return whether a module defines or imports a model class that has a host family."""
     from vitrim.core import registry
 
     hosts = registry.hosts()
@@ -190,7 +190,7 @@ def by_group(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _shared(texts: Sequence[str]) -> str:
-    """What texts have in common, part by part between their commas.
+    """The common form of several texts, part by part between their commas.
 
     Example:
         >>> _shared(["ats:keep_rate=0.25,points=8", "ats:keep_rate=0.5,points=8"])

@@ -114,7 +114,7 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 
 
 def _input_size(model: nn.Module) -> tuple[int, ...]:
-    """Channels, height and width of the images that ``model`` takes, a host or any other model that says it."""
+    """Channels, height and width of the images that ``model`` takes: a host, or any other model that declares them."""
     from vitrim.core.ask import ask
     from vitrim.core.registry import find_host, host_of
 
@@ -138,7 +138,7 @@ def _row(row: Profile) -> dict[str, Any]:
 
 
 def _print(out: Console, rows: Sequence[Profile], convention: str) -> None:
-    """One table; every model starts with its dense row."""
+    """Print one table; every model starts with its dense row."""
     from rich.markup import escape
 
     several = len({row.model for row in rows}) > 1
@@ -165,12 +165,12 @@ def _print(out: Console, rows: Sequence[Profile], convention: str) -> None:
 
 
 def _number(gmacs: float) -> str:
-    """Two decimals as papers print them, more where that would hide the value."""
+    """Format with two decimals as papers print them, more where that would hide the value."""
     return f"{gmacs:.2f}" if gmacs >= 1 or gmacs == 0 else f"{gmacs:.3f}" if gmacs >= 0.001 else f"{gmacs:.1e}"
 
 
 def compact(tokens: Sequence[float]) -> str:
-    """Tokens per block in short: equal neighbours together, and the middle of long lists left out.
+    """Format tokens per block in short: equal neighbours together, and the middle of long lists left out.
 
     Example:
         >>> compact([197, 197, 197, 138, 138, 97.5])
@@ -185,7 +185,7 @@ def compact(tokens: Sequence[float]) -> str:
 
 
 def _unused(rows: Sequence[Profile]) -> Iterator[str]:
-    """Where a published count of parameters is higher, because the authors' code never uses some."""
+    """Notes on models whose published parameter count is higher because the authors' code never uses some of them."""
     for name, params, unused in {(row.model, row.params, row.unused_params): None for row in rows if row.unused_params}:
         yield (
             f"{name}: {params / 1e6:.2f} M parameters; the published {(params + unused) / 1e6:.2f} M include "
@@ -194,7 +194,7 @@ def _unused(rows: Sequence[Profile]) -> Iterator[str]:
 
 
 def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str) -> Iterator[str]:
-    """What a reader of the table must know to compare it with a published one."""
+    """Notes needed to compare the table with a published one."""
     yield {
         "all": "total = linear + attention + matching + norm, as fvcore counts attention written as matrix products "
         "(DeiT-S 4.61, DeiT-B 17.58: MCTF, and the ToMe rows of ViTTM)",

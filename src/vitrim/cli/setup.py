@@ -1,4 +1,4 @@
-"""Setups: options that several commands share, in groups, each with what it comes to.
+"""Setups: groups of options that several commands share, each with the objects it leads to.
 
 A command names the groups that it takes, and `flat` gives it their options:
 
@@ -76,7 +76,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights(Setup):
-    """Where the weights of models are from, and how the models are built."""
+    """The source of a model's weights, and the options it is built with."""
 
     pretrained: Pretrained = False
     checkpoint: Checkpoint = None
@@ -96,7 +96,7 @@ class Weights(Setup):
         )
 
     def of(self, name: str) -> str:
-        """What the weights of the model ``name`` are, for the record."""
+        """Describe the weights of the model ``name``, for the record."""
         return common.weights_of(name, pretrained=self.pretrained, checkpoint=self.checkpoint)
 
 
@@ -108,28 +108,28 @@ class Model(Weights):
 
     @property
     def weights(self) -> str:
-        """What its weights are, for the record."""
+        """Describe the model's weights, for the record."""
         return self.of(self.name)
 
     @property
     def learned(self) -> Path | None:
-        """The folder of the run that it is from, if a method learned parameters there."""
+        """The folder of the run that produced the model, if a method learned parameters there."""
         return common.learned_reduction(self.name, self.checkpoint)
 
     def load(self, device: str | torch.device = "cpu") -> nn.Module:
-        """Create it; see `create`."""
+        """Create the model; see `create`."""
         return self.create(self.name, device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute(Setup):
-    """How to compute, wherever that is."""
+    """Compute settings that hold on any device."""
 
     threads: Threads = None
     seed: Seed = 0
 
     def start(self) -> None:
-        """Set the threads and the seed."""
+        """Set the thread count and the seed."""
         import torch
 
         common.set_threads(self.threads)
@@ -138,12 +138,12 @@ class Compute(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Compute):
-    """How and on which device to compute."""
+    """Compute settings and the device."""
 
     device: Device = "cpu"
 
     def select(self) -> torch.device:
-        """Set the threads and the seed; the device, if this machine has it."""
+        """Set the thread count and the seed, and return the device if this machine has it."""
         selected = common.select_device(self.device)
         self.start()
         return selected
@@ -155,7 +155,7 @@ class Machine(Compute):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Setup):
-    """Which part of a dataset to read, and where its images and labels are."""
+    """The part of a dataset to read, and the location of its images and labels."""
 
     split: Split = None
     image_column: ImageColumn = None
@@ -176,7 +176,7 @@ class Data(Reading):
     limit: Limit = None
 
     def open(self) -> ImageDataset:
-        """Open them; see `load`."""
+        """Open the images; see `load`."""
         return self.load(self.source)
 
 
@@ -198,13 +198,13 @@ class Images(Reading):
             raise VitrimError(f"--{option} says which images to read, and none are: give --images too")
 
     def open(self) -> ImageDataset | None:
-        """Open them, if there is a source; see `load`."""
+        """Open the images if there is a source; see `load`."""
         return None if self.source is None else self.load(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Setup):
-    """What a command found, as JSON.
+    """The results of a command, as JSON.
 
     Raises:
         VitrimError: it could not be written there. This is told before any work.
@@ -217,15 +217,15 @@ class Record(Setup):
 
     @property
     def on_stdout(self) -> bool:
-        """Whether standard output is the record and nothing else."""
+        """Whether standard output carries the record and nothing else."""
         return self.json == "-"
 
     def console(self) -> Console:
-        """Where tables go."""
+        """The console for tables."""
         return common.console(self.json)
 
     def write(self, command: str, **entries: Any) -> None:
-        """Write what ``command`` found, if a record is wanted."""
+        """Write the results of ``command``, if a record is wanted."""
         common.write_json(self.json, {"command": command, **entries})
 
 
@@ -233,7 +233,7 @@ class Record(Setup):
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with the fields of its setups in their place, as typer reads it.
+    """``command`` with the fields of its setups spread out in their place, as typer reads it.
 
     Setups are made, and so checked, before ``command`` runs.
 
@@ -268,7 +268,7 @@ def _is_setup(annotation: Any) -> bool:
 
 
 def _options(setup: type[Setup]) -> list[inspect.Parameter]:
-    """The fields of a group as parameters, its own before those that it shares with others."""
+    """The fields of a group as parameters, its own before the inherited ones."""
     annotations = get_type_hints(setup, include_extras=True)
     bases = [base for base in setup.__bases__ if dataclasses.is_dataclass(base)]
     shared = {field.name for base in bases for field in dataclasses.fields(base)}

@@ -1,4 +1,4 @@
-"""``vitrim train``: fine-tune or train any host under any method by a recipe."""
+"""``vitrim train``: fine-tune or train any host under any method, following a recipe."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu, or what accel
 
 
 PATIENCE = 5.0
-"""Seconds after a first request to stop, in which another is taken for the same."""
+"""Seconds after a first request to stop during which another counts as the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Setup):
-    """How to run a recipe: none of it changes what is learned."""
+    """Options for running a recipe; none of them changes what is learned."""
 
     out: Out = Path("runs/train")
     resume: Resume = False
@@ -67,7 +67,7 @@ class Run(Setup):
     max_updates: MaxUpdates = None
 
     def running(self) -> Running:
-        """The same, as the loop takes it."""
+        """The same options, as the loop takes them."""
         from vitrim.training.loop import Running
 
         return Running(**dataclasses.asdict(self))
@@ -124,7 +124,7 @@ def train(
 
 
 def run(trainer: Trainer, data: str, *, dry_run: bool, console: Console) -> dict[str, Any] | None:
-    """Run, and print what was reached; the record, or None in processes but the first."""
+    """Run and print the results; return the record, or None in processes other than the first."""
     if dry_run:
         result = trainer.dry_run()
     else:
@@ -183,7 +183,7 @@ def _require(*packages: str) -> None:
 
 
 def _check_names(recipe: Recipe) -> None:
-    """What a run would refuse first: an unknown method, model or optimiser."""
+    """Check first what a run would refuse first: an unknown method, model or optimiser."""
     from vitrim.core.registry import parse_method
     from vitrim.loading import check_name
     from vitrim.training.optim import check_optimizer

@@ -1,4 +1,4 @@
-"""Who answers for a model: its host family, or what knows the models of its library in general.
+"""Questions about a model go to its host family, or to the code that knows its library in general.
 
     ask(model).roles(model)
 
@@ -19,13 +19,13 @@ from vitrim.core.registry import _discover, find_host
 H = TypeVar("H", bound=Host)
 
 OWN = "vitrim"
-"""The folder of hosts that answers for models of no library: those of users are taken for ones like our own."""
+"""The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
 
 _GENERAL: dict[str, type[Host]] = {}
 
 
 def register_library(*libraries: str) -> Callable[[type[H]], type[H]]:
-    """Class decorator: enter a host that answers for all models of some libraries that no family is registered for."""
+    """Class decorator: register a host that answers for all models of some libraries without a family of their own."""
 
     def enter(host: type[H]) -> type[H]:
         for library in libraries:
@@ -38,7 +38,7 @@ def register_library(*libraries: str) -> Callable[[type[H]], type[H]]:
 
 
 def ask(model: nn.Module) -> type[Host]:
-    """The host that answers questions about ``model``, which may be any.
+    """The host that answers questions about ``model``, which may be any model.
 
     Example:
         >>> import timm, torch

@@ -41,7 +41,7 @@ class Hard:
 
     @property
     def is_selection(self) -> bool:
-        """No token joins another: query rows may be selected before attention."""
+        """Whether no token joins another: query rows may then be selected before attention."""
         return self.moved is None
 
     def pool(self, x: Tensor, size: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class Hard:
         return Banked(take(x, dropped), state.position.gather(1, dropped), state.size.gather(1, dropped), member, carry)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
-        """Where moved tokens go, in [0, M), and which moves happen (None: all of them)."""
+        """The new places of moved tokens, in [0, M), and a mask of the moves that happen (None: all of them)."""
         assert self.into is not None
         if self.valid is None:  # counts differ per image only where there is a valid mask: every move happens
             return self.into, None

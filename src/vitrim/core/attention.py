@@ -138,11 +138,11 @@ class Attention:
 
 
 MAP_BYTES = {"cpu": 4 * 2**20, "gpu": 64 * 2**20}
-"""Memory that one step of `Attention.column_mean` may take: about a core's cache, and what keeps a GPU busy."""
+"""Memory that one step of `Attention.column_mean` may take: about a core's cache, or enough to keep a GPU busy."""
 
 
 def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:
-    """How many of ``heads`` fit ``budget`` bytes, at least one.
+    """The number of ``heads`` that fit into ``budget`` bytes, at least one.
 
     Example:
         >>> heads_at_once(197 * 197 * 4, 12, 4 * 2**20), heads_at_once(32 * 197 * 197 * 4, 12, 4 * 2**20)
@@ -152,7 +152,7 @@ def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:
 
 
 def add_bias(*biases: Tensor | None) -> Tensor | None:
-    """The sum of those additive biases that there are, None if there are none."""
+    """The sum of the additive biases that are not None; None if there are none."""
     total = None
     for bias in biases:
         if bias is not None:
@@ -161,7 +161,7 @@ def add_bias(*biases: Tensor | None) -> Tensor | None:
 
 
 def unfused_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether plain matrix products beat the fused kernel: the one place where that is decided.
+    """Return whether plain matrix products beat the fused kernel: the one place where that is decided.
 
     On CPUs with bfloat16 instructions oneDNN's matrix products are taken, because the fused CPU kernel computes in
     float32 inside; docs/results.md could not time that. On CPUs without them the fused kernel wins in bfloat16 by 1.4

@@ -48,7 +48,7 @@ class Reducer(nn.Module, Generic[C]):
 
     @property
     def needs_full_last_block(self) -> bool:
-        """In the last block, `reduce` has something to do behind attention: all tokens must then be computed."""
+        """Whether, in the last block, `reduce` has work to do after attention: all tokens must then be computed."""
         return self.site == "after"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -66,7 +66,7 @@ class Reducer(nn.Module, Generic[C]):
         self.layer = layer
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Reducer[Any]:
-        """As every module does (``to``, ``to_empty``, ...); what leaves the meta device gets its first values again.
+        """Apply ``fn`` as every module does (``to``, ``to_empty``, ...); what leaves the meta device gets first values.
 
         ``to_empty`` leaves memory as it finds it, and neither tables nor parameters of a method are in the weights of
         the host that are loaded afterwards.
@@ -81,11 +81,11 @@ class Reducer(nn.Module, Generic[C]):
         return self
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, those that are not in the ``state_dict``, too."""
+        """Parameters and buffers by name, including those that are not in the ``state_dict``."""
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
     def num_keep(self, state: TokenState) -> int:
-        """How many patch tokens this layer keeps, a Python int."""
+        """Number of patch tokens this layer keeps, a Python int."""
         amount = self.layer.amount
         if amount is None:
             return state.num_patches
@@ -93,7 +93,7 @@ class Reducer(nn.Module, Generic[C]):
         return effective_keep(amount, least, state.initial_patches, state.num_patches)
 
     def num_removed(self, state: TokenState) -> int:
-        """How many patch tokens this layer removes, a Python int."""
+        """Number of patch tokens this layer removes, a Python int."""
         return state.num_patches - self.num_keep(state)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | Soft | None:
@@ -255,7 +255,7 @@ class ReducedBlock(nn.Module):
         return x, merge_heads(self.reducer.attend(attention, state)), state
 
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
-        """What the host's ``forward`` becomes: find the state, step, hand tokens and state on."""
+        """Replacement for the host's ``forward``: find the state, step, hand tokens and state on."""
         if isinstance(x, Proxy):
             raise UnsupportedModelError(
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
@@ -343,12 +343,12 @@ class ReducedBlock(nn.Module):
 
 
 def recomputes() -> bool:
-    """Whether a backward pass runs. What a block does then is repeat a forward, of which the latest state is none."""
+    """Return whether a backward pass runs: a block then repeats a forward, which did not leave the latest state."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def copy_into(target: Tensor, values: Tensor) -> None:
-    """Copy ``values``, which every process has whole, into ``target``, of which FSDP2 may leave each a part."""
+    """Copy ``values``, complete in every process, into ``target``, of which FSDP2 may leave each process a part."""
     if type(target.data).__module__.startswith("torch.distributed"):
         from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -359,7 +359,7 @@ def copy_into(target: Tensor, values: Tensor) -> None:
 
 
 def sharded(block: nn.Module) -> bool:
-    """Whether FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
+    """Return whether FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
     return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
 
 
@@ -376,7 +376,7 @@ def change_class(block: nn.Module, kind: Any) -> None:
 
 @cache  # one class for all blocks: compiled code is guarded by it
 def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
-    """The class that FSDP2 would have made of ``kind`` as it made ``wrapped`` of another."""
+    """The class FSDP2 would have made from ``kind``, as it made ``wrapped`` from another."""
     return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
 
 

@@ -1,4 +1,4 @@
-"""The options of a method: data, validated and frozen, and the amounts that follow from them."""
+"""The options of a method, validated and frozen, and the amounts that follow from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, ke
 from vitrim.errors import VitrimError, unknown
 
 LONGEST_INTEGER = 64
-"""Bits of a whole number, with its sign: what a tensor holds."""
+"""Bits of an integer, sign included, as many as a tensor holds."""
 
 
 class MethodConfig(BaseModel):
@@ -36,7 +36,7 @@ class MethodConfig(BaseModel):
     adaptive: ClassVar[bool] = False
     """Counts depend on the images: known only by running."""
     may_fall_short: ClassVar[bool] = True
-    """A layer may keep more than its amount asks for; where it never does, nobody needs to be warned of it."""
+    """A layer may keep more than its amount asks for; where that never happens, no warning is needed."""
     batch_dependent: ClassVar[bool] = False
     """With its default options, an image's result depends on the other images of its batch."""
     runtime: ClassVar[frozenset[str]] = frozenset()
@@ -84,14 +84,14 @@ class MethodConfig(BaseModel):
         return [None] * num_layers
 
     def check(self, num_layers: int) -> None:
-        """Raise `VitrimError` if options that are no amounts do not fit a model of ``num_layers`` blocks."""
+        """Raise `VitrimError` if options other than amounts do not fit a model of ``num_layers`` blocks."""
 
     def requires_class_token(self) -> bool:
-        """Whether these options need a class token; by default what the method says in general."""
+        """Return whether these options need a class token; by default, the method's general answer."""
         return self.needs_class_token
 
     def needs_grid(self) -> bool:
-        """Whether these options need the rows and columns of the patches of every forward (`TokenState.grid`)."""
+        """Return whether these options need the grid of the patches in every forward (`TokenState.grid`)."""
         return False
 
     @staticmethod
@@ -180,20 +180,20 @@ def _text(value: Any) -> str:
 
 
 def _check_switch(method: str, key: str, value: Any, kinds: Any) -> None:
-    """Refuse true and false for a number, which Python would take for 1 and 0."""
+    """Refuse true and false for a number, which Python would take as 1 and 0."""
     if isinstance(value, bool) and bool not in (kinds, *get_args(kinds)):
         raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a number or a word, not true or false")
 
 
 def _check_range(method: str, key: str, value: Any) -> None:
-    """Refuse whole numbers, also in a list, of more bits than counts of anything have."""
+    """Refuse integers, also in a list, of more bits than any count has."""
     for number in value if isinstance(value, list | tuple) else (value,):
         if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
             raise VitrimError(f"{method}: {key}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
 
 
 def _problems(error: ValidationError) -> str:
-    """All that is wrong, in one line; where an option takes several types, what each of them wants."""
+    """List everything that is wrong, in one line; where an option takes several types, what each of them wants."""
     found: dict[str, list[str]] = {}
     for entry in error.errors():
         where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""

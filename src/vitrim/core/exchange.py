@@ -1,4 +1,4 @@
-"""What models with two streams of tokens have and others have not: modules through which one stream reads the other."""
+"""Modules through which one stream of tokens reads another; only models with two streams have them."""
 
 from __future__ import annotations
 

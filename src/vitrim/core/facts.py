@@ -1,4 +1,4 @@
-"""What vitrim must know about the geometry of a model."""
+"""The facts vitrim needs about the geometry of a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Head = Literal["class token", "patches", "no class token"]
-"""What a head reads: the class token (and other prefix tokens) only, patches too, or patches without a class token."""
+"""The tokens a head reads: class (and other prefix) tokens only, patches too, or patches without a class token."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class HostFacts:
 
     @property
     def averages_patches(self) -> bool:
-        """The head weighs patches against each other, so it must know how many each token stands for."""
+        """Whether the head weighs patches against each other, so that it must know how many each token stands for."""
         return self.head_rows is None and not self.takes_maximum
 
     @property
     def head(self) -> Head:
-        """Which of the three kinds of head decide what methods fit."""
+        """The kind of head, one of three: it decides which methods fit."""
         if not self.averages_patches:
             return "class token"
         return "patches" if self.has_class_token else "no class token"

@@ -1,4 +1,4 @@
-"""What vitrim must know about a host family. One subclass per family, in ``hosts/``."""
+"""The interface through which vitrim knows a host family. One subclass per family, in ``hosts/``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 
 Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
-"""What a parameter belongs to: the classifiers and what only they read, the tables of positions, what makes patches of
-an image, the class token and its like, all the rest of the host, or what a method brought."""
+"""The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
+module that makes patches, the class token and its like, the rest of the host, or what a method brought."""
 
 METHOD = "reducer"
 """The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
 
 
 class Role(NamedTuple):
-    """What one parameter is in training.
+    """The role of one parameter in training.
 
     Attributes:
         part: a new task brings its own head, positions and stem; the backbone is tokens and trunk.
@@ -39,7 +39,7 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What is done to an image before a model sees it; None where the model does not say.
+    """The processing of an image before a model sees it; None where the model does not say.
 
     Attributes:
         channels: 1 for grey images, 3 for colour.
@@ -71,13 +71,13 @@ class Host:
     """
 
     name: ClassVar[str] = ""
-    """How `vitrim list hosts` calls the family."""
+    """Name of the family in `vitrim list hosts`."""
     heads: ClassVar[tuple[Head, ...]] = ("class token", "patches", "no class token")
-    """What heads models of the family have; tokens that a model hands out are a head that reads patches."""
+    """The kinds of head among models of the family; a model that hands out tokens has a head that reads patches."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
     """The reduced form of every block class the family uses."""
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {}
-    """What the family calls what is not trunk: patterns of one part of a dotted name, ``{"tokens": ("*_token",)}``.
+    """The family's names for what is not trunk: patterns of one part of a dotted name, ``{"tokens": ("*_token",)}``.
     Where several match, the part that is listed first counts. Classifiers and the `patch_maker` need no name."""
 
     @classmethod
@@ -86,7 +86,7 @@ class Host:
 
     @classmethod
     def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        """The transformer blocks in the order in which they run."""
+        """The transformer blocks in execution order."""
         raise NotImplementedError
 
     @classmethod
@@ -96,7 +96,7 @@ class Host:
 
     @classmethod
     def form(cls, model: nn.Module) -> Hashable:
-        """What the reduction rests on and calls of the library may change later: read in every forward, so cheap."""
+        """Everything the reduction rests on that later library calls may change: read in every forward, so cheap."""
         return None
 
     @classmethod
@@ -118,7 +118,7 @@ class Host:
 
     @classmethod
     def classifier_names(cls, model: nn.Module) -> tuple[str, ...]:
-        """Where ``model`` keeps the linear layers that have a row for every class, as ``named_modules`` calls them."""
+        """Names, as in ``named_modules``, of the linear layers of ``model`` that have one row per class."""
         layers = [layer for found in cls.find_classifiers(model) for layer in found.modules()]
         linear = {id(layer) for layer in layers if isinstance(layer, nn.Linear)}
         return tuple(name for name, module in model.named_modules() if id(module) in linear)
@@ -142,7 +142,7 @@ class Host:
 
     @classmethod
     def logits(cls, output: Any) -> Tensor:
-        """(B, K) logits in what a call of the model returned: the tensor itself, or what is called ``logits`` in it."""
+        """(B, K) logits from the output of the model: the tensor itself, or its entry ``logits``."""
         if isinstance(output, Tensor):
             return output
         logits: Tensor = output["logits"] if isinstance(output, dict) else output.logits
@@ -162,7 +162,7 @@ class Host:
 
     @classmethod
     def roles(cls, model: nn.Module) -> dict[str, Role]:
-        """What every parameter of ``model`` is, by name, reduced or not.
+        """The role of every parameter of ``model``, by name, reduced or not.
 
         By default told from the blocks, the classifiers, the `patch_maker` and the names in `parts`.
         """
@@ -185,7 +185,7 @@ class Host:
 
     @classmethod
     def named_part(cls, name: str) -> Part | None:
-        """What a parameter is by its name alone, as `parts` says."""
+        """The part a parameter belongs to judging by its name alone, as `parts` says."""
         words = name.split(".")
         for part, patterns in cls.parts.items():
             # a token is one tensor; a head or a stem may be a module of many
@@ -218,12 +218,12 @@ class Host:
 
     @classmethod
     def undecayed(cls, model: nn.Module) -> Collection[str]:
-        """Patterns of the names of parameters that weight decay leaves alone, beside vectors and positions."""
+        """Name patterns of parameters that weight decay leaves alone, besides vectors and positions."""
         return ()
 
     @classmethod
     def preprocessing(cls, model: nn.Module) -> Preprocessing:
-        """How the images of ``model`` are prepared.
+        """The preprocessing of the images of ``model``.
 
         By default a model may have an ``eval_transform``, from a PIL image in RGB to (C, H, W), with its ``mean`` and
         ``std``, and an ``image_size``, one number or height and width.
@@ -248,7 +248,7 @@ class Host:
 
     @classmethod
     def checkpoint_gradients(cls, model: nn.Module, on: bool = True) -> None:
-        """Compute activations again in the backward pass instead of keeping them, or no longer.
+        """Recompute activations in the backward pass instead of keeping them, or stop doing so.
 
         Raises:
             VitrimError: the model has no such switch.
@@ -257,7 +257,7 @@ class Host:
 
     @classmethod
     def has_idle_parameters(cls, model: nn.Module) -> bool:
-        """Whether classification may leave some parameters without a gradient, which many processes must look for."""
+        """Return whether classification may leave parameters without a gradient: distributed runs must know."""
         return False
 
     @classmethod
@@ -272,7 +272,7 @@ class Host:
 
     @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:
-        """Let attention run fused or written out; whether the family has that choice."""
+        """Let attention run fused or written out; return whether the family has that choice."""
         return False
 
     @classmethod
@@ -282,7 +282,7 @@ class Host:
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
-        """Rows and columns of the patches by a call of the `patch_maker`; None if it does not show them.
+        """Rows and columns of the patches, read from a call of the `patch_maker`; None if it does not show them.
 
         By default the output is a map of patches, (B, C, rows, columns).
         """
@@ -292,11 +292,11 @@ class Host:
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
-        """Anything besides the blocks that must change, e.g. calls that hand out dense features."""
+        """Change anything that must change besides the blocks, e.g. calls that hand out dense features."""
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        """Take back what `install` did."""
+        """Undo `install`."""
 
     @classmethod
     def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
@@ -379,7 +379,7 @@ def refuse_altered(attn: nn.Module, family: str) -> None:
 
 
 class GridHook:
-    """Tells the blocks, after every call of the module that makes the patches, what grid these have.
+    """Hook that tells the blocks the grid of the patches after every call of the module that makes them.
 
     Only on models whose method asks for it. An object and not a function, so that the model can still be copied and
     pickled.
@@ -394,7 +394,7 @@ class GridHook:
 
     @staticmethod
     def remove(model: nn.Module) -> None:
-        """Take all such hooks off ``model``."""
+        """Remove all such hooks from ``model``."""
         for module in model.modules():
             for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, GridHook)]:
                 del module._forward_hooks[key]

@@ -197,7 +197,7 @@ def distances(patches: Tensor) -> Tensor:
 
 
 def nearest_centre(distance: Tensor, centres: Tensor) -> Tensor:
-    """Which of the ``centres`` (B, K) is nearest to each patch, (B, P) in [0, K); a centre belongs to itself.
+    """Index of the nearest of the ``centres`` (B, K) for each patch, (B, P) in [0, K); a centre belongs to itself.
 
     Args:
         distance: (B, P, P) distances between patches.

@@ -81,7 +81,7 @@ def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
 def run_groups(
     model: nn.Module, trace: Trace, groups: Sequence[Group], num_patches: int, call: Callable[[Group], Any]
 ) -> Any:
-    """What ``call`` gives for every group, put together in the order of the batch, which the trace then shows.
+    """Run ``call`` on every group and join the results in the order of the batch, which the trace then shows.
 
     Args:
         model: whose blocks run.
@@ -123,7 +123,7 @@ def _places(groups: Sequence[Group]) -> Tensor:
 
 
 def _join(parts: Sequence[Any], groups: Sequence[Group], places: Tensor, num_patches: int, num_prefix: int) -> Any:
-    """What models hand out, tensors in any nesting of their containers, for the whole batch.
+    """Join the outputs of a model, tensors in any nesting of its containers, for the whole batch.
 
     Tokens (b, n, C) that cover all patches of their image are padded to all ``num_patches``; other lengths that differ
     among groups to the longest. Padding is 0.

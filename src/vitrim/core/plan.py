@@ -37,12 +37,12 @@ class Layer:
 
     @property
     def amount(self) -> Amount | None:
-        """How many patch tokens this block keeps; None where nothing is planned."""
+        """The amount of patch tokens this block keeps; None where nothing is planned."""
         return self.amounts[self.depth] if self.amounts else None
 
     @property
     def is_last(self) -> bool:
-        """No block follows."""
+        """Whether this is the last block."""
         return self.depth == self.num_layers - 1
 
     @property

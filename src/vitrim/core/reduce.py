@@ -221,7 +221,7 @@ class Reduction:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Keep forwards out while the reduction is changed: those that another thread starts within are refused.
+        """Refuse forwards that another thread starts while the reduction is being changed.
 
         Raises:
             VitrimError: a forward of the model runs in another thread.
@@ -234,7 +234,7 @@ class Reduction:
             self._trace.changing = False
 
     def config_with(self, **changes: Any) -> MethodConfig:
-        """The options as `set` would leave them; nothing is changed.
+        """Return the options as `set` would leave them; nothing is changed.
 
         Raises:
             VitrimError: an option that cannot change at run time, or a value that is invalid or does not fit the model.
@@ -384,7 +384,7 @@ def _head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
 
 
 def misfit(config: MethodConfig, head: Head) -> str | None:
-    """Why models with such a head cannot carry ``config``, or None."""
+    """The reason why models with such a head cannot carry ``config``, or None."""
     if config.requires_class_token() and head == "no class token":
         substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
         return f"scores tokens by the attention of a class token, and this model has none{substitute}"
@@ -468,7 +468,7 @@ def _given(config: MethodConfig) -> dict[str, Any]:
 
 
 def _reducer_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What reducers learned, by depth and name, out of a ``state_dict`` of the model."""
+    """The learned parameters of the reducers, by depth and name, out of a ``state_dict`` of the model."""
     return {
         f"{block.depth}.{name}": state[f"{path}.reducer.{name}"]
         for path, block in model.named_modules()
@@ -478,7 +478,7 @@ def _reducer_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str,
 
 
 def _folder(given: str | Path) -> Path:
-    """The folder of a saved reduction.
+    """Return the folder of a saved reduction.
 
     Raises:
         VitrimError: it has no name, or is none.

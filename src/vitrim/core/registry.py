@@ -36,7 +36,7 @@ _REDUCERS: dict[type[MethodConfig], Choice] = {}
 
 
 def register_method(config: type[C]) -> type[C]:
-    """Class decorator: enter a method's config under its ``name``. A second entry of the same name is an error."""
+    """Class decorator: register a method's config under its ``name``. A name can be registered only once."""
     if config.name in _METHODS:
         raise ValueError(f"method '{config.name}' is registered twice, by {_METHODS[config.name]} and {config}")
     _METHODS[config.name] = config
@@ -87,7 +87,7 @@ def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
 
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
-    """Class decorator: enter a host family for models of the given classes, each as ``module.ClassName``.
+    """Class decorator: register a host family for models of the given classes, each as ``module.ClassName``.
 
     The name is a string: a model is looked up over the names of the classes it inherits from, and two libraries may
     both have a ``VisionTransformer``.
@@ -131,7 +131,7 @@ def libraries() -> tuple[str, ...]:
 
 
 def missing_libraries() -> tuple[str, ...]:
-    """Those of `libraries` that are not installed."""
+    """The `libraries` that are not installed."""
     return tuple(library for library in libraries() if importlib.util.find_spec(library) is None)
 
 
@@ -178,7 +178,7 @@ def host_of(model: nn.Module) -> type[Host]:
 
 
 def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost supported hosts inside ``model``, which is none itself, by their names in it, as they stand.
+    """The outermost supported hosts inside ``model``, itself not a host, by their names in it and in order.
 
     Wrappers (of adapters, compilation, several devices) and models of several parts hold one. Those whose own check
     refuses them are left out.
@@ -203,7 +203,7 @@ def _is_host(part: nn.Module) -> bool:
 
 
 def access(name: str, root: str = "model") -> str:
-    """How Python reaches the submodule that ``named_modules`` calls ``name``.
+    """The Python expression for the submodule that ``named_modules`` calls ``name``.
 
     Example:
         >>> access("towers.0.vision")

@@ -1,4 +1,4 @@
-"""How many patch tokens each layer keeps: functions of Python ints, so one reduced model serves every image size.
+"""The number of patch tokens each layer keeps: functions of Python ints, so one reduced model serves every image size.
 
 An amount answers ``keep(initial, current) -> int``: how many patch tokens it wants left, given how many entered the
 first block and how many there are now. A schedule is a list with one amount (or None) per layer.
@@ -15,7 +15,7 @@ from vitrim.errors import VitrimError
 
 KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power", "ceil_current_class_token"]
 MergeRule = Literal[KeepRule, "floor_initial_power_steps"]
-"""Of methods that may fall short of a target, because one merge takes half of the tokens at most."""
+"""Keep rules of methods that may fall short of a target because one merge removes at most half of the tokens."""
 
 KEEP_RULES: dict[MergeRule, Callable[[float, int, int, int], int]] = {
     # (rate, stage, initial, current) -> patch tokens kept; stages count from 1
@@ -38,7 +38,7 @@ def _clean(count: float) -> float:
 
 
 class Amount(Protocol):
-    """How many patch tokens one layer wants to keep."""
+    """The number of patch tokens one layer wants to keep."""
 
     def keep(self, initial: int, current: int) -> int:
         """Wanted number of patch tokens after this layer; may be out of range, `effective_keep` limits it."""
@@ -47,7 +47,7 @@ class Amount(Protocol):
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove ``count`` patch tokens, whatever there are, or ``count`` for every ``per`` that entered the first block.
+    """Remove ``count`` patch tokens regardless of their number, or ``count`` per ``per`` that entered the first block.
 
     With ``per`` the amount follows the size of the image: it is for images of so many patches, and rounded to the
     nearest number (up at the middle) on others.
@@ -68,7 +68,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class BringBack:
-    """Bring all patch tokens back that wait in the bank: as many leave the layer as entered the first one."""
+    """Bring back all patch tokens waiting in the bank: as many leave the layer as entered the first one."""
 
     def keep(self, initial: int, current: int) -> int:
         return initial
@@ -93,7 +93,7 @@ class Keep:
     stage: int = 1
     rule: MergeRule = "ceil_current"
     before: float | None = None
-    """Where stages differ: the product of the rates before this one, in place of ``rate ** (stage - 1)``."""
+    """For stages that differ: the product of the rates before this one, in place of ``rate ** (stage - 1)``."""
 
     def keep(self, initial: int, current: int) -> int:
         if self.before is None or "power" not in self.rule:
@@ -123,7 +123,7 @@ class Aligned:
 
 
 def effective_keep(amount: Amount, least: int, initial: int, current: int) -> int:
-    """What the amount comes to: at least ``least`` (what the method can reach in one step), at most ``current``.
+    """Evaluate an amount: at least ``least`` (what the method can reach in one step), at most ``current``.
 
     Example:
         >>> effective_keep(Remove(130), least=98, initial=196, current=196)
@@ -203,7 +203,7 @@ def keep_rate(
 
 
 def check_blocks(blocks: Sequence[int], num_layers: int) -> None:
-    """Refuse ``blocks`` that are none, name a block twice, or name one that a model of ``num_layers`` does not have.
+    """Refuse ``blocks`` that are empty, name a block twice, or name one that a model of ``num_layers`` lacks.
 
     Raises:
         VitrimError: in each of these cases; a reduction would otherwise do nothing, or not what was asked, silently.

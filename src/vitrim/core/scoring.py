@@ -1,4 +1,4 @@
-"""Scores of patches, and pruning by them: what score-based methods share."""
+"""Scores of patches, and pruning by them: code shared by score-based methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that several threads share: noticing that one of them is at work."""
+"""Models shared by several threads: detecting that one of them is inside a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about the tokens of a forward pass, and how that knowledge travels from block to block."""
+"""The state of the tokens during a forward pass, and its way from block to block."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def flat_index(index: Tensor, n: int) -> Tensor:
 
 
 def whole(size: int) -> int:
-    """A length as a number: `torch.jit.trace` gives tensors instead, and a traced model has fixed numbers of tokens."""
+    """A length as an int: `torch.jit.trace` gives tensors instead, and a traced model has fixed numbers of tokens."""
     return int(size) if isinstance(size, Tensor) else size
 
 
 def is_traced() -> bool:
-    """Whether `torch.jit.trace` runs the forward: what Python reads from tensors would become a constant."""
+    """Return whether `torch.jit.trace` runs the forward: values Python reads from tensors would become constants."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
@@ -127,7 +127,7 @@ class TokenState:
 
     @property
     def pruned(self) -> bool:
-        """Some input tokens have no current index: lost, or waiting in the bank."""
+        """Whether some input tokens have no current index: lost, or waiting in the bank."""
         return self.lost or bool(self.bank)
 
     @property
@@ -150,7 +150,7 @@ class TokenState:
         return whole(self.source.shape[1]) - self.num_prefix
 
     def known_grid(self, method: str) -> tuple[int, int]:
-        """``grid``, for a method that cannot do without.
+        """Return ``grid``, for a method that cannot do without it.
 
         Raises:
             VitrimError: it is not known.
@@ -163,7 +163,7 @@ class TokenState:
         return self.grid
 
     def key_bias(self, dtype: torch.dtype, proportional: bool) -> Tensor | None:
-        """What attention adds to its logits on the key axis, (B, 1, 1, N): log(size) and a mask; None if neither.
+        """The bias attention adds to its logits on the key axis, (B, 1, 1, N): log(size) and a mask; None if neither.
 
         Proportional attention (ToMe section 3): a token that stands for s tokens attracts s times the weight.
         Masked keys get -1e4, finite so that an image whose tokens are all masked gives no NaN.
@@ -177,7 +177,7 @@ class TokenState:
         return None if bias is None else bias.to(dtype)[:, None, None, :]
 
     def patch_rows(self, table: Tensor) -> Tensor:
-        """Rows of a table over the input patches, for the patch tokens of now: a merged token reads its anchor's row.
+        """Rows of a table over the input patches for the current patch tokens: a merged token reads its anchor's row.
 
         Args:
             table: (..., P0, d), the same for every image, or (B, ..., P0, d) with ``table.dim() == 4``.
@@ -200,7 +200,7 @@ class TokenState:
         return rows.movedim(-3, 0)
 
     def pair_bias(self, table: Tensor, rows: int | None = None) -> Tensor:
-        """Rows and columns of a table over pairs of input tokens, (H, N0, N0), for the tokens of now, (B, H, N, N).
+        """Rows and columns of a table over pairs of input tokens, (H, N0, N0), for the current tokens, (B, H, N, N).
 
         ``(1, H, N0, N0)`` while nothing was reduced. With ``rows`` only the first so many queries: (B, H, rows, N).
         """
@@ -273,14 +273,14 @@ def unmerge(x: Tensor, state: TokenState) -> Tensor:
 
 
 class Form(Protocol):
-    """What the reduction of a model rests on: how its head pools, the grid of its images."""
+    """The basis of a model's reduction: how its head pools, the grid of its images."""
 
     def check(self) -> None:
-        """Raise `UnsupportedModelError` if the model has another form now than when it was reduced."""
+        """Raise `UnsupportedModelError` if the model's form has changed since it was reduced."""
 
 
 class _Call:
-    """What the forward that runs in a thread, or ran last in it, left."""
+    """The state left by the forward that is running in a thread, or last ran in it."""
 
     def __init__(self) -> None:
         self.full_grids = False
@@ -305,7 +305,7 @@ class _Calls(threading.local):
 
 
 class Trace:
-    """What the blocks of one reduced model share: the state the last block left, and all states when recording.
+    """Shared record of the blocks of one reduced model: the state the last block left, and all states when recording.
 
     Whatever belongs to a forward is kept by thread, so that threads may share the model: none sees the full grids, the
     states or the auxiliary outputs of another. It holds the autograd graph of auxiliary outputs until the next forward
@@ -346,7 +346,7 @@ class Trace:
 
     @property
     def full_grid(self) -> bool:
-        """The next forward of this thread hands out full grids (dense outputs)."""
+        """Whether the next forward of this thread hands out full grids (dense outputs)."""
         return self._call.full_grids or self._call.next_full_grid
 
     def see_grid(self, grid: tuple[int, int] | None) -> None:
@@ -362,7 +362,7 @@ class Trace:
         return grid
 
     def start(self, state: TokenState) -> None:
-        """Begin a forward: what the previous one of this thread left is no longer the truth.
+        """Begin a forward: the state left by this thread's previous one is no longer valid.
 
         Raises:
             UnsupportedModelError: the model has another form now than when it was reduced.
@@ -386,7 +386,7 @@ class Trace:
             call.states = call.running
 
     def conclude(self, final: TokenState, states: tuple[TokenState, ...]) -> None:
-        """Replace what this thread's last forward left by what it and others were parts of (see `padding.py`)."""
+        """Replace the state of this thread's last forward by that of the whole it was a part of (see `padding.py`)."""
         self._call.final, self._call.states = final, states
 
     @contextmanager
@@ -406,7 +406,7 @@ class Trace:
 
     @property
     def maps(self) -> bool:
-        """Forwards of this thread hand out attention maps."""
+        """Whether forwards of this thread hand out attention maps."""
         return self._call.maps
 
     def hand_out_maps(self, wanted: bool) -> None:
@@ -414,11 +414,11 @@ class Trace:
         self._call.maps = wanted
 
     def note_map(self, attention_map: Tensor) -> None:
-        """Keep the attention map of the block that runs, in place of one it noted before."""
+        """Keep the attention map of the running block, replacing one noted before."""
         self._call.map = attention_map
 
     def take_map(self) -> Tensor | None:
-        """What `note_map` kept, once."""
+        """Return what `note_map` kept, once."""
         found, self._call.map = self._call.map, None
         return found
 

@@ -25,7 +25,7 @@ _MODES = ("RGB", "L")
 
 
 class DecodedImages:
-    """What all datasets of images share: where they are from, and how one is read.
+    """Common base of all image datasets: where their images come from, and how one is read.
 
     Args:
         images: encoded images: a sequence of paths, or of the bytes of image files.
@@ -60,14 +60,14 @@ class DecodedImages:
         self.mode = mode
 
     _known: ClassVar[str]
-    """What is known of each image: an array of as many rows."""
+    """The known facts about each image: an array with one row per image."""
 
     def __len__(self) -> int:
         """The number of images."""
         return len(self.images)
 
     def read_image(self, index: int) -> Tensor:
-        """What the transform makes of one image, by default (C, H, W) float32 in [0, 1].
+        """Read one image through the transform, by default (C, H, W) float32 in [0, 1].
 
         Raises:
             DataError: the image cannot be read; the message names the row or file.
@@ -76,7 +76,7 @@ class DecodedImages:
         return self.transform(image.convert(self.mode))
 
     def part(self, indices: Sequence[int]) -> Self:
-        """The dataset of some of these images, in this order: the same classes, and a transform of its own.
+        """Return the dataset of some of these images, in this order: the same classes, and a transform of its own.
 
         Raises:
             DataError: no images.
@@ -97,7 +97,7 @@ class DecodedImages:
 
 
 class Chosen:
-    """Some of the encoded images of a dataset, in an order of their own."""
+    """A selection of a dataset's encoded images, in its own order."""
 
     def __init__(self, images: EncodedImages, indices: Sequence[int]) -> None:
         self.images = images
@@ -283,7 +283,7 @@ def batches(
     limit: int | None = None,
     workers: int = 0,
 ) -> DataLoader[T]:
-    """Read a dataset in batches, in its own order, the same at every call.
+    """Read a dataset in batches, in its own order, which is the same at every call.
 
     Args:
         dataset: any map-style dataset; for an `ImageDataset` the transform must give images of one size.

@@ -1,4 +1,4 @@
-"""From an encoded image to a tensor: the one place where image files are decoded."""
+"""Decoding of images into tensors: the one place where image files are decoded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EncodedImages(Protocol):
-    """Where encoded images lie: a list of paths, or the rows of a table. None is a row without an image."""
+    """The source of encoded images: a list of paths, or the rows of a table. None is a row without an image."""
 
     def __len__(self) -> int: ...
 
@@ -29,7 +29,7 @@ class EncodedImages(Protocol):
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """The pixels of an image as a tensor: the transform of a dataset that was given no other.
+    """Return the pixels of an image as a tensor: the default transform of a dataset.
 
     Args:
         image: an RGB or an L (grey) image of any size H, W.
@@ -47,7 +47,7 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def decode_at(file: bytes | Path | None, index: int, source: str) -> Image.Image:
-    """The image at a place of a dataset; `decode` with a message that names the place.
+    """Decode the image at an index of a dataset: `decode`, with a message that names the index.
 
     Raises:
         DataError: it is missing or cannot be decoded.
@@ -56,7 +56,7 @@ def decode_at(file: bytes | Path | None, index: int, source: str) -> Image.Image
 
 
 def decode(file: bytes | Path | None, where: str) -> Image.Image:
-    """An image from its file or the bytes of it.
+    """Decode an image from its file or its bytes.
 
     Args:
         file: the path, the bytes, or None where an image is missing.
@@ -80,7 +80,7 @@ def decode(file: bytes | Path | None, where: str) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image, where: str) -> Image.Image:
-    """PIL clips wider pixels when it converts them, which would turn most of a 16-bit image white."""
+    """Reduce wider pixels to eight bits: PIL clips them, which would turn most of a 16-bit image white."""
     from PIL import Image
 
     if image.mode.startswith("I;16"):

@@ -6,7 +6,7 @@ from vitrim.errors import VitrimError
 
 
 class DataError(VitrimError):
-    """A dataset that cannot be read as asked; the message is one line and says what is valid.
+    """Raised for a dataset that cannot be read as asked; the message is one line and says what is valid.
 
     Example:
         >>> from vitrim.data import load_images

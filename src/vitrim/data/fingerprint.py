@@ -1,4 +1,4 @@
-"""Which images a dataset has, as one short text: two datasets that differ have other fingerprints.
+"""Fingerprint of a dataset's images, one short text: datasets that differ have different fingerprints.
 
 It covers the order, the labels, the class names, the names and sizes of all images, and the contents of a few hundred
 of them; of images in memory, or in a table that is not large, all contents. It does not cover where a dataset lies.
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vitrim.data.decoding import EncodedImages
 
 SAMPLED = 256
-"""Images whose contents are read where all would be too many, spread evenly."""
+"""Number of images, spread evenly, whose contents are read where reading all would take too long."""
 MOST_BYTES = 2**30
-"""Tables up to here are read whole."""
+"""Size in bytes up to which tables are read whole."""
 NAMES = 2
-"""Parts of a path that count, the folder and the file: a dataset may be moved."""
+"""Number of path parts that count, the folder and the file: a dataset may be moved."""
 
 
 def fingerprint(data: Any) -> str:

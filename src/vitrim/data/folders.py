@@ -15,7 +15,7 @@ _IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", "
 
 
 MOST_OTHERS = 100_000
-"""Files and folders without an image, after which a folder is none of images."""
+"""Number of files and folders without an image after which a folder is not taken for one of images."""
 
 
 def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
@@ -99,12 +99,12 @@ def class_folders(path: Path) -> list[Path]:
 
 
 def has_images(folder: Path) -> bool:
-    """Whether images lie directly in a folder."""
+    """Return whether images lie directly in a folder."""
     return any(_is_image_file(file.name) for file in folder.iterdir())
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """All images below a folder, in no order; through links, as datasets are often subsets made of them.
+    """Find all images below a folder, in no order; follows links, since subsets of datasets are often made of them.
 
     Raises:
         DataError: a link leads back to a folder above it, or there are very many files and no image among them.

@@ -1,4 +1,4 @@
-"""Datasets by one text: a reader and its path, a file, a folder, or a name on the Hub."""
+"""Datasets specified by one string: a reader and its path, a file, a folder, or a name on the Hub."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _checked_reader(name: str, options: dict[str, Any]) -> Reader:
 
 
 def _not_a_reader(source: str) -> Path:
-    """The source as a path; refuses a misspelt reader, so that the message is about readers and not about folders."""
+    """Return the source as a path; refuse a misspelt reader with a message about readers rather than folders."""
     path = from_home(source)
     name, colon, _ = source.partition(":")
     if colon and len(name) > 1 and name.isidentifier() and not os.path.exists(path):  # one letter is a drive

@@ -1,4 +1,4 @@
-"""Splits by their spellings, and paths with errors that help."""
+"""Splits by their spellings, and paths with helpful errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPLIT_SPELLINGS = {"train": ("train",), "validation": ("validation", "valid", "
 
 
 def spellings(split: str) -> tuple[str, ...]:
-    """What a split may be called: those of a known one, otherwise only itself."""
+    """The accepted spellings of a split: those of a known one, otherwise only itself."""
     return next((words for words in _SPLIT_SPELLINGS.values() if split.lower() in words), (split.lower(),))
 
 
@@ -59,7 +59,7 @@ def pick_split(asked: str | None, present: list[str], source: str) -> str:
 
 
 def check_given(source: str | Path, split: str | None) -> None:
-    """Refuse empty names, which a shell makes of a variable that is not set: they would mean this folder, or all files.
+    """Refuse empty names, as a shell makes of an unset variable: they would mean this folder, or all files.
 
     Raises:
         DataError: saying which is empty.
@@ -71,7 +71,7 @@ def check_given(source: str | Path, split: str | None) -> None:
 
 
 def from_home(source: str) -> Path:
-    """The path with the home folder for a leading ``~``.
+    """Replace a leading ``~`` of a path by the home folder.
 
     Raises:
         DataError: there is no such user.
@@ -104,7 +104,7 @@ def existing(path: Path) -> Path:
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
-    """The first names, as a message lists them.
+    """List the first names for a message.
 
     Example:
         >>> listed("abcdefg")

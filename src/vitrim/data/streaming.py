@@ -1,4 +1,4 @@
-"""Tables of images read from front to back: for those that are too large to index, or to download first.
+"""Tables of images read from front to back: for tables too large to index or to download first.
 
 A pass is given by four numbers, all of them the caller's: the seed and the epoch decide the order, the rank which part
 of it this process reads, and how many images were read already where it goes on.
@@ -102,7 +102,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         return self._with(self.rows.shuffle(seed=seed, buffer_size=buffer))
 
     def part(self, rank: int, world: int) -> ImageStream:
-        """What one of several processes reads; together they read every image once in an epoch.
+        """Return the share of one of several processes; together they read every image once in an epoch.
 
         Whole files, if their number is a multiple of `world`, otherwise every world-th image. Parts may differ in
         length, so let every process do as many steps as the shortest allows.
@@ -116,12 +116,12 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         return self._with(distributed.split_dataset_by_node(self.rows, rank=rank, world_size=world))
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order for the next pass, if it is shuffled."""
+        """Set the epoch, which gives a shuffled stream another order for the next pass."""
         self._epoch = epoch
         self.rows.set_epoch(epoch)
 
     def resume(self, epoch: int, images: int) -> None:
-        """Go on in an epoch: its first `images` images of this process are read, but neither decoded nor given.
+        """Resume in an epoch: this process's first `images` images are read, but neither decoded nor yielded.
 
         Exact also when shuffled. Needs a loader without workers, of which each would leave out that many.
         """
@@ -129,7 +129,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        """One pass.
+        """Iterate over the images once.
 
         Raises:
             DataError: an image cannot be read or a label is missing; the message names the row of this pass. Or a
@@ -158,7 +158,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
             yield row
 
     def decode(self, row: dict[str, Any], index: int) -> tuple[Tensor, int]:
-        """What the transform makes of the image of a row of `encoded`, and its label.
+        """Decode and transform the image of a row of `encoded`, and return it with its label.
 
         Args:
             row: as it came.

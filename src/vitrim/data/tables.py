@@ -44,7 +44,7 @@ class Rows:
         return np.asarray(lengths.to_numpy(), dtype=np.int64)
 
     def contents(self, at_once: int = 1000) -> Iterator[bytes]:
-        """All images, as they are in the table: the bytes, or the path, or nothing."""
+        """Yield all images as they are in the table: the bytes, the path, or nothing."""
         table = self.table.with_format("arrow")
         for start in range(0, len(table), at_once):
             for value in table[start : start + at_once].column(0).to_pylist():
@@ -62,7 +62,7 @@ def encoded_image(value: Any) -> bytes | Path | None:
 
 
 def import_datasets() -> Any:
-    """The package `datasets`.
+    """Import the package `datasets`.
 
     Raises:
         MissingPackageError: it is not installed; the message says how to install it.
@@ -77,7 +77,7 @@ def import_datasets() -> Any:
 
 
 def read_source(read: Callable[[], Any], source: str) -> Any:
-    """Call `read` and turn what it raises about the source into one line."""
+    """Call `read` and turn its errors about the source into one line."""
     datasets = import_datasets()
     try:
         return read()
@@ -139,7 +139,7 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def check_parquet(files: list[Path]) -> int:
-    """The rows of all files; refuses those that are damaged, empty or do not belong together. Reads only footers."""
+    """Count the rows of all files; refuse damaged or empty ones and mismatched ones. Reads only footers."""
     datasets, parquet = import_datasets(), importlib.import_module("pyarrow.parquet")
     footers = [read_source(partial(parquet.read_metadata, file), str(file)) for file in files]
     features = [datasets.Features.from_arrow_schema(footer.schema.to_arrow_schema()) for footer in footers]

@@ -1,4 +1,4 @@
-"""What is done to an image before a model sees it, as the model says."""
+"""The processing of an image before a model sees it, as the model specifies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def eval_transform(model: nn.Module) -> Transform:
 
 
 class _Converted:
-    """A transform that converts the mode first, so that the dataset need not know what the model wants."""
+    """Transform that converts the image mode first, so that the dataset need not know which one the model wants."""
 
     def __init__(self, mode: str, transform: Transform) -> None:
         self.mode = mode

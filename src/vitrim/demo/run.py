@@ -1,4 +1,4 @@
-"""The main job, offline: what reduction costs in accuracy on real scans, and what it saves in time on this machine."""
+"""The offline demo: what reduction costs in accuracy on real scans, and what it saves in time on this machine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PHOTO_METHODS = (
     "atm:alpha=0.985,beta=0.025,theta_min=0.8",
     "atm:alpha=0.97,beta=0.062,theta_min=0.7",
 )
-"""The same for the CIFAR-10 model."""
+"""The methods shown for the CIFAR-10 model."""
 
 SPEED_MODEL = "deit_small_patch16_224"
 SPEED_TOME = "tome:r=13,last_block=class_token"
@@ -66,12 +66,12 @@ SPEED_BATCH = 8
 
 
 SHOWN = 10
-"""Pictures in a figure."""
+"""Number of pictures in a figure."""
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A model, real images it never saw, and the methods that are shown on them.
+    """A model, real images it never saw, and the methods shown on them.
 
     Attributes:
         name: in the table.
@@ -176,7 +176,7 @@ def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str,
 
 
 def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -> MethodConfig:
-    """ATM with one threshold for all layers that spends on ``images`` the MACs of ``method``."""
+    """ATM with one threshold for all layers, chosen to use as many MACs on ``images`` as ``method``."""
     share = profile(model, method, images).macs.total / profile(model, None, images).macs.total
 
     def setting(theta: float) -> MethodConfig:
@@ -186,7 +186,7 @@ def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -
 
 
 def draw(exhibit: Exhibit, rows: list[Row], folder: Path) -> list[Path]:
-    """Write the two figures of an exhibit into ``folder``; their paths."""
+    """Write the two figures of an exhibit into ``folder`` and return their paths."""
     tradeoff = folder / f"{exhibit.prefix}accuracy_over_macs.png"
     merged = folder / f"{exhibit.prefix}merged_patches.png"
     points = [(row.method.partition(":")[0], sum(row.gmacs.values()), row.top1) for row in rows[1:]]
@@ -198,7 +198,7 @@ def draw(exhibit: Exhibit, rows: list[Row], folder: Path) -> list[Path]:
 
 
 def draw_merged(exhibit: Exhibit, path: Path) -> None:
-    """Write what the stronger settings leave of one image of each class."""
+    """Draw the patches that the stronger settings leave of one image of each class."""
     states = []
     model = exhibit.model
     for text in exhibit.drawn:

@@ -28,12 +28,12 @@ from vitrim.measure.macs import count_macs
 __all__ = ["DENSE", "Evaluation", "Output", "Row", "Tally", "evaluate", "measure"]
 
 DENSE = "dense"
-"""What the row of the untouched model is called."""
+"""Name of the row of the untouched model."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What one model makes of a batch.
+    """The output of one model for a batch.
 
     Attributes:
         feature: (B, C), what the classifier reads.
@@ -170,7 +170,7 @@ class _Cost:
 
 
 class _Forward(nn.Module):
-    """The model, and what hooks note while it runs: logits (B, K), the feature (B, C) behind them, tokens at the end.
+    """The model, and hooked values of its run: logits (B, K), the feature (B, C) behind them, tokens at the end.
 
     For a private copy of a model: its hooks are never taken off.
     """
@@ -227,7 +227,7 @@ class _Contestant:
         return self.output(), cost
 
     def output(self) -> Output:
-        """What the last forward left."""
+        """The output of the last forward."""
         logits, feature = self.forward.logits, self.forward.feature()
         if not bool(torch.isfinite(logits).all() & torch.isfinite(feature).all()):
             raise VitrimError(f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype")

@@ -1,4 +1,4 @@
-"""Latency of several models on one machine, timed so that they can be compared.
+"""Latency of several models on one machine, timed for comparison.
 
 Other jobs on a machine slow it down for seconds at a time. So candidates are timed in turn, A B C A B C ..., a slow
 moment hits all of them alike, and what is compared is the ratio within a round.
@@ -30,7 +30,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to time.
+    """The time to spend on measuring.
 
     Rounds go on until there are ``min_rounds`` of them and they took ``min_seconds`` per candidate, but never beyond
     ``max_rounds``. In one round every candidate runs once.
@@ -65,7 +65,7 @@ class Budget:
                 raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
-        """Whether ``rounds`` that took ``seconds`` in all are enough for so many candidates."""
+        """Return whether ``rounds`` that took ``seconds`` in all are enough for so many candidates."""
         if rounds >= self.max_rounds:
             return True
         return rounds >= self.min_rounds and seconds >= self.min_seconds * candidates
@@ -129,7 +129,7 @@ def _synchronise(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Latency:
-    """What a candidate's rounds come to, in milliseconds: median, 95th percentile, fastest, interquartile range."""
+    """Summary of a candidate's rounds in milliseconds: median, 95th percentile, fastest, interquartile range."""
 
     p50_ms: float
     p95_ms: float
@@ -139,7 +139,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times faster than the baseline: median and quartiles over rounds of the ratio within a round."""
+    """Speed-up over the baseline: median and quartiles over rounds of the ratio within a round."""
 
     median: float
     q1: float
@@ -159,7 +159,7 @@ def summarise(times_ms: ArrayLike) -> Latency:
 
 
 def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
-    """How many times faster than the baseline, from the same rounds (R,) of both, in any one unit.
+    """Speed-up over the baseline, from the same rounds (R,) of both, in any one unit.
 
     Paired, so that a round in which the whole machine was slow says as much as any other.
 
@@ -178,7 +178,7 @@ def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
 
 
 def images_per_second(batch_size: int, latency_ms: float) -> float:
-    """Throughput at one batch of so many images per ``latency_ms``.
+    """Throughput in images per second, at one batch of ``batch_size`` images per ``latency_ms``.
 
     Example:
         >>> images_per_second(8, 20.0)
@@ -201,7 +201,7 @@ def fastest(times_ms: Mapping[str, ArrayLike], names: Iterable[str]) -> str:
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` with modules of its own and the same parameters and buffers: it costs no memory to speak of.
+    """A copy of ``model`` with its own modules and the same parameters and buffers: it takes almost no memory.
 
     Example:
         >>> layer = nn.Linear(2, 2)

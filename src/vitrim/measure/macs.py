@@ -33,7 +33,7 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
     "no-attention": ("linear", "exchange", "matching", "norm"),
     "no-norm": ("linear", "attention", "matching"),
 }
-"""Which parts a published total adds up.
+"""The parts that a published total adds up.
 
 ``all``: what fvcore counts where attention is written as matrix products (DeiT-S 4.61; MCTF, ToMe rows of ViTTM).
 ``no-attention``: what fvcore prints where self-attention is a fused kernel, which it does not see (ViT-S 4.25). Models
@@ -99,7 +99,7 @@ class Macs:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one model costs under one method.
+    """The cost of one model under one method.
 
     Attributes:
         model: its name.
@@ -256,7 +256,7 @@ def _attention(operations: Mapping[Any, int]) -> int:
 
 
 def _names_of(kind: type[nn.Module], model: nn.Module) -> list[str]:
-    """What the module tracker of the counter calls the modules of a class; a reducer decides in such a module call."""
+    """Names of a class's modules in the counter's module tracker; a reducer decides in such a module call."""
     root = type(model).__name__
     modules = model.named_modules(remove_duplicate=False)  # the tracker knows a shared module by its last name
     return [f"{root}.{name}" for name, module in modules if isinstance(module, kind)]
@@ -264,7 +264,7 @@ def _names_of(kind: type[nn.Module], model: nn.Module) -> list[str]:
 
 @contextmanager
 def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode, no gradients, no autocast, and operations reach the counter as the model wrote them.
+    """Run in eval mode, without gradients or autocast; operations reach the counter as the model wrote them.
 
     Below autograd, PyTorch hands over ``linear`` and ``scaled_dot_product_attention`` themselves and not what they
     become: a linear layer on tokens that are not contiguous runs as the same batched product as attention, and

@@ -1,4 +1,4 @@
-"""Peak memory of one forward pass: what it needs on top of the weights and inputs that are there already."""
+"""Peak memory of one forward pass: the memory it needs beyond the weights and inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 MIB = 2**20
 SILENT = "99"
-"""Above all levels of the profiler's log, which otherwise tells of every start and stop on standard error."""
+"""Above all levels of the profiler's log, which otherwise reports every start and stop on standard error."""
 
 
 def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu") -> float | None:

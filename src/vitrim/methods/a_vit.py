@@ -121,7 +121,7 @@ class AViTReducer(Reducer[AViT]):
         return alive if state.mask is None else alive & state.mask
 
     def mask_prefix(self, state: TokenState) -> TokenState:
-        """Halted prefix tokens stay and are masked; a single one needs no mask: no token is left to see it."""
+        """Mask halted prefix tokens, which stay; a single one needs no mask, as no token is left to see it."""
         p = state.num_prefix
         if p < 2:
             return state

@@ -20,7 +20,7 @@ from vitrim.core.tokens import TokenState, take
 
 @dataclass(frozen=True)
 class Decoupled:
-    """The patches that ``share`` keeps, less ``pairs`` of them, and ``clusters`` of the others.
+    """An amount: the patches that ``share`` keeps, less ``pairs`` of them, plus ``clusters`` of the others.
 
     Example:
         >>> from vitrim.core.schedule import Keep
@@ -33,7 +33,7 @@ class Decoupled:
     clusters: int
 
     def parts(self, initial: int, current: int) -> tuple[int, int, int]:
-        """How many patches are attentive, how many of these merge, how many clusters the others make.
+        """The numbers of attentive patches, of those among them that merge, and of clusters made from the others.
 
         At most every second attentive patch merges, and there are no more clusters than patches to cluster.
         """
@@ -49,7 +49,7 @@ class Decoupled:
 
 @register_method
 class BAT(ScoredPruning):
-    """Keep what the class token attends to, without its duplicates, and a summary of the rest.
+    """Keep the patches the class token attends to, without duplicates, and a summary of the rest.
 
     Between attention and MLP, with a_j the attention of the class token to patch j in this block, mean over heads, and
     x_j the patch after the attention residual:
@@ -117,8 +117,8 @@ class BATReducer(Reducer[BAT]):
 
 
 def match_attentive(patches: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Which of the ``patches`` (B, A, C), most attentive first, stay (B, A - pairs), which merge (B, pairs), and which
-    entry of the former each joins. Odd ranks may merge, into even ranks; at most A // 2."""
+    """Split the ``patches`` (B, A, C), most attentive first, into those that stay (B, A - pairs) and those that merge
+    (B, pairs), and find the entry of the former that each joins. Odd ranks may merge, into even; at most A // 2."""
     vectors = unit(patches)
     similarity, best = best_partners(vectors[:, 1::2], vectors[:, ::2])
     moved, _ = most_similar(similarity, pairs)

@@ -29,7 +29,7 @@ KEPT = "kept_numbers"
 
 @dataclass(frozen=True)
 class Tokens:
-    """Keep so many tokens, a class token counted.
+    """Keep a fixed number of tokens, a class token included.
 
     Example:
         >>> Tokens(57).keep(64, 64)
@@ -211,7 +211,7 @@ class LearningReducer(Reducer[DiffRate]):
         return F.dropout(probabilities, attention.dropout) @ attention.v
 
     def current(self, state: TokenState) -> Tensor:
-        """How many patches are left so far, with the gradient of the blocks before."""
+        """The number of patches left so far, with the gradient of the blocks before."""
         numbers = [value for name, _, value in state.aux if name == KEPT]
         return numbers[-1][1] if numbers else state.size.new_tensor(float(state.num_patches))
 
@@ -274,7 +274,7 @@ class KeptShare(nn.Module):
         return self.logits.to(decision_dtype(self.logits.dtype)).softmax(dim=0)
 
     def number(self, current: Tensor) -> Tensor:
-        """How many of ``current`` (a scalar) are kept: an integer, with the gradient of the mean share."""
+        """The number kept of ``current`` (a scalar): an integer, with the gradient of the mean share."""
         probability = self.probabilities()
         candidates = len(probability)
         k = torch.arange(1, candidates + 1, dtype=probability.dtype, device=probability.device)

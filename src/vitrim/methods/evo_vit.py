@@ -26,7 +26,7 @@ CLASS_LOGITS = "class_logits"
 
 @dataclass(frozen=True)
 class OfAll:
-    """Another amount, asked about all patches: those that wait are back when it is decided."""
+    """Another amount applied to all patches: waiting ones are back when it is decided."""
 
     amount: Amount
 
@@ -36,7 +36,7 @@ class OfAll:
 
 @dataclass(frozen=True)
 class Rejoin(BringBack):
-    """All patches come back after the last block, where a stage may begin as well."""
+    """Bring back all patches after the last block, where a stage may begin as well."""
 
     stage: Amount | None
 
@@ -98,7 +98,7 @@ class EvoViT(ScoredPruning):
         return int(self.fast_update)
 
     def working(self, num_layers: int) -> list[Amount | None]:
-        """How many patches go through the block of each stage; None where no stage begins."""
+        """The number of patches that go through the block of each stage; None where no stage begins."""
         amounts = super().amounts(num_layers)
         if amounts[0] is not None:
             raise VitrimError("evo_vit ranks by the attention of the blocks before a stage: block 0 cannot be one")
@@ -190,7 +190,7 @@ class EvoViTReducer(Reducer[EvoViT]):
         return replace(mean, dropped=order[:, keep:] + state.num_prefix)
 
     def bring_back(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
-        """All patches, the placeholders last."""
+        """Bring back all patches, the placeholders last."""
         if not state.bank or not self.config.fast_update:
             return state.refill(x)
         mean, lost = x[:, -1:], state.lost

@@ -193,7 +193,7 @@ class FixedRadialReducer(Reducer[FixedRadial]):
         return self.assign(x, cast(Attention, attention), state)
 
     def kept(self, grid: tuple[int, int]) -> list[int]:
-        """Which of the current patches of a ``grid`` stay: patterns are nested and keep their order."""
+        """The current patches of a ``grid`` that stay: patterns are nested and keep their order."""
         earlier = [amount for amount in self.layer.amounts[: self.layer.depth] if isinstance(amount, Pattern)]
         amount = self.layer.amount
         assert isinstance(amount, Pattern)

@@ -116,7 +116,7 @@ class IARED2Reducer(Reducer[IARED2]):
         return prune_flagged(state, stays, state.num_patches)
 
     def mask(self, x: Tensor, state: TokenState) -> TokenState:
-        """The decision in training, which masks."""
+        """Decide in training, by masking."""
         score = self.interpreter(x[:, state.num_prefix :].detach())
         real = real_patches(state)
         if self.draws:

@@ -233,7 +233,7 @@ class OneStepAhead(MCTFReducer):
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
     def keeps_map(self, attention: Attention) -> bool:
-        """Whether the map is computed once, for deciding and attending."""
+        """Return whether the map is computed once, for deciding and attending."""
         if self.config.attention_map != "auto":
             return self.config.attention_map == "kept"
         if attention.q.dtype == torch.bfloat16 and not CPU_HAS_BFLOAT16:  # the fused kernel computes in float32 inside
@@ -339,7 +339,7 @@ def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
 
 
 def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Who fuses with whom: patches that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
+    """Pair patches: those that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
 
     Args:
         attraction: (B, E, O) W of the patches at even and odd places.

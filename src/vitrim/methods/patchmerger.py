@@ -39,7 +39,7 @@ C = TypeVar("C", bound=SoftMixing)
 
 
 class SoftReducer(Reducer[C]):
-    """Refuses images of another size than its parameters were made for; subclasses implement `mix`."""
+    """Refuse images of a size other than its parameters were made for; subclasses implement `mix`."""
 
     site = "before"
 

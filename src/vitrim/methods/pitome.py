@@ -1,4 +1,4 @@
-"""PiToMe: merge what has many look-alikes, protect what has none (Tran et al., NeurIPS 2024)."""
+"""PiToMe: merge tokens with many look-alikes, protect those with none (Tran et al., NeurIPS 2024)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PiToMeReducer(Reducer[PiToMe]):
 
     @property
     def protects(self) -> bool:
-        """Only the patches of highest energy take part; otherwise all."""
+        """Whether only the patches of highest energy take part; otherwise all do."""
         late = 2 * self.layer.depth >= self.layer.num_layers
         return self.config.protect == "always" or (self.config.protect == "late") == late
 

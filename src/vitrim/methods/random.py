@@ -14,7 +14,7 @@ from vitrim.core.tokens import TokenState
 
 @register_method
 class Random(StagedConfig):
-    """Keep a random share of the patch tokens, another one for every image and every forward.
+    """Keep a random share of the patch tokens, drawn anew for every image and every forward.
 
     Draws from torch's global generator of the tokens' device: seed it for repeatable results. Acts before the block.
 

@@ -155,7 +155,7 @@ class TwoStreamClassifier(nn.Module):
         return ()
 
     def run_layer(self, layer: nn.Module, tokens: Tensor, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
-        """Run both streams through ``layer``; with gradient checkpointing, compute it again in the backward pass."""
+        """Run both streams through ``layer``; with gradient checkpointing, recompute it in the backward pass."""
         inputs = (tokens, auxiliary, *self.shared_parts)
         if self.grad_checkpointing and torch.is_grad_enabled():
             return checkpoint(layer, *inputs, use_reentrant=False)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Pictures of a reduction: which patches were merged and which were pruned, on the image itself."""
+"""Pictures of a reduction: merged and pruned patches, drawn on the image itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reduction costs against what it saves."""
+"""Plots of what a reduction costs against what it saves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 MANY = 8
-"""Methods up to which the legend stands within the figure."""
+"""Largest number of methods for which the legend stands inside the figure."""
 MARKERS = "osDv^P<>"
 
 

@@ -49,7 +49,7 @@ def folder(name: str) -> Path:
 
 
 def reached(name: str) -> dict[str, Any]:
-    """What the run of a reference checkpoint reached: its last and its best evaluation, updates and seconds.
+    """The scores of a reference checkpoint's run: its last and its best evaluation, updates and seconds.
 
     Raises:
         VitrimError: there is no such checkpoint.
@@ -62,6 +62,6 @@ def reached(name: str) -> dict[str, Any]:
 
 
 def result(run: Path) -> dict[str, Any]:
-    """What the finished run in a folder reached."""
+    """The scores of the finished run in a folder."""
     found: dict[str, Any] = json.loads((run / RESULT).read_text())
     return found

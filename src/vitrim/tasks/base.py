@@ -1,4 +1,4 @@
-"""What a task is to the training loop: its head, its loss, its metric, and how a batch is read."""
+"""The interface of a task to the training loop: its head, its loss, its metric, and how a batch is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, dataset: Any) -> None:
-        """Raise `VitrimError` if the data is not of this task: one line that names what is wrong."""
+        """Raise `VitrimError` if the data does not suit this task: one line that names what is wrong."""
 
     @abstractmethod
     def criterion(self, loss: Loss) -> Criterion:
@@ -46,11 +46,11 @@ class Task(ABC):
 
     @abstractmethod
     def mixer(self, mix: Mix) -> Any | None:
-        """From images (B, C, H, W) and targets to mixed ones, or None if the recipe mixes none."""
+        """Function that mixes images (B, C, H, W) and targets, or None if the recipe mixes none."""
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
-        """What an evaluation measures, in percent, from logits and targets."""
+        """The metrics of an evaluation, in percent, from logits and targets."""
 
     def read(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and targets of a batch as the loader gives it."""

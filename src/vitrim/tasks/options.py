@@ -18,7 +18,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _numbers_are_not_truths(cls, values: Any) -> Any:
-        """pydantic takes true for 1."""
+        """Refuse booleans for numbers: pydantic takes true for 1."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             field = cls.model_fields.get(name)
             if isinstance(value, bool) and field is not None and field.annotation in NUMBERS:

@@ -1,4 +1,4 @@
-"""One batch in training: what a model or a method may ask for when it says what its loss is.
+"""One batch in training: everything that the loss of a model or a method may ask for.
 
 The loop knows no method. A method that learns more than its task has a file in ``training/objectives``; a model with a
 loss of its own (two heads, masked pre-training) has a method ``losses(step)``; everything else learns its task.
@@ -20,7 +20,7 @@ from vitrim.tasks.criteria import Criterion
 
 @dataclass(frozen=True)
 class Step:
-    """One batch, and what its loss may be made of.
+    """One batch, and the ingredients of its loss.
 
     Attributes:
         model: the model in training mode, reduced or not.

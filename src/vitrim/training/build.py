@@ -1,4 +1,4 @@
-"""A run from its parts: the data and the model that a recipe asks for, and the `Trainer` of both.
+"""Assembly of a run: the data and the model that a recipe asks for, and the `Trainer` of both.
 
     trainer = build_trainer(load_recipe("cifar10_vit"), "data/cifar10", Running(Path("runs/cifar10")))
     result = trainer.run()
@@ -33,7 +33,7 @@ PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 """A recipe's precision as accelerate calls it."""
 
 HOLD_OUT_SEED = 0
-"""Not the recipe's: see `hold_out`."""
+"""Seed of held-out images, not the recipe's: see `hold_out`."""
 
 Data = ImageDataset | MultiLabelDataset
 
@@ -47,7 +47,7 @@ def build_trainer(
     cpu: bool = False,
     console: Console | None = None,
 ) -> Trainer:
-    """A run that is ready to start: everything is checked, nothing is written.
+    """Build a run that is ready to start: everything is checked, nothing is written.
 
     Args:
         resolved: the recipe.
@@ -88,7 +88,7 @@ def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
 
 
 def look_for_idle(accelerator: Accelerator, model: nn.Module, recipe: Recipe) -> None:
-    """Tell many processes to look for parameters that classification does not reach, if the model may have some.
+    """Let distributed runs look for parameters that classification does not reach, if the model may have some.
 
     With checkpointed gradients they cannot.
     """
@@ -98,7 +98,7 @@ def look_for_idle(accelerator: Accelerator, model: nn.Module, recipe: Recipe) ->
 
 
 def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Data | None, Data | None]:
-    """The images a recipe trains on, those it watches, and those it is scored on at the end; the last two may be None.
+    """Open the images a recipe trains on, watches, and is scored on at the end; the last two may be None.
 
     Only the training part is streamed, if the recipe says so: every evaluation reads the same images.
 

@@ -36,25 +36,25 @@ from vitrim.files import save_file
 
 FORMAT = 3
 OLD_FORMAT = 2
-"""Of versions before the digests: read, and checked as far as their sizes go."""
+"""Format of versions without digests: still read, and checked by file sizes alone."""
 STATE = "state.json"
 DIGESTS = "SHA256SUMS"
 LEAST_KEPT = 2
-"""So that one is left to go on from where the newest turns out to be damaged."""
+"""Fewest checkpoints kept, so that one is left to resume from if the newest turns out to be damaged."""
 PARTIAL = ".partial"
 SEPARATOR = "/"
-"""Between a parameter's name and what the optimiser keeps of it."""
+"""Separator between a parameter's name and the name of its optimiser state."""
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 """Tensors under their parameters' names, whole and on the CPU, whatever shards the model."""
 DDP_PREFIX = "module."
 LENIENT = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
-"""For optimisers, which keep nothing of a parameter that has not had a gradient."""
+"""Options for optimisers, which keep no state of a parameter that has not had a gradient."""
 
 
 @dataclass
 class Snapshot:
-    """All that a run needs to go on, on the CPU.
+    """Everything a run needs to continue, on the CPU.
 
     Attributes:
         tensors: by file: ``model``, ``optimizer`` and, if there is one, ``ema``; each a flat dict of tensors.
@@ -160,7 +160,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint: a file that is missing or not what was written; None if nothing is.
+    """Describe the damage to a checkpoint: a file that is missing or not what was written; None if there is none.
 
     Reads all of it, once: what it found is kept as long as the files stay as they are.
     """
@@ -226,16 +226,16 @@ def load(path: Path) -> Snapshot:
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be written, as the system says it."""
+    """The system's reason why a file could not be written."""
     return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
 
 
 def storable(value: Tensor) -> Tensor:
-    """A tensor with memory of its own: safetensors refuses two names for one memory."""
+    """Return a tensor with memory of its own: safetensors refuses two names for the same memory."""
     return value.detach().to("cpu").contiguous().clone(memory_format=torch.contiguous_format)
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold what was written before anything says that it is there."""
+    """Flush written data to the disk before anything refers to it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

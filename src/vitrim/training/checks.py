@@ -1,4 +1,4 @@
-"""What must fit before a run begins: each check says in one line what does not, and nothing has been written then."""
+"""Checks made before a run begins: each says in one line what does not fit, while nothing has been written."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vitrim.training.optim import ramp_value
 from vitrim.training.recipe import PATCH_DROP, Ramp, Recipe, resolve
 
 MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
-"""What a resumed run may have otherwise than the run it goes on with: nothing that changes its numbers."""
+"""Keys that may differ between a resumed run and the run it continues: nothing that changes its numbers."""
 
 
 def number_of_images(data: Dataset[Any]) -> int:
-    """The images of a pass, which the learning rate of every update depends on."""
+    """The number of images in a pass, on which the learning rate of every update depends."""
     if not isinstance(data, ImageStream):
         return len(cast(Any, data))
     if data.length is None:
@@ -32,7 +32,7 @@ def number_of_images(data: Dataset[Any]) -> int:
 
 
 def check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
-    """timm mixes an image with its counterpart from the other end of the batch."""
+    """Refuse odd batches where images are mixed: timm mixes an image with one from the other end of the batch."""
     at_once = recipe.micro_batch or recipe.batch_size // num_processes
     if mixes and at_once % 2:
         raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
@@ -48,7 +48,7 @@ def check_objective(recipe: Recipe, config: MethodConfig) -> None:
 
 
 def check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:
-    """Values that will come are checked now, not after days."""
+    """Check now the amounts that come later in the run, instead of failing after days."""
     coming = [(ramp.option, value) for ramp in recipe.ramps for value in _values(ramp)]
     coming += [(switch.option, switch.value) for switch in recipe.switches]
     for option, value in coming:
@@ -74,7 +74,7 @@ def _check_patch_drop(model: nn.Module, value: float) -> None:
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """A run goes on under the recipe, on the data and from the start it was begun with.
+    """Refuse to resume a run with another recipe, other data or another start than it began with.
 
     Args:
         before: of the checkpoint.

@@ -1,4 +1,4 @@
-"""How a training image is changed, and in which order images come.
+"""The changes made to training images, and the order in which they come.
 
 All randomness follows from the recipe's seed and a place in the run, never from what was drawn before: the order from
 (seed, epoch), the change of an image from (seed, epoch, place in the epoch). So a run that is resumed, or has other
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from vitrim.training.recipe import Augment
 
 REPEATED_ROUND = 256
-"""With repeated augmentation an epoch is cut to a multiple of this many images, as DeiT's."""
+"""Multiple of images to which an epoch with repeated augmentation is cut, as in DeiT."""
 
 
 class Geometry(NamedTuple):
-    """The images a model takes: height and width in pixels, and what their channels are normalised with."""
+    """Format of the images a model takes: height and width in pixels, and the normalisation of their channels."""
 
     size: tuple[int, int]
     mean: tuple[float, ...]
@@ -72,7 +72,7 @@ def geometry_of(model: nn.Module) -> Geometry:
 
 
 class TrainTransform:
-    """From a PIL image of any mode to (C, H, W) float32, changed at random as ``augment`` says and normalised.
+    """Transform of a PIL image of any mode to (C, H, W) float32, changed at random by ``augment`` and normalised.
 
     Args:
         geometry: what the model takes.
@@ -232,7 +232,7 @@ def epoch_length(count: int, repeats: int = 1) -> int:
 
 
 class Place(NamedTuple):
-    """Which image, and where in the run it comes.
+    """An image's index and its place in the run.
 
     Attributes:
         image: its index in the dataset, or its row in a stream, still encoded.
@@ -342,7 +342,7 @@ def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
 
 
 class Seeded(Dataset[Any]):
-    """A dataset whose random changes follow from the place in the run alone.
+    """Dataset whose random changes depend only on the place in the run.
 
     Args:
         dataset: map-style, or a stream, whose rows the order then holds; its transform may draw from `random`, numpy's

@@ -19,7 +19,7 @@ from vitrim.errors import VitrimError
 
 QUERY_KEY = (0.7, 0.7)
 VALUE_PROJECTION = (0.4, -0.4)
-"""Weights of noise and of the identity, section 4 of the paper."""
+"""Weights of the noise and of the identity, section 4 of the paper."""
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""One run in a folder at a time.
+"""Lock that allows one run in a folder at a time.
 
 The lock is the system's, on a file in the folder: it ends with the process that holds it, however that ends, also by
 ``kill -9``. It is of the process, and so not of the processes it starts to read images.
@@ -18,7 +18,7 @@ from pathlib import Path
 from vitrim.errors import VitrimError
 
 LOCK = ".lock"
-"""The file in the folder of a run: who is at work in it. Left behind by a process that was killed, it means nothing."""
+"""Lock file in the folder of a run: names the process working in it. Left by a killed process, it means nothing."""
 
 _held: set[Path] = set()
 """Folders that this process has locked: the system lets a process lock a file twice."""
@@ -26,7 +26,7 @@ _held: set[Path] = set()
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is not there.
+    """Hold the lock of a folder, creating the folder if it does not exist.
 
     Where the file system has no locks a warning says so; on Windows nothing is locked.
 

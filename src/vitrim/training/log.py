@@ -1,4 +1,4 @@
-"""What a run writes down: rows of updates (CSV), of evaluations (JSON lines), TensorBoard, and the progress bar.
+"""The log of a run: rows of updates (CSV), of evaluations (JSON lines), TensorBoard, and the progress bar.
 
 On resume the rows after the checkpoint are dropped: each file reads as if the run had never been stopped.
 """
@@ -109,7 +109,7 @@ class Log:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Says in one line that ``path`` cannot be written, and how to go on.
+    """Report in one line that ``path`` cannot be written, and how to continue.
 
     Raises:
         VitrimError: in place of an `OSError`.

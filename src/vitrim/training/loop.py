@@ -60,7 +60,7 @@ from vitrim.weights import WEIGHTS_FILE, load_checkpoint, weights_file
 
 @dataclass(frozen=True)
 class Running:
-    """How a run is run; nothing here changes what it learns.
+    """Options for running a recipe; none of them changes what is learned.
 
     Attributes:
         out: where everything is written.
@@ -238,11 +238,11 @@ class Trainer:
         return self.seconds_before + time.monotonic() - self.begun
 
     def request_stop(self) -> None:
-        """Save and stop after the update that is being made: in the midst of one weights and counter would disagree."""
+        """Save and stop after the current update: in the middle of one, weights and counter would disagree."""
         self.stopping = True
 
     def dry_run(self) -> dict[str, Any]:
-        """Two updates, nothing written: shapes, parameters, memory, seconds of the second.
+        """Run two updates without writing anything: shapes, parameters, memory, seconds of the second.
 
         The first also sets up kernels, workers and the optimizer's state, several times what an update takes.
         """
@@ -296,7 +296,7 @@ class Trainer:
         self._save()
 
     def _together(self, mine: bool) -> bool:
-        """What the first process decides: clocks and signals differ, and saving is done by all at once."""
+        """Follow the first process's decision: clocks and signals differ, and all must save at once."""
         if self.accelerator.num_processes == 1:
             return mine
         decision = torch.tensor(float(mine), device=self.accelerator.device)
@@ -325,7 +325,7 @@ class Trainer:
         return train_loader(data, order, seed=recipe.seed, workers=self.running.workers, pin=pin)
 
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
-        """One update: the mean losses over all its images."""
+        """Make one update and return the mean losses over all its images."""
         recipe, accelerator = self.recipe, self.accelerator
         self.rates.set(update)
         self._set_amounts(update / self.updates_per_epoch)
@@ -401,7 +401,7 @@ class Trainer:
         return every is not None and self.update % max(round(every * self.updates_per_epoch), 1) == 0
 
     def _evaluate(self, log: Log, bar: Bar) -> None:
-        """Measure on the images that are watched, and keep the best."""
+        """Measure on the watched images, and keep the best weights."""
         row = self._scores(cast(Any, self.eval_data))
         self.last_evaluation = row
         if self.best is None or row[self.task.selects_by] > self.best[self.task.selects_by]:
@@ -410,14 +410,14 @@ class Trainer:
         bar.say(f"evaluation of the {row['weights']}: {_shown(row)}")
 
     def _test(self) -> dict[str, Any]:
-        """Measure once, at the end, on images that nothing was decided by."""
+        """Measure once, at the end, on images that influenced no decision."""
         row = self._scores(cast(Any, self.test_data))
         if self.console is not None:
             self.console.print(f"test of the {row['weights']}: {_shown(row)}", highlight=False)
         return row
 
     def _scores(self, data: Dataset[Any]) -> dict[str, Any]:
-        """The metrics of the averaged weights, or of the model where none are averaged, under the amounts of now."""
+        """The metrics of the averaged weights, or of the model if none are averaged, under the current amounts."""
         self._set_amounts(self.update / self.updates_per_epoch)
         model = self.wrapped if self.sharded else self.model if self.ema is None else self.ema.module
         self._share_buffers(model)
@@ -433,7 +433,7 @@ class Trainer:
         }
 
     def _share_buffers(self, model: nn.Module) -> None:
-        """Give all processes the first one's running statistics (BatchNorm), which are those that are written."""
+        """Give all processes the first one's running statistics (BatchNorm), the ones that are written."""
         if self.accelerator.num_processes > 1:
             for buffer in model.buffers():
                 if buffer.is_floating_point():
@@ -441,7 +441,7 @@ class Trainer:
 
     @property
     def sharded(self) -> bool:
-        """Whether every process has a part of the parameters only (FSDP): then the outermost module must be run."""
+        """Whether every process has only a part of the parameters (FSDP): then the outermost module must be run."""
         return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
@@ -471,12 +471,12 @@ class Trainer:
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
-        """Which images are trained on, watched and tested on."""
+        """Fingerprints of the images that are trained on, watched and tested on."""
         parts = {"train": self.train_data, "eval": self.eval_data, "test": self.test_data}
         return {name: fingerprint(data) for name, data in parts.items() if data is not None}
 
     def _facts(self) -> dict[str, Any]:
-        """What a run that goes on with this one must share."""
+        """The facts that a run continuing this one must share."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             "data": {"images": self.images, "classes": self.task.num_classes, "fingerprints": self._fingerprints},
@@ -484,7 +484,7 @@ class Trainer:
         }
 
     def _check_new(self) -> None:
-        """Refuse a folder that has a run: its checkpoints, damaged or not, or what it reached."""
+        """Refuse a folder that already has a run: checkpoints, damaged or not, or results."""
         out = self.running.out
         if self.seen:
             raise VitrimError(f"{out} has a run already: continue it with --resume, or give another --out")
@@ -493,7 +493,7 @@ class Trainer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One run in a folder at a time: the first process of a run holds the lock, and all of them hear of it."""
+        """Allow one run in a folder at a time: the first process holds the lock, and all learn of the outcome."""
         with ExitStack() as stack:
             refusal = None
             if self.accelerator.is_main_process:
@@ -507,7 +507,7 @@ class Trainer:
             yield
 
     def _check_unchanged(self) -> None:
-        """Refuse a folder that another run worked in after this one had looked."""
+        """Refuse a folder in which another run has worked since this one checked it."""
         if checkpoint.found(self.checkpoints) != self.seen:
             raise VitrimError(f"another run has just been at work in {self.running.out}: start this one again")
         if not self.running.resume:
@@ -537,7 +537,7 @@ class Trainer:
                 self.console.print(text, highlight=False)
 
     def _write_weights(self, result: Mapping[str, Any]) -> None:
-        """The host's weights, the reduction beside them, and what was reached. All processes must call it."""
+        """Write the host's weights, the reduction beside them, and the results. All processes must call it."""
         self._set_amounts(self.update / self.updates_per_epoch)  # a run may be resumed at its very end
         model = self.model if self.ema is None else self.ema.module
         state = checkpoint.weights_of(self.wrapped, MODEL) if self.ema is None else model.state_dict()
@@ -591,5 +591,5 @@ def _shown(row: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A config has tuples where YAML has lists."""
+    """Turn a config's tuples into YAML's lists."""
     return list(value) if isinstance(value, list | tuple) else value

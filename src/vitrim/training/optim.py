@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
-    """Train only the parameters whose names match one of ``patterns``; the number of them (of values, not tensors).
+    """Train only the parameters whose names match one of ``patterns``; return their number (of values, not tensors).
 
     What the model itself does not train (a fixed table of positions) stays as it is.
 
@@ -46,7 +46,7 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
 
 
 def is_new(role: Role, backbone: str = "trunk") -> bool:
-    """Whether a parameter is of a part that a new task or method brings, and so not of the ``backbone``.
+    """Return whether a new task or method brings the parameter's part, which is then not of the ``backbone``.
 
     Args:
         role: of the parameter, as its host says (`vitrim.core.host.Host.roles`).
@@ -62,7 +62,7 @@ def is_new(role: Role, backbone: str = "trunk") -> bool:
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
-    """Parameters by what their learning rate and weight decay are (comparative study, supplement A).
+    """Group parameters by learning rate and weight decay (comparative study, supplement A).
 
     A group has ``lr``, ``weight_decay``, ``name`` and whether it is ``frozen_at_first``. Biases, norms and other
     vectors, positions and class tokens are not decayed, unless the recipe decays all.
@@ -106,7 +106,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
 
 
 def check_optimizer(name: str) -> None:
-    """Refuse a name that timm has no optimiser of.
+    """Refuse a name under which timm has no optimiser.
 
     Raises:
         VitrimError: with the names there are.
@@ -148,7 +148,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 
 def _is_plain(parameter: nn.Parameter, role: Role) -> bool:
-    """Whether weight decay leaves a parameter alone: a vector, positions, and what the model says."""
+    """Return whether weight decay leaves a parameter alone: a vector, positions, and what the model says."""
     return parameter.ndim <= 1 or role.part == "positions" or not role.decays
 
 
@@ -226,7 +226,7 @@ class Rates:
 
 
 def ramp_value(ramp: Ramp, epoch: float) -> float | int:
-    """What an option is at a point in time, counted in epochs.
+    """The value of an option at a point in time, counted in epochs.
 
     Example:
         >>> from vitrim.training.recipe import Ramp

@@ -30,16 +30,16 @@ DEFAULT = "default"
 COMMAND_LINE = "command line"
 MAX_EPOCHS = 1e5
 MAX_REPEATS = 1000
-"""Far above what is useful: typing errors are told at once."""
+"""Far above any useful value: typing errors are reported at once."""
 MAX_NAME = 200
-"""Characters of a name: file systems refuse longer ones."""
+"""Longest name in characters: file systems refuse longer ones."""
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
-"""How deeply values of a recipe may lie within each other, and how many there may be, aliases written out."""
+"""Limits of a recipe: how deeply its values may nest, and how many there may be with aliases written out."""
 
 
 class Augment(Section):
-    """How a training image is changed. Sizes, mean and standard deviation are the model's."""
+    """Changes to a training image. Sizes, mean and standard deviation are the model's."""
 
     crop: Literal["resized", "padded", "squash"] = Field(
         "resized",
@@ -163,7 +163,7 @@ class Ramp(Section):
 
 
 class Switch(Section):
-    """An option of the method that gets another value at an epoch, where a ramp of numbers will not do."""
+    """An option of the method that changes its value at an epoch, where a ramp of numbers will not do."""
 
     option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
     value: Any = Field(description="from that epoch on; before it is as the method says")
@@ -272,7 +272,7 @@ class Recipe(Section):
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key may not come twice: the first value would be lost without a word."""
+    """YAML loader that refuses duplicate keys: the first value would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -288,7 +288,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, its name, and where each of its values is from.
+    """A recipe, its name, and the source of each of its values.
 
     Attributes:
         name: of the file.
@@ -301,7 +301,7 @@ class Resolved:
     origin: Mapping[str, str]
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Every value by its dotted name, and where it is from.
+        """Every value by its dotted name, with its source.
 
         Example:
             >>> next(iter(resolve({"model": "test_vit", "epochs": 1}).rows()))
@@ -365,7 +365,7 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
 
 
 def _find(name: str | Path) -> tuple[str, Path]:
-    """A recipe's name, of a file without folder and suffix, and the file that it is in."""
+    """Find a recipe's name (for a file, without folder and suffix) and the file that it is in."""
     if Path(name).suffix in (".yaml", ".yml"):
         try:
             there = Path(name).is_file()
@@ -412,12 +412,12 @@ def _given(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> Any:
-    """`_read_yaml`, once for a text: many recipes have the same base."""
+    """`_read_yaml`, cached by text: many recipes have the same base."""
     return _read_yaml(text)
 
 
 def _read_yaml(text: str) -> Any:
-    """The value of a text, of which a person could have written every part.
+    """Parse YAML that a person could plausibly have written.
 
     Raises:
         yaml.YAMLError: it is no YAML, or its values lie too deep, within themselves, or are too many.
@@ -460,7 +460,7 @@ def _base(path: Path, base: Any) -> tuple[str, Path]:
 
 
 def _name(path: Path) -> str:
-    """What the recipe in a YAML file is called."""
+    """The name of the recipe in a YAML file."""
     return path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else path.stem
 
 
@@ -513,7 +513,7 @@ def _flat(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _one_line(name: str, error: ValidationError) -> str:
-    """What is wrong with a recipe: a key that there is not before all else, for it explains one that is missing."""
+    """Describe what is wrong with a recipe: an unknown key first, for it explains one that is missing."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     where = _short(".".join(str(part) for part in first["loc"]))

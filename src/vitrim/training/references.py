@@ -1,4 +1,4 @@
-"""Make reference checkpoints of finished runs, and read the recipes that made them.
+"""Creation of reference checkpoints from finished runs, and the recipes that made them.
 
 export(Path("runs/cifar10_vit"), Path("src/vitrim/reference/cifar10_vit"))
 """
@@ -36,7 +36,7 @@ def reference_recipe(name: str) -> Recipe:
 
 
 def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
-    """Make a reference checkpoint of a finished run of ``vitrim train``.
+    """Make a reference checkpoint from a finished run of ``vitrim train``.
 
     Args:
         run: the run's folder, with its weights, recipe, log and result.

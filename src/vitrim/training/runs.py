@@ -12,4 +12,4 @@ from vitrim.weights import RECIPE, RESULT, WEIGHTS_FILE
 __all__ = ["EVALUATIONS", "RECIPE", "RECORDS", "RESULT", "UPDATES", "WEIGHTS_FILE", "load_run"]
 
 RECORDS = (RECIPE, RESULT, UPDATES, EVALUATIONS)
-"""What a run leaves besides weights."""
+"""The files a run leaves besides weights."""

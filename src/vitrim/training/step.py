@@ -67,7 +67,7 @@ class Distillation:
 
 
 MODEL = "model."
-"""How the names of the model's parameters begin in an `Objective`."""
+"""Prefix of the names of the model's parameters in an `Objective`."""
 
 
 class Objective(nn.Module):
@@ -110,7 +110,7 @@ class Objective(nn.Module):
 
     @property
     def _no_split_modules(self) -> list[str]:
-        """What `accelerate` shards as one, by the names of classes: a model's blocks, whose class reducing changes."""
+        """Class names of the modules that `accelerate` shards whole: a model's blocks, whose class reducing changes."""
         host = find_host(self.model)
         return [] if host is None else sorted({type(block).__name__ for block in host.blocks(self.model)})
 

@@ -23,7 +23,7 @@ DATASETS = {"imagenet": "ImageNet", "nabirds": "NABirds", "coco": "COCO", "nuswi
 RATES = (25, 50, 70, 90)
 """The keep rates in percent, in the order of the tables."""
 UNNAMED_RATE = 70
-"""The keep rate of the recipes whose names had none while each recipe was a file."""
+"""The keep rate of recipes whose names did not mention one while each recipe was a file."""
 SETTINGS = {"I": "ImageNet's settings", "D": "the dataset's baseline"}
 """The marks of Table 5."""
 
@@ -40,7 +40,7 @@ def names() -> tuple[str, ...]:
 
 
 def grouped(recipes: Iterable[str]) -> dict[str, list[str]]:
-    """Names of recipes by one name for all that differ only in their keep rate, written as a shell expands it.
+    """Group names of recipes that differ only in their keep rate under one name, written as a shell expands it.
 
     Example:
         >>> grouped(["deit_small", "study/coco/topk@25", "study/coco/topk@50"])
@@ -80,7 +80,7 @@ def study(name: str) -> dict[str, Any]:
 
 
 def hint(name: str) -> str | None:
-    """What to write instead of ``name``, if it is an earlier name of a recipe of the study, or lacks its keep rate.
+    """Suggest a replacement for ``name`` if it is an earlier name of a study recipe or lacks its keep rate.
 
     Example:
         >>> hint("study_imagenet_topk_25")
@@ -106,7 +106,7 @@ def _rows() -> dict[str, dict[str, str]]:
 
 @cache
 def _earlier() -> dict[str, str]:
-    """The names that recipes had while each was a file, and those that they have."""
+    """The names recipes had while each was a file, with their current names."""
     found = {f"study_{dataset}": f"study/{dataset}" for dataset in DATASETS}
     for name, row in _rows().items():
         method = f"study_{row['dataset']}_{row['method']}"

@@ -27,7 +27,7 @@ _READERS: dict[str, Reader] = {}
 
 
 def register_reader(name: str) -> Callable[[R], R]:
-    """Decorator: enter a reader under a name. A second entry of the same name is an error.
+    """Decorator: register a reader under a name. A name can be registered only once.
 
     Args:
         name: what stands before the colon in `name:path`.

@@ -66,7 +66,7 @@ def _pairs(file: Path, source: str) -> dict[str, str]:
 
 
 def _of_every_image(file: Path, images: dict[str, str], source: str) -> dict[str, str]:
-    """The lines of a file that says something of every image."""
+    """Read the lines of a file that has an entry for every image."""
     pairs = _pairs(file, source)
     missing = next((image for image in images if image not in pairs), None)
     if missing is not None:

@@ -1,4 +1,4 @@
-"""NUS-WIDE as the asymmetric-loss authors give it out: `nus_wide:ROOT`, with ROOT/nus_wid_data.csv and the images."""
+"""NUS-WIDE as given out by the asymmetric-loss authors: `nus_wide:ROOT`, with ROOT/nus_wid_data.csv and the images."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _row(cells: list[str], where: str) -> _Row:
 
 
 def _names(text: str, where: str) -> tuple[str, ...]:
-    """A list of names written as Python writes it."""
+    """Parse a list of names in Python's notation."""
     try:
         names = ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -25,7 +25,7 @@ from vitrim.data.tables import (
 
 _RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 MOST_ARCHIVES = 100_000
-"""That a pattern may mean: large collections have some ten thousand."""
+"""Largest number of archives a pattern may match: large collections have some ten thousand."""
 _CLASS = "cls"
 _JSON = ("json", "jsn")
 _FIELD = "label"
@@ -73,7 +73,7 @@ def read_webdataset(
 
 
 def _archives(path: str, source: str) -> list[Path]:
-    """The archives a pattern means, in its order."""
+    """The archives a pattern matches, in its order."""
     names = _expanded(str(from_home(path)))
     if len(names) == 1 and "*" in names[0]:
         files = sorted(Path(name) for name in islice(glob.iglob(names[0]), MOST_ARCHIVES + 1))
@@ -90,7 +90,7 @@ def _archives(path: str, source: str) -> list[Path]:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Every name a pattern of ranges means: a{0..2} is a0, a1, a2, as wide as the range's start is written."""
+    """Expand a pattern of ranges to all its names: a{0..2} is a0, a1, a2, as wide as the range's start is written."""
     found = _RANGE.search(pattern)
     if found is None:
         return [pattern]
@@ -105,7 +105,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _check_images(rows: Rows, table: Any, image: str, source: str) -> None:
-    """Refuse names without an image, as arise where an archive holds images of several suffixes."""
+    """Refuse names without an image, which occur where an archive holds images of several suffixes."""
     column = rows.table.with_format("arrow")[:].column(0)
     if column.null_count:
         row = int(column.is_null().to_numpy().argmax())

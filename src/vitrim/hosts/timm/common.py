@@ -1,4 +1,4 @@
-"""What timm's host families share: how their attention projects q, k and v, and how their models are laid out."""
+"""Code shared by timm's host families: how their attention projects q, k and v, and how their models are laid out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 
 def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
-    """Raise ValueError for what a reduced block cannot be given: a mask made for all N0 tokens."""
+    """Raise ValueError for a mask made for all N0 tokens, which a reduced block cannot take."""
     if isinstance(mask, Proxy):  # torch.fx asks what would be done with one: the block says why it cannot be traced
         return
     if mask is not None or is_causal:
@@ -56,14 +56,14 @@ def project_values(attn: Any, y: Tensor) -> Tensor:
 
 
 def project_output(attn: Any, out: Tensor) -> Tensor:
-    """What ``attn`` makes of its heads side by side (B, M, H*d): its own norm if it has one, projection, dropout."""
+    """Project the heads of ``attn``, side by side (B, M, H*d): its own norm if it has one, projection, dropout."""
     if hasattr(attn, "norm"):
         out = attn.norm(out)
     return attn.proj_drop(attn.proj(out))  # type: ignore[no-any-return]
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether using some rows of the weight is the same as calling the module: no adapter, quantiser or hook."""
+    """Return whether using some rows of the weight equals calling the module: no adapter, quantiser or hook."""
     return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -77,7 +77,7 @@ def _comes_apart(attn: Any) -> bool:
 
 
 def _calls_weight(attn: Any) -> bool:
-    """EVA and BEiT with a bias beside ``qkv`` use its weight and never call it."""
+    """Return whether attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a bias beside it."""
     return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
 
 

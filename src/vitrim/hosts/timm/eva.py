@@ -29,7 +29,7 @@ from vitrim.hosts.timm.common import (
 
 
 class ReducedRopeBlock(SerialBlock):
-    """What timm's blocks with rotary embedding share: everything but where their norms are."""
+    """Common base of timm's blocks with rotary embedding: everything but the position of their norms."""
 
     attention_classes = (EvaAttention, AttentionRope)
 
@@ -70,7 +70,7 @@ def expand_groups(x: Tensor, num_heads: int) -> Tensor:
 
 
 def rope_of_tokens(rope: Tensor, state: TokenState) -> Tensor:
-    """Rows of timm's rotary table for the patch tokens of now, broadcastable to (B, H, P, 2d).
+    """Rows of timm's rotary table for the current patch tokens, broadcastable to (B, H, P, 2d).
 
     Args:
         rope: (P0, 2d); (H, P0, 2d) for one depth of mixed tables; after patch dropout (B, 1, P0, 2d) or (B, H, P0, 2d).

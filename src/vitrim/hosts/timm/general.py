@@ -1,4 +1,4 @@
-"""What timm's models say of themselves, all of them: convolutional ones as well as those that vitrim reduces."""
+"""Answers that hold for all timm models, including the convolutional ones that vitrim does not reduce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitrim.core.host import Host, Part, Preprocessing, input_channels, pair
 from vitrim.errors import VitrimError
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
-"""timm's."""
+"""Interpolation modes of timm."""
 
 
 @register_library("timm")
@@ -132,7 +132,7 @@ def _says_its_images(model: nn.Module) -> bool:
 
 
 def _image_config(model: nn.Module) -> dict[str, Any]:
-    """How the images of a model are prepared, which a user may have written (pretrained_cfg_overlay).
+    """The preprocessing settings of a model, which a user may have written (pretrained_cfg_overlay).
 
     Raises:
         VitrimError: a mean or standard deviation that is not one number per channel, the second above 0, or an

@@ -19,7 +19,7 @@ from vitrim.hosts.timm.common import PostNorm, PreNorm, SerialBlock, TimmHost, p
 
 
 class ReducedBiasBlock(SerialBlock):
-    """What timm's blocks with a relative position bias share: everything but where their norms are."""
+    """Common base of timm's blocks with a relative position bias: everything but the position of their norms."""
 
     attention_classes = (RelPosAttention,)
 

@@ -40,7 +40,7 @@ from vitrim.hosts.timm.common import (
 
 
 class ReducedPlainBlock(SerialBlock):
-    """What timm's blocks with one `Attention` share: everything but where their norms are."""
+    """Common base of timm's blocks with one `Attention`: everything but the position of their norms."""
 
     attention_classes = (TimmAttention,)
 

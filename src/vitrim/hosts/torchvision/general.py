@@ -1,4 +1,4 @@
-"""What torchvision's models say of themselves, all of them. Their `preprocessing` is that of an ``eval_transform``."""
+"""Answers that hold for all torchvision models. Their `preprocessing` is that of an ``eval_transform``."""
 
 from __future__ import annotations
 

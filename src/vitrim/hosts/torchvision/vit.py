@@ -150,7 +150,7 @@ def _last_linear(model: Any) -> dict[str, nn.Linear]:
 
 
 def _check_attention(attention: Any) -> None:
-    """Only what torchvision itself builds can be written out with the fused projection."""
+    """Refuse attention that torchvision itself does not build: the fused projection cannot stand in for it."""
     if type(attention) is not nn.MultiheadAttention:
         raise UnsupportedModelError(
             f"torchvision VisionTransformer with attention of class {type(attention).__name__} is not supported; "

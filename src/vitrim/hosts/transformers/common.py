@@ -1,4 +1,4 @@
-"""What the hosts of Hugging Face transformers share: a layer with q_proj, k_proj, v_proj, and a trunk that runs layers.
+"""Code shared by the hosts of Hugging Face transformers: layers with q_proj, k_proj, v_proj, and the trunk around them.
 
 A family's file says where a layer keeps its norms, attention and MLP, and which of its model classes own the layers.
 """
@@ -140,7 +140,7 @@ class ReducedDinoLayer(ReducedLayer):
 
 
 def refuse_mask(attention_mask: Tensor | None) -> None:
-    """A reduced layer takes no mask: it is made for all N0 tokens.
+    """Refuse a mask: it is made for all N0 tokens.
 
     Under export and compilation the library makes one that masks nothing, for models that were given none; a mask
     of the user's own is refused by `TrunkHook`.
@@ -153,7 +153,7 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
 
 
 class TrunkHook:
-    """Runs before the forward of the module that owns the layers and decides what this forward hands out.
+    """Hook that runs before the forward of the module that owns the layers and decides what this forward hands out.
 
     With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
     un-merged after every layer. With ``output_attentions``: the map of every layer over the tokens it has, as in the
@@ -196,7 +196,7 @@ class TransformersHost(TransformersModel):
     trunk_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
     """The classes that own patch embedding and layers; a task model holds one of them."""
     layers_name: ClassVar[str] = ""
-    """Where a trunk keeps its layers, e.g. ``encoder.layers``."""
+    """Dotted name of a trunk's layers, e.g. ``encoder.layers``."""
     num_prefix: ClassVar[int] = 1
     has_class_token: ClassVar[bool] = True
 

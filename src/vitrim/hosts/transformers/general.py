@@ -1,4 +1,4 @@
-"""What Hugging Face models say of themselves, all of them: convolutional ones as well as those that vitrim reduces."""
+"""Answers that hold for all Hugging Face models, including the convolutional ones that vitrim does not reduce."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrim.core.host import Host, Part, Preprocessing, input_channels, pair
 from vitrim.errors import VitrimError, first_line
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
-"""Where the library's classifiers of images keep their last layers."""
+"""Names of the last layers of the library's image classifiers."""
 
 
 class Processed:
@@ -98,7 +98,7 @@ class TransformersModel(Host):
 
     @classmethod
     def configured_size(cls, config: Any) -> tuple[int, int] | None:
-        """Height and width of the images by the config of a model, or of the images' part in it."""
+        """Height and width of the images according to a model's config, or to its vision part."""
         return pair(getattr(getattr(config, "vision_config", config), "image_size", None))
 
     @classmethod

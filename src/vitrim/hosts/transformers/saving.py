@@ -1,4 +1,4 @@
-"""``save_pretrained`` of Hugging Face models that are reduced, or hold a part that is.
+"""``save_pretrained`` for Hugging Face models that are reduced or contain a reduced part.
 
 The folder gets what the dense model's own call writes, and beside it the reduction, as ``reduction.save`` writes it. So
 ``from_pretrained`` finds no parameters it does not know, and ``Reduction.load(model, folder)`` finds them all. The
@@ -22,11 +22,11 @@ from vitrim.core.registry import access
 from vitrim.errors import VitrimError
 
 WHOLE: Any = object()
-"""No ``state_dict`` was named."""
+"""Marker for calls without a ``state_dict``."""
 
 
 def with_reduction(save_pretrained: Callable[..., Any]) -> Callable[..., Any]:
-    """``save_pretrained`` that knows reduced models; itself if it does already."""
+    """Wrap ``save_pretrained`` to support reduced models; return it unchanged if it already does."""
     if hasattr(save_pretrained, "vitrim_dense"):
         return save_pretrained
 

@@ -1,1 +1,1 @@
-"""Our own models, `vitrim.models`."""
+"""Hosts of vitrim's own models, `vitrim.models`."""

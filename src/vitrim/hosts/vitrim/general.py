@@ -1,4 +1,4 @@
-"""Our own models, and those of users: they follow timm's conventions as far as they go."""
+"""vitrim's own models and those of users, assumed to follow timm's conventions as far as they go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitrim.hosts.timm.general import TimmModel
 
 @register_library("vitrim")
 class OwnModel(TimmModel):
-    """A model of no library, of which nothing is certain: its parts are told by what they are called anywhere."""
+    """A model of no library, about which nothing is certain: its parts are recognised by any library's names."""
 
     name = "vitrim"
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {

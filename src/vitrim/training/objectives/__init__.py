@@ -36,7 +36,7 @@ _LEARNED: dict[type[MethodConfig], Learned] = {}
 
 
 def learns(config: type[MethodConfig], *options: str) -> Callable[[Losses], Losses]:
-    """Function decorator: enter the loss of a method. A second entry for the same config is an error."""
+    """Function decorator: register the loss of a method. A config can have only one."""
 
     def enter(losses: Losses) -> Losses:
         if config in _LEARNED:
@@ -63,7 +63,7 @@ def learned(config: MethodConfig) -> Learned:
 
 
 def losses(step: Step, **options: Any) -> dict[str, Tensor]:
-    """What training minimises on one batch, scalars by name, of which "total" is the whole.
+    """The losses training minimises on one batch: scalars by name, of which "total" is the whole.
 
     The loss that is registered for the method of ``step.reduction``, with its ``options``; otherwise the model's own
     or the task's.
