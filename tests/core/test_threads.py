@@ -185,3 +185,11 @@ def test_a_compiled_model_leaves_its_state_in_the_thread_that_called_it() -> Non
     other.join()
     assert sizes == [(2, 21), (3, 21)]
     assert reduction.state.size.shape == (2, 21)
+
+
+def test_the_own_thread_may_change_amounts_from_a_hook() -> None:
+    model = tiny.HOSTS["vit"]().eval()
+    reduction = vitrim.reduce_(model, "tome:r=4", record=True)
+    model.register_forward_pre_hook(lambda *_: reduction.set(r=2))
+    model(tiny.images())
+    assert reduction.tokens_per_block == [35, 33, 31, 29]

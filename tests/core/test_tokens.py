@@ -266,3 +266,11 @@ def test_dense_ends_with_its_block_also_after_an_error() -> None:
     with contextlib.suppress(KeyError), trace.dense():
         raise KeyError
     assert not trace.full_grid
+
+
+def test_full_grids_asked_for_the_next_forward_are_of_that_one_alone() -> None:
+    trace, states = trace_with_history(recording=False)
+    trace.next_dense(True)
+    assert trace.full_grid
+    trace.start(states[0])
+    assert not trace.full_grid
