@@ -189,6 +189,20 @@ def test_nothing_in_a_pickle_is_executed(place: str, form: str, suffix: str, tmp
     assert (tmp_path / "executed").exists()  # the test would have seen it
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "bad.pth is not a file that torch.save wrote: it is empty, or no regular file$"),
+        (b"hello", "cannot read .*bad.pth: .* which is not executed$"),  # torch raises KeyError(101)
+    ],
+)
+def test_files_that_are_no_pickles(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.pth").write_bytes(content)
+    with pytest.raises(VitrimError, match=message):
+        convert_weights(tmp_path / "bad.pth", tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 def test_pickles_that_are_no_weights(tmp_path: Path) -> None:
     weights, file = copies(tiny()), tmp_path / "bad.pth"
     cases: list[tuple[Any, str]] = [

@@ -283,7 +283,8 @@ def _is_pickle(path: Path) -> bool:
         if not path.is_file():
             raise VitrimError(f"no checkpoint at {path}")
         if not path.stat().st_size:  # so are the files of /proc, which cannot be mapped
-            raise VitrimError(f"{path} is not a safetensors file: it is empty, or no regular file")
+            kind = "file that torch.save wrote" if path.suffix.lower() in PICKLE_SUFFIXES else "safetensors file"
+            raise VitrimError(f"{path} is not a {kind}: it is empty, or no regular file")
         return path.suffix.lower() in PICKLE_SUFFIXES or zipfile.is_zipfile(path)
 
 
@@ -324,6 +325,8 @@ def _unpickled(path: Path) -> Any:
 
 def _why(error: Exception) -> str:
     """Torch's reason in brackets, without its advice to execute the file."""
+    if isinstance(error, KeyError):
+        return ""  # a number of torch's reader
     text = str(error)
     named = re.search(r"Unsupported (global|class|operand)[:\s]+(GLOBAL )?(\S+)", text)
     if named is not None:

@@ -376,6 +376,29 @@ def test_strict_also_guards_what_is_set_later() -> None:
     assert reduction.state.num_tokens == 37 - 8
 
 
+@pytest.mark.parametrize(
+    ("method", "amounts"),
+    [
+        ("topk", {"keep_rate": [0.5]}),
+        ("topk", {"keep_rate": [0.5, True, 0.5]}),
+        ("topk", {"keep_rate": {0.9, 0.5, 0.7}}),
+        ("mctf:r=4", {"r": [4] * 9}),
+        ("cropr:r=4", {"r": [4] * 9}),
+        ("cropr:r=4", {"per": 2}),
+        ("atm:theta=[0.9,0.9,0.9,0.9]", {"theta": [0.9]}),
+        ("evo_vit", {"blocks": []}),
+    ],
+)
+def test_a_list_that_is_refused_leaves_the_reduction_as_it_was(method: str, amounts: dict[str, Any]) -> None:
+    model = vit()
+    reduction = vitrim.reduce_(model, method)
+    config = reduction.config
+    with unchanged(model, tiny.images()), pytest.raises(vitrim.VitrimError) as caught:
+        reduction.set(**amounts)
+    assert "\n" not in str(caught.value)
+    assert reduction.config is config
+
+
 def test_a_method_without_run_time_options_says_so() -> None:
     reduction = vitrim.reduce_(vit(), "none")
     with refused("none cannot change strict at run time; it can: none"):

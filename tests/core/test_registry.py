@@ -69,6 +69,10 @@ def test_good_text(text: str, config: vitrim.MethodConfig) -> None:
         ("tome:r=4, r =8", "'r' is given twice"),
         ("tome:r=four", r"tome: r=four: .*valid integer, .*, or a list in brackets, e.g. \[1,2\]$"),
         ("tome:r=true", "tome: r=true: Input should be a number or a word, not true or false"),
+        ("tome:r=[4,true]", r"^tome: r=\[4,true\]: Input should be a number or a word, not true or false$"),
+        ("atm:theta=[true,0.9]", r"^atm: theta=\[true,0.9\]: Input should be a number or a word, not true or false$"),
+        ("topk:keep_rate=[0.5,1.5]", "^topk: keep_rate=1.5: Input should be less than or equal to 1$"),
+        ("mctf:r=[-1,4]", "^mctf: r=-1: Input should be greater than or equal to 0$"),
         ("TOME", "unknown method 'TOME'; did you mean 'tome'"),
         ("tome:r=1.5", "tome: .*1.5.* integer"),
         ("tome:r=[16,8", r"tome: .*\[16,8.* valid"),
@@ -326,6 +330,8 @@ def test_a_config_made_in_python_says_in_one_line_what_is_wrong() -> None:
         vitrim.ToMe(r=-1)
     with pytest.raises(vitrim.VitrimError, match="unknown option of tome 'rr'; did you mean 'r'"):
         vitrim.ToMe(rr=1)
+    with pytest.raises(vitrim.VitrimError, match=r"^topk: .*: Input should be a list: a set has no order$"):
+        vitrim.TopK(keep_rate={0.9, 0.5, 0.7})
 
 
 @pytest.mark.parametrize("name", methods())

@@ -199,7 +199,7 @@ def test_the_class_token_counts_as_in_the_repository_of_pitome(percent: int, pat
 def test_one_keep_rate_for_every_block() -> None:
     schedule = keep_rate((0.9, 0.5), (4, 1), "ceil_current", 6)
     assert schedule == [None, Keep(0.9, 1, "ceil_current"), None, None, Keep(0.5, 2, "ceil_current"), None]
-    with pytest.raises(vitrim.VitrimError, match="3 keep rates are given for 2 blocks"):
+    with pytest.raises(vitrim.VitrimError, match="keep_rate has 3 values for 2 blocks"):
         keep_rate((0.9, 0.5, 0.1), (4, 1), "ceil_current", 6)
 
 
@@ -226,7 +226,7 @@ def test_every_staged_method_takes_a_share_per_stage(name: str) -> None:
     counts = config.counts(36, 4)
     assert counts is not None
     assert 36 >= counts[1] > counts[2]
-    with pytest.raises(vitrim.VitrimError, match="1 keep rates are given for 2 blocks"):
+    with pytest.raises(vitrim.VitrimError, match="keep_rate has 1 values for 2 blocks"):
         make_method(name, keep_rate=[0.9], blocks=[1, 2]).counts(36, 4)
     with pytest.raises(vitrim.VitrimError, match="keep_rate"):
         make_method(name, keep_rate=[0.9, 1.5], blocks=[1, 2])

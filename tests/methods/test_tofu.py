@@ -105,7 +105,7 @@ def test_a_list_of_rates_is_one_for_every_block() -> None:
         assert torch.equal(model(tiny.images()), one)
         assert not torch.equal(found, one)
     for rates, message in (
-        ((0.9, 0.5), "2 keep rates are given for 4 blocks"),
+        ((0.9, 0.5), "keep_rate has 2 values for 4 blocks"),
         ((0.9, 1.2), "less than or equal to 1"),
     ):
         vitrim.restore_(model)

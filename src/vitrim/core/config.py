@@ -63,6 +63,7 @@ class MethodConfig(BaseModel):
                 if key not in type(self).model_fields:
                     raise unknown(f"option of {self.name}", key, type(self).model_fields)
                 _check_switch(self.name, key, options[key], type(self).model_fields[key].annotation)
+                _check_order(self.name, key, options[key])
                 _check_range(self.name, key, options[key])
             try:
                 super().__init__(**options)
@@ -180,9 +181,16 @@ def _text(value: Any) -> str:
 
 
 def _check_switch(method: str, key: str, value: Any, kinds: Any) -> None:
-    """Refuse true and false for a number, which Python would take as 1 and 0."""
-    if isinstance(value, bool) and bool not in (kinds, *get_args(kinds)):
+    """Refuse true and false for a number, also in a list: Python would take them for 1 and 0."""
+    entries = value if isinstance(value, list | tuple) else (value,)
+    if bool not in (kinds, *get_args(kinds)) and any(isinstance(entry, bool) for entry in entries):
         raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a number or a word, not true or false")
+
+
+def _check_order(method: str, key: str, value: Any) -> None:
+    """Refuse a set, of which pydantic would make a list in an order that nobody chose."""
+    if isinstance(value, set | frozenset):
+        raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a list: a set has no order")
 
 
 def _check_range(method: str, key: str, value: Any) -> None:
@@ -193,11 +201,22 @@ def _check_range(method: str, key: str, value: Any) -> None:
 
 
 def _problems(error: ValidationError) -> str:
-    """List everything that is wrong, in one line; where an option takes several types, what each of them wants."""
+    """List everything that is wrong, in one line; where an option takes several types, what each of them wants.
+
+    Of a list with wrong entries only these are named, not that a single number would do, too.
+    """
     found: dict[str, list[str]] = {}
-    for entry in error.errors():
+    entries = error.errors()
+    lists = {entry["loc"][0] for entry in entries if _is_in_list(entry["loc"])}
+    for entry in entries:
+        if entry["loc"] and entry["loc"][0] in lists and not _is_in_list(entry["loc"]):
+            continue
         where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
         message = entry["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list in brackets, e.g. [1,2]")
         messages = found.setdefault(where, [])
         messages.append(message.removeprefix("Input should be ") if messages else message)
     return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())
+
+
+def _is_in_list(place: tuple[int | str, ...]) -> bool:
+    return any(isinstance(part, int) for part in place)

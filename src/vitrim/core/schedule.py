@@ -193,7 +193,7 @@ def keep_rate(
     check_blocks(blocks, num_layers)
     rates = [rate] * len(blocks) if isinstance(rate, int | float) else rate
     if len(rates) != len(blocks):
-        raise VitrimError(f"{len(rates)} keep rates are given for {len(blocks)} blocks: give one for all, or one each")
+        raise VitrimError(f"keep_rate has {len(rates)} values for {len(blocks)} blocks: give one for all, or one each")
     schedule: list[Amount | None] = [None] * num_layers
     before = 1.0 if "power" in rule and not isinstance(rate, int | float) else None
     for stage, (block, each) in enumerate(zip(sorted(blocks), rates, strict=True), start=1):
