@@ -125,7 +125,7 @@ class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
         if similar:
             rank = self.importance(graph, None, 1)[:, p:]
             dropped = similar_patches(rank, attention.mean_keys()[:, p:], similar)
-            left = torch.ones_like(state.size, dtype=torch.bool).scatter(1, dropped + p, False)
+            left = torch.ones_like(state.size, dtype=torch.bool).scatter(1, dropped + p, 0)
         score = self.importance(graph, left, self.config.iterations_at(self.layer.depth, self.layer.num_layers))
         if left is not None:
             score = score.masked_fill(~left, -torch.inf)
