@@ -185,7 +185,7 @@ def _one_after_another(
     taken = torch.zeros_like(distance[:, 0], dtype=torch.bool)
     for _ in range(count - 1):
         last = chosen[-1][:, :, None].expand(-1, 1, distance.shape[2])
-        to_last, taken = distance.gather(1, last).squeeze(1), taken.scatter(1, chosen[-1], True)
+        to_last, taken = distance.gather(1, last).squeeze(1), taken.scatter(1, chosen[-1], 1)
         gap = to_last if gap is None else joined(gap, to_last)
         # a duplicate of a chosen one may have gap 0 and still follow
         chosen.append(gap.masked_fill(taken, -1.0).argmax(dim=1, keepdim=True))
