@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     maker = _patch_maker(config, host, model)
     layers = plan(config, facts, len(blocks))
     _check_amounts(config, layers)
-    reducers = [_build(config, layer, block) for layer, block in zip(layers, blocks, strict=True)]
+    with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
+        reducers = [_build(config, layer, block) for layer, block in zip(layers, blocks, strict=True)]
     _check_last_block(config, reducers[-1], head_rows)
     _check_sharding(config, blocks, reducers)
 
@@ -214,7 +216,7 @@ class Reduction:
         """
         self._check_alive()
         config, layers = self._changed(changes)
-        with self.changing(), torch.inference_mode(False):  # as in `_build`
+        with self.changing(), torch.inference_mode(False):  # as in `reduce_`
             for block in self._blocks():
                 block.reducer.follow(config, layers[block.depth])
             self.config = config
@@ -364,9 +366,9 @@ def _host(model: nn.Module) -> type[Host]:
 
 
 def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer[Any]:
-    """The reducer of one layer on the device and dtype and in the mode of its block."""
-    with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
-        reducer = make_reducer(config, layer)
+    """Make the reducer of one layer on the device and dtype and in the mode of its block."""
+    reducer = make_reducer(config, layer)
+    if next(chain(reducer.parameters(), reducer.buffers()), None) is not None:
         parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
         if parameter is not None:
             reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)

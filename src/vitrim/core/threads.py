@@ -21,10 +21,13 @@ def refuse_while_running(model: nn.Module) -> None:
     Raises:
         VitrimError: naming the thread.
     """
+    others = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
+    if not others:
+        return
     modules = set(map(id, model.modules()))
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():
-        if ident != threading.get_ident() and any(id(owner) in modules for owner in _owners(frame)):
+    for ident, frame in others.items():
+        if any(id(owner) in modules for owner in _owners(frame)):
             raise VitrimError(
                 f"this {type(model).__name__} runs in another thread ({names.get(ident, ident)}): call reduce_, set "
                 "and restore_ while no forward runs"
