@@ -94,6 +94,6 @@ def test_docstrings_begin_as_an_english_reader_expects() -> None:
         for file in sorted(Path(vitrim.__file__).parent.rglob("*.py"))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        if (text := node.value.value.strip().partition("\n")[0]).startswith(("What ", "How ", "Whether it"))
+        if (text := node.value.value.strip().partition("\n")[0]).startswith(("What ", "How ", "Whether "))
     ]
     assert not found

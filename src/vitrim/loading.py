@@ -107,8 +107,16 @@ def _created(
             return create(own_name, pretrained, options)
         except VitrimError:
             raise
-        except Exception as error:
+        except _errors_of_libraries() as error:
             raise VitrimError(f"cannot create {name}: {_said(error)}") from error
+
+
+def _errors_of_libraries() -> tuple[type[Exception], ...]:
+    """The kinds of errors that libraries raise for options and files that they cannot use."""
+    from safetensors import SafetensorError
+
+    general = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError)
+    return (*general, RuntimeError, TypeError, ValueError, SafetensorError)
 
 
 def _said(error: Exception) -> str:
@@ -158,7 +166,7 @@ def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.devi
     try:
         with torch.no_grad(), torch.device("meta"):
             trial.eval()(torch.empty(1, *host.facts(trial).input_size))
-    except Exception as error:
+    except _errors_of_libraries() as error:
         given = ", ".join(f"{key}={value}" for key, value in options.items())
         raise VitrimError(f"{name} does not work with {given}: {first_line(error)}") from error
 

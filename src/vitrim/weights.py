@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import copy
+import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -308,6 +310,13 @@ def _read_pickle(path: Path, *, key: str | None = None, option: str = "") -> dic
     return found
 
 
+OF_A_MADE_UP_FILE = (
+    *(pickle.UnpicklingError, struct.error, zipfile.BadZipFile, EOFError, OSError, MemoryError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+)
+"""Errors of torch's reader on a file that torch.save did not write: it trusts what the file says."""
+
+
 def _unpickled(path: Path) -> Any:
     """The content of the file: tensors, containers, numbers and texts; anything else is refused before it is made."""
     try:
@@ -315,8 +324,7 @@ def _unpickled(path: Path) -> Any:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
-    # a made-up file has torch's reader raise whatever there is
-    except Exception as error:
+    except OF_A_MADE_UP_FILE as error:
         raise VitrimError(
             f"cannot read {path}: not weights that torch.save wrote, or more than weights, which is not executed"
             f"{_why(error)}"

@@ -217,7 +217,7 @@ class Record(Setup):
 
     @property
     def on_stdout(self) -> bool:
-        """Whether standard output carries the record and nothing else."""
+        """Tell whether standard output carries the record and nothing else."""
         return self.json == "-"
 
     def console(self) -> Console:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from torch import nn
 
 from vitrim.core.host import Host
-from vitrim.core.registry import _discover, find_host
+from vitrim.core.registry import discover, find_host
 
 H = TypeVar("H", bound=Host)
 
@@ -54,5 +54,5 @@ def ask(model: nn.Module) -> type[Host]:
         library = base.__module__.partition(".")[0]
         if library in _GENERAL:
             return _GENERAL[library]
-    _discover(f"vitrim.hosts.{OWN}")
+    discover(f"vitrim.hosts.{OWN}")
     return _GENERAL[OWN]

@@ -41,7 +41,7 @@ class Hard:
 
     @property
     def is_selection(self) -> bool:
-        """Whether no token joins another: query rows may then be selected before attention."""
+        """Tell whether no token joins another: query rows may then be selected before attention."""
         return self.moved is None
 
     def pool(self, x: Tensor, size: Tensor) -> Tensor:

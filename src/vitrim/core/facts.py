@@ -37,7 +37,7 @@ class HostFacts:
 
     @property
     def averages_patches(self) -> bool:
-        """Whether the head weighs patches against each other, so that it must know how many each token stands for."""
+        """Tell whether the head weighs patches against each other, and so must know how many each token stands for."""
         return self.head_rows is None and not self.takes_maximum
 
     @property

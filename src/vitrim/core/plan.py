@@ -42,7 +42,7 @@ class Layer:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last block."""
+        """Tell whether this is the last block."""
         return self.depth == self.num_layers - 1
 
     @property

@@ -107,7 +107,8 @@ register_backbone = register_host  # its name in 0.1.0
 
 
 @cache
-def _discover(package: str) -> None:
+def discover(package: str) -> None:
+    """Import every module of ``package``, once: what they register is then known."""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         importlib.import_module(f"{package}.{module.name}")
 
@@ -119,7 +120,7 @@ def methods() -> dict[str, type[MethodConfig]]:
         >>> "tome" in methods()
         True
     """
-    _discover("vitrim.methods")
+    discover("vitrim.methods")
     return dict(sorted(_METHODS.items()))
 
 
@@ -140,7 +141,7 @@ def hosts() -> dict[str, type[Host]]:
     missing = missing_libraries()
     for library in libraries():
         if library not in missing:
-            _discover(f"vitrim.hosts.{library}")
+            discover(f"vitrim.hosts.{library}")
     return dict(sorted(_HOSTS.items()))
 
 
@@ -149,7 +150,7 @@ def find_host(model: nn.Module) -> type[Host] | None:
     for base in type(model).__mro__:
         library = base.__module__.partition(".")[0]
         if library in libraries():
-            _discover(f"vitrim.hosts.{library}")
+            discover(f"vitrim.hosts.{library}")
         key = f"{base.__module__}.{base.__qualname__}"
         if key in _HOSTS:
             return _HOSTS[key]

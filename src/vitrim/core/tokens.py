@@ -127,7 +127,7 @@ class TokenState:
 
     @property
     def pruned(self) -> bool:
-        """Whether some input tokens have no current index: lost, or waiting in the bank."""
+        """Tell whether some input tokens have no current index: lost, or waiting in the bank."""
         return self.lost or bool(self.bank)
 
     @property
@@ -346,7 +346,7 @@ class Trace:
 
     @property
     def full_grid(self) -> bool:
-        """Whether the next forward of this thread hands out full grids (dense outputs)."""
+        """Tell whether the next forward of this thread hands out full grids (dense outputs)."""
         return self._call.full_grids or self._call.next_full_grid
 
     def see_grid(self, grid: tuple[int, int] | None) -> None:
@@ -406,7 +406,7 @@ class Trace:
 
     @property
     def maps(self) -> bool:
-        """Whether forwards of this thread hand out attention maps."""
+        """Tell whether forwards of this thread hand out attention maps."""
         return self._call.maps
 
     def hand_out_maps(self, wanted: bool) -> None:

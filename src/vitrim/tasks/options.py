@@ -36,7 +36,7 @@ class Mix(Section):
 
     @property
     def on(self) -> bool:
-        """Whether anything is mixed."""
+        """Tell whether anything is mixed."""
         return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
 

@@ -441,7 +441,7 @@ class Trainer:
 
     @property
     def sharded(self) -> bool:
-        """Whether every process has only a part of the parameters (FSDP): then the outermost module must be run."""
+        """Tell whether each process has only a part of the parameters (FSDP): then the outermost module must run."""
         return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
