@@ -19,7 +19,8 @@ from vitrim.core.attention import Attention
 from vitrim.core.config import MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import effective_keep
-from vitrim.core.tokens import STAMP, TokenState, Trace, take, unmerge
+from vitrim.core.tokens import STAMP, TokenState, take, unmerge
+from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 
 Site = Literal["before", "query", "between", "after"]

@@ -3,64 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, class_of
-from vitrim.core.facts import Head, HostFacts
-from vitrim.core.tokens import Trace
+from vitrim.core.facts import Head, HostFacts, Part, Preprocessing, Role
+from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
-
-Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
-"""The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
-module that makes patches, the class token and its like, the rest of the host, or what a method brought."""
 
 METHOD = "reducer"
 """The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
-
-
-class Role(NamedTuple):
-    """The role of one parameter in training.
-
-    Attributes:
-        part: a new task brings its own head, positions and stem; the backbone is tokens and trunk.
-        layer: 0 in front of the blocks, 1 to L in them, L + 1 the head; None if the model does not name its layers.
-        decays: False where the model itself says that weight decay leaves the parameter alone.
-    """
-
-    part: Part
-    layer: int | None = None
-    decays: bool = True
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """The processing of an image before a model sees it; None where the model does not say.
-
-    Attributes:
-        channels: 1 for grey images, 3 for colour.
-        size: height and width in pixels.
-        mean: of the pixels in [0, 1], one number per channel.
-        std: their standard deviation, likewise.
-        interpolation: by which images are resized: bicubic, bilinear, ...
-        crop_share: the side of the crop over the side of the resized image.
-        crop_mode: center, border or squash.
-        transform: the model's own, from a PIL image in RGB to (C, H, W); it goes before resizing and cropping by the
-            numbers above.
-    """
-
-    channels: int
-    size: tuple[int, int] | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    interpolation: str | None = None
-    crop_share: float | None = None
-    crop_mode: str = "center"
-    transform: Callable[[Any], Tensor] | None = None
 
 
 class Host:
@@ -347,7 +302,7 @@ class FormOfModel:
         self.form = host.form(model)
 
     def check(self) -> None:
-        """See `vitrim.core.tokens.Form`."""
+        """See `vitrim.core.trace.Form`."""
         if self.host.form(self.model) != self.form:
             raise UnsupportedModelError(
                 f"the pooling or the image size of this {type(self.model).__name__} was changed after it was reduced: "

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, sharded
-from vitrim.core.tokens import TokenState, Trace, is_traced
+from vitrim.core.tokens import TokenState, is_traced
+from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 
 

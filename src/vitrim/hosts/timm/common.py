@@ -13,7 +13,8 @@ from torch.fx import Proxy
 from vitrim.core.block import ReducedBlock, class_of, split_heads
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import DenseCall, refuse_altered
-from vitrim.core.tokens import TokenState, Trace
+from vitrim.core.tokens import TokenState
+from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.timm.general import TimmModel
 

@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from vitrim.core.ask import register_library
-from vitrim.core.host import Host, Part, Preprocessing, input_channels, pair
+from vitrim.core.facts import Part, Preprocessing
+from vitrim.core.host import Host, input_channels, pair
 from vitrim.errors import VitrimError
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")

@@ -13,7 +13,7 @@ from vitrim.core.facts import HostFacts
 from vitrim.core.host import DenseCall
 from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
-from vitrim.core.tokens import Trace
+from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.timm.common import TimmHost
 from vitrim.hosts.timm.eva import ReducedEvaBlock

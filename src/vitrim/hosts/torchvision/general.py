@@ -8,7 +8,8 @@ from typing import ClassVar, cast
 from torch import nn
 
 from vitrim.core.ask import register_library
-from vitrim.core.host import Host, Part
+from vitrim.core.facts import Part
+from vitrim.core.host import Host
 
 
 @register_library("torchvision")

@@ -17,7 +17,8 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, class_of, split_heads
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import refuse_altered
-from vitrim.core.tokens import TokenState, Trace
+from vitrim.core.tokens import TokenState
+from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.general import TransformersModel
 

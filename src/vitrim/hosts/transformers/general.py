@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
 from vitrim.core.ask import register_library
-from vitrim.core.host import Host, Part, Preprocessing, input_channels, pair
+from vitrim.core.facts import Part, Preprocessing
+from vitrim.core.host import Host, input_channels, pair
 from vitrim.errors import VitrimError, first_line
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
