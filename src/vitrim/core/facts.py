@@ -1,4 +1,4 @@
-"""What a host says about a model: its geometry, the roles of its parameters, the processing of its images."""
+"""The answers of a host about a model: its geometry, the roles of its parameters, the processing of its images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a method fits a model: what `reduce_` checks before it edits anything."""
+"""The fit of a method and a model: the checks of `reduce_`, made before anything is edited."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.tasks.base import Task
+from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.criteria import BinaryCrossEntropy
 from vitrim.tasks.mixing import make_mixup
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitrim.tasks.options import Loss, Mix
 
 
+@register_task
 class Classification(Task):
     """Single-label classification, of K >= 2 classes.
 
