@@ -66,6 +66,15 @@ class Attention:
             probabilities = F.dropout(probabilities, self.dropout)
         return probabilities @ self.v
 
+    def weigh(self, probabilities: Tensor) -> Tensor:
+        """(B, H, M, d), the values weighed by another map (B, H, M, N) than that of `output`, after dropout."""
+        if self.v is None:
+            raise RuntimeError("the values of this attention have not been projected yet")
+        probabilities = probabilities.to(self.v.dtype)
+        if self.dropout > 0.0:
+            probabilities = F.dropout(probabilities, self.dropout)
+        return probabilities @ self.v
+
     def logits(self) -> Tensor:
         """(B, H, M, N) in the dtype of q: q k^T scale + bias. Materialised: for methods that are defined by the map."""
         logits = (self.q * self.scale) @ self.k.transpose(-2, -1)

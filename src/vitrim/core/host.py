@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock, class_of
+from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import Head, HostFacts, Part, Preprocessing, Role
+from vitrim.core.sharding import class_of
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 

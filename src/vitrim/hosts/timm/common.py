@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from vitrim.core.block import ReducedBlock, class_of, split_heads
+from vitrim.core.block import ReducedBlock, split_heads
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import DenseCall, refuse_altered
+from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError

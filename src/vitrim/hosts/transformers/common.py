@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from vitrim.core.attention import Attention
-from vitrim.core.block import ReducedBlock, class_of, split_heads
+from vitrim.core.block import ReducedBlock, split_heads
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import refuse_altered
+from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
