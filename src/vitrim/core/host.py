@@ -42,8 +42,8 @@ class Host:
 
     @classmethod
     def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        """The transformer blocks in execution order."""
-        raise NotImplementedError
+        """The transformer blocks in execution order; none of a model that can only be asked about, as by default."""
+        return []
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
@@ -200,7 +200,7 @@ class Host:
     @classmethod
     def input_size(cls, model: nn.Module) -> tuple[int, int, int] | None:
         """Channels, height and width of the images ``model`` was made for; None where it does not say."""
-        return cls.facts(model).input_size
+        return cls.facts(model).input_size if cls.blocks(model) else None
 
     @classmethod
     def checkpoint_gradients(cls, model: nn.Module, on: bool = True) -> None:

@@ -267,12 +267,8 @@ class TransformersHost(TransformersModel):
 
     @classmethod
     def prefix_of(cls, trunk: Any) -> int:
-        """Tokens in front of the patches."""
-        return cls.num_prefix
-
-    @classmethod
-    def input_size(cls, model: nn.Module) -> tuple[int, int, int]:
-        return cls.facts(model).input_size
+        """Tokens in front of the patches; registers, where a family has them, are in the config."""
+        return cls.num_prefix + int(getattr(trunk.config, "num_register_tokens", 0))
 
     @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:
