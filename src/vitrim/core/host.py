@@ -106,7 +106,7 @@ class Host:
 
     @classmethod
     def features_and_logits(cls, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, N, C) after the last norm, and logits (B, K), of one forward on ``images`` (B, C, H, W).
+        """Tokens (B, N, C) that the head reads, and logits (B, K), of one forward on ``images`` (B, C, H, W).
 
         Raises:
             VitrimError: the model does not come apart into its two halves.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
@@ -107,6 +108,14 @@ class TorchvisionViT(TorchvisionModel):
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:
         return model.conv_proj  # type: ignore[no-any-return]
+
+    @classmethod
+    def features_and_logits(cls, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        cls.classifiers(model)
+        # as in `VisionTransformer.forward`, which hands out no tokens
+        patches = model._process_input(images)
+        tokens: Tensor = model.encoder(torch.cat([model.class_token.expand(len(patches), -1, -1), patches], dim=1))
+        return tokens, model.heads(tokens[:, 0])
 
     @classmethod
     def find_classifiers(cls, model: Any) -> list[nn.Module]:

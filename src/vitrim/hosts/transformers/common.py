@@ -271,6 +271,18 @@ class TransformersHost(TransformersModel):
         return cls.num_prefix + int(getattr(trunk.config, "num_register_tokens", 0))
 
     @classmethod
+    def features_and_logits(cls, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        cls.classifiers(model)
+        seen: list[Tensor] = []
+        # a classifier's own output has no last hidden states, and `output_hidden_states` asks for full grids
+        hook = cls.trunk(model).register_forward_hook(lambda trunk, args, output: seen.append(output[0]))
+        try:
+            logits = cls.logits(model(images))
+        finally:
+            hook.remove()
+        return seen[0], logits
+
+    @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:
         cls.trunk(model).config._attn_implementation = "sdpa" if fused else "eager"
         return True
