@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import Head, HostFacts, Part, Preprocessing, Role
+from vitrim.core.facts import Head, HostFacts, Part, Preprocessing, Role, Starting
 from vitrim.core.sharding import class_of
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
@@ -176,6 +176,11 @@ class Host:
     def undecayed(cls, model: nn.Module) -> Collection[str]:
         """Name patterns of parameters that weight decay leaves alone, besides vectors and positions."""
         return ()
+
+    @classmethod
+    def starting(cls, model: nn.Module) -> Starting | None:
+        """The weights of attention and the learned positions of ``model``, to be initialised; None without them."""
+        return None
 
     @classmethod
     def preprocessing(cls, model: nn.Module) -> Preprocessing:

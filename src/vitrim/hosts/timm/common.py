@@ -13,7 +13,7 @@ from torch.fx import Proxy
 
 from vitrim.core.attention import Attention, add_bias, project_parts
 from vitrim.core.block import ReducedBlock, split_heads
-from vitrim.core.facts import HostFacts
+from vitrim.core.facts import HostFacts, Starting
 from vitrim.core.host import DenseCall, refuse_altered
 from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
@@ -332,6 +332,20 @@ class TimmHost(TimmModel):
     @classmethod
     def find_classifiers(cls, model: Any) -> list[nn.Module]:
         return [model.head]
+
+    @classmethod
+    def starting(cls, model: Any) -> Starting | None:
+        positions: Tensor | None = getattr(model, "pos_embed", None)
+        attentions: list[Any] = [getattr(block, "attn", None) for block in cls.blocks(model)]
+        joint = [getattr(attn, "qkv", None) for attn in attentions]
+        square = all(isinstance(qkv, nn.Linear) and qkv.out_features == 3 * qkv.in_features for qkv in joint)
+        if positions is None or not square:
+            return None
+        rows, columns = cls.facts(model).grid_size
+        return Starting(
+            tuple((*attn.qkv.weight.detach().chunk(3), attn.proj.weight.detach()) for attn in attentions),
+            positions.detach()[0, -rows * columns :],
+        )
 
     @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:
