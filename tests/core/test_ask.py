@@ -16,7 +16,8 @@ import tiny
 from tiny_training import recipe
 from vitrim.core import registry
 from vitrim.core.ask import ask
-from vitrim.core.host import Host, Role
+from vitrim.core.facts import Role
+from vitrim.core.host import Host
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task
 from vitrim.training.images import geometry_of

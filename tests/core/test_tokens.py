@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import pickle
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitrim.core.assignment import merge, prune
-from vitrim.core.tokens import STAMP, TokenState, Trace, decision_dtype, flat_index, take, unmerge
+from vitrim.core.tokens import STAMP, TokenState, decision_dtype, flat_index, take, unmerge
 
 
 def random_tokens(batch: int, n: int, channels: int, seed: int = 0) -> Tensor:
@@ -205,72 +204,3 @@ def test_copies_of_a_state_are_harmless() -> None:
     _, state = merged()
     for twin in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
         assert twin == {}
-
-
-# ---- the trace -----------------------------------------------------------------------------------------------------
-
-
-def trace_with_history(recording: bool) -> tuple[Trace, list[TokenState]]:
-    x = torch.zeros(1, 7, 4)
-    states = [TokenState.start(x, num_prefix=1)]
-    for keep in (5, 3):
-        states.append(prune(states[-1], torch.arange(keep).unsqueeze(0)).advance(x, states[-1]))
-    trace = Trace(recording)
-    trace.start(states[0])
-    trace.leave(0, states[1], last=False)
-    trace.leave(1, states[2], last=True)
-    return trace, states
-
-
-@pytest.mark.parametrize("recording", [True, False])
-def test_trace_keeps_the_final_state_and_all_of_them_when_recording(recording: bool) -> None:
-    trace, states = trace_with_history(recording)
-    assert trace.final is states[2]
-    assert trace.latest is not None
-    assert trace.latest[0] == 1
-    assert trace.latest[1] is states[2]
-    assert [state.num_tokens for state in trace.states] == ([7, 6, 4] if recording else [])
-
-
-def test_a_recomputed_block_is_not_recorded_twice() -> None:
-    trace, states = trace_with_history(recording=True)
-    trace.leave(0, states[1], last=False)  # what gradient checkpointing does in backward
-    trace.leave(1, states[2], last=True)
-    assert [state.num_tokens for state in trace.states] == [7, 6, 4]
-
-
-def test_a_new_forward_forgets_the_previous_one_at_once() -> None:
-    trace, states = trace_with_history(recording=True)
-    trace.start(states[0])
-    assert trace.final is None
-    assert trace.latest is None
-    assert trace.states == ()
-
-
-@pytest.mark.parametrize("recording", [True, False])
-def test_copies_of_a_trace_start_empty(recording: bool) -> None:
-    trace, _ = trace_with_history(recording)
-    for twin in (copy.deepcopy(trace), copy.copy(trace), pickle.loads(pickle.dumps(trace))):
-        assert twin is not trace
-        assert twin.recording is recording
-        assert (twin.latest, twin.final, twin.states, twin.full_grid) == (None, None, (), False)
-
-
-def test_dense_ends_with_its_block_also_after_an_error() -> None:
-    trace = Trace()
-    with trace.dense():
-        with contextlib.suppress(KeyError), trace.dense():
-            raise KeyError
-        assert trace.full_grid  # an inner call does not end the outer one
-    assert not trace.full_grid
-    with contextlib.suppress(KeyError), trace.dense():
-        raise KeyError
-    assert not trace.full_grid
-
-
-def test_full_grids_asked_for_the_next_forward_are_of_that_one_alone() -> None:
-    trace, states = trace_with_history(recording=False)
-    trace.next_dense(True)
-    assert trace.full_grid
-    trace.start(states[0])
-    assert not trace.full_grid

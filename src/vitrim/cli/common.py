@@ -83,7 +83,7 @@ def check_choice(what: str, given: str, valid: Collection[str]) -> None:
 
 def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
     """The folder of the run that produced a model or its weights, if a method learned parameters in it."""
-    from vitrim.core.reduce import REDUCERS_FILE
+    from vitrim.core.saving import REDUCERS_FILE
 
     library, _, rest = model.partition(":")
     folder = Path(rest).expanduser() if checkpoint is None and library == "run" else checkpoint

@@ -95,7 +95,7 @@ def hosts() -> list[dict[str, Any]]:
 
 def fit(method: str, head: Head) -> str:
     """Say how a method with its defaults fits models with such a head: ``work``, with which option, or why not."""
-    from vitrim.core.reduce import misfit
+    from vitrim.core.fit import misfit
     from vitrim.core.registry import make_method
 
     config = make_method(method)

@@ -14,7 +14,8 @@ from typing import TypeVar
 from torch import nn
 
 from vitrim.core.host import Host
-from vitrim.core.registry import discover, find_host
+from vitrim.core.registry import find_host
+from vitrim.core.tables import discover, enter
 
 H = TypeVar("H", bound=Host)
 
@@ -27,14 +28,12 @@ _GENERAL: dict[str, type[Host]] = {}
 def register_library(*libraries: str) -> Callable[[type[H]], type[H]]:
     """Class decorator: register a host that answers for all models of some libraries without a family of their own."""
 
-    def enter(host: type[H]) -> type[H]:
+    def register(host: type[H]) -> type[H]:
         for library in libraries:
-            if library in _GENERAL:
-                raise ValueError(f"library '{library}' is registered twice, by {_GENERAL[library]} and {host}")
-            _GENERAL[library] = host
+            enter(_GENERAL, library, host, f"library '{library}'")
         return host
 
-    return enter
+    return register
 
 
 def ask(model: nn.Module) -> type[Host]:

@@ -1,12 +1,19 @@
-"""The facts vitrim needs about the geometry of a model."""
+"""The answers of a host about a model: its geometry, the roles of its parameters, the processing of its images."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
 
 Head = Literal["class token", "patches", "no class token"]
 """The tokens a head reads: class (and other prefix) tokens only, patches too, or patches without a class token."""
+
+Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
+"""The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
+module that makes patches, the class token and its like, the rest of the host, or what a method brought."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +53,55 @@ class HostFacts:
         if not self.averages_patches:
             return "class token"
         return "patches" if self.has_class_token else "no class token"
+
+
+class Role(NamedTuple):
+    """The role of one parameter in training.
+
+    Attributes:
+        part: a new task brings its own head, positions and stem; the backbone is tokens and trunk.
+        layer: 0 in front of the blocks, 1 to L in them, L + 1 the head; None if the model does not name its layers.
+        decays: False where the model itself says that weight decay leaves the parameter alone.
+    """
+
+    part: Part
+    layer: int | None = None
+    decays: bool = True
+
+
+class Starting(NamedTuple):
+    """The weights that a scheme of initialisation sets (`vitrim.training.initial`): views, to be written in place.
+
+    Attributes:
+        attention: of every block, (query, key, value, output), (C, C) each, as linear layers have them.
+        positions: (P, C) of the patches, row by row.
+    """
+
+    attention: tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...]
+    positions: Tensor
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The processing of an image before a model sees it; None where the model does not say.
+
+    Attributes:
+        channels: 1 for grey images, 3 for colour.
+        size: height and width in pixels.
+        mean: of the pixels in [0, 1], one number per channel.
+        std: their standard deviation, likewise.
+        interpolation: by which images are resized: bicubic, bilinear, ...
+        crop_share: the side of the crop over the side of the resized image.
+        crop_mode: center, border or squash.
+        transform: the model's own, from a PIL image in RGB to (C, H, W); it goes before resizing and cropping by the
+            numbers above.
+    """
+
+    channels: int
+    size: tuple[int, int] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: str | None = None
+    crop_share: float | None = None
+    crop_mode: str = "center"
+    transform: Callable[[Any], Tensor] | None = None

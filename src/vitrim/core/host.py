@@ -3,64 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock, class_of
-from vitrim.core.facts import Head, HostFacts
-from vitrim.core.tokens import Trace
+from vitrim.core.block import ReducedBlock
+from vitrim.core.facts import Head, HostFacts, Part, Preprocessing, Role, Starting
+from vitrim.core.sharding import class_of
+from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
-
-Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
-"""The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
-module that makes patches, the class token and its like, the rest of the host, or what a method brought."""
 
 METHOD = "reducer"
 """The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
-
-
-class Role(NamedTuple):
-    """The role of one parameter in training.
-
-    Attributes:
-        part: a new task brings its own head, positions and stem; the backbone is tokens and trunk.
-        layer: 0 in front of the blocks, 1 to L in them, L + 1 the head; None if the model does not name its layers.
-        decays: False where the model itself says that weight decay leaves the parameter alone.
-    """
-
-    part: Part
-    layer: int | None = None
-    decays: bool = True
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """The processing of an image before a model sees it; None where the model does not say.
-
-    Attributes:
-        channels: 1 for grey images, 3 for colour.
-        size: height and width in pixels.
-        mean: of the pixels in [0, 1], one number per channel.
-        std: their standard deviation, likewise.
-        interpolation: by which images are resized: bicubic, bilinear, ...
-        crop_share: the side of the crop over the side of the resized image.
-        crop_mode: center, border or squash.
-        transform: the model's own, from a PIL image in RGB to (C, H, W); it goes before resizing and cropping by the
-            numbers above.
-    """
-
-    channels: int
-    size: tuple[int, int] | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    interpolation: str | None = None
-    crop_share: float | None = None
-    crop_mode: str = "center"
-    transform: Callable[[Any], Tensor] | None = None
 
 
 class Host:
@@ -86,8 +42,8 @@ class Host:
 
     @classmethod
     def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        """The transformer blocks in execution order."""
-        raise NotImplementedError
+        """The transformer blocks in execution order; none of a model that can only be asked about, as by default."""
+        return []
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
@@ -150,7 +106,7 @@ class Host:
 
     @classmethod
     def features_and_logits(cls, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, N, C) after the last norm, and logits (B, K), of one forward on ``images`` (B, C, H, W).
+        """Tokens (B, N, C) that the head reads, and logits (B, K), of one forward on ``images`` (B, C, H, W).
 
         Raises:
             VitrimError: the model does not come apart into its two halves.
@@ -222,6 +178,11 @@ class Host:
         return ()
 
     @classmethod
+    def starting(cls, model: nn.Module) -> Starting | None:
+        """The weights of attention and the learned positions of ``model``, to be initialised; None without them."""
+        return None
+
+    @classmethod
     def preprocessing(cls, model: nn.Module) -> Preprocessing:
         """The preprocessing of the images of ``model``.
 
@@ -244,7 +205,7 @@ class Host:
     @classmethod
     def input_size(cls, model: nn.Module) -> tuple[int, int, int] | None:
         """Channels, height and width of the images ``model`` was made for; None where it does not say."""
-        return cls.facts(model).input_size
+        return cls.facts(model).input_size if cls.blocks(model) else None
 
     @classmethod
     def checkpoint_gradients(cls, model: nn.Module, on: bool = True) -> None:
@@ -347,7 +308,7 @@ class FormOfModel:
         self.form = host.form(model)
 
     def check(self) -> None:
-        """See `vitrim.core.tokens.Form`."""
+        """See `vitrim.core.trace.Form`."""
         if self.host.form(self.model) != self.form:
             raise UnsupportedModelError(
                 f"the pooling or the image size of this {type(self.model).__name__} was changed after it was reduced: "

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock, Reducer, sharded
+from vitrim.core import fit
+from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
-from vitrim.core.facts import Head, HostFacts
 from vitrim.core.host import FormOfModel, GridHook, Host
 from vitrim.core.plan import Layer, plan
 from vitrim.core.registry import access, host_of, make_method, make_reducer, parse_method
+from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
+from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
+from vitrim.core.saving import saved_method as saved_method
 from vitrim.core.threads import refuse_while_running
-from vitrim.core.tokens import TokenState, Trace
-from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError, first_line
-from vitrim.files import save_file, write_text
+from vitrim.core.tokens import TokenState
+from vitrim.core.trace import Trace
+from vitrim.errors import UnsupportedModelError, VitrimError
 
 HANDLE = "vitrim_reduction"
-CONFIG_FILE = "reduction.json"
-REDUCERS_FILE = "reducers.safetensors"
-FORMAT = 1
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
 
 
@@ -73,15 +68,15 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     facts = host.facts(model)
     blocks = host.blocks(model)
     adopters = [host.reduced_class(block) for block in blocks]
-    head_rows = _head_rows(config, facts)
-    _check_fit(config, facts)
-    maker = _patch_maker(config, host, model)
+    head_rows = fit.head_rows(config, facts)
+    fit.check_head(config, facts)
+    maker = fit.patch_maker(config, host, model)
     layers = plan(config, facts, len(blocks))
-    _check_amounts(config, layers)
+    fit.check_amounts(config, layers)
     with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
         reducers = [_build(config, layer, block) for layer, block in zip(layers, blocks, strict=True)]
-    _check_last_block(config, reducers[-1], head_rows)
-    _check_sharding(config, blocks, reducers)
+    fit.check_last_block(config, reducers[-1], head_rows)
+    fit.check_sharding(config, blocks, reducers)
 
     refuse_while_running(model)
     form = FormOfModel(host, model) if host.form(model) is not None else None
@@ -252,7 +247,7 @@ class Reduction:
         config = type(self.config)(**{**_given(self.config), **changes})
         host = host_of(self.model)
         layers = plan(config, host.facts(self.model), len(host.blocks(self.model)))
-        _check_amounts(config, layers, stacklevel=4)
+        fit.check_amounts(config, layers, stacklevel=4)
         return config, layers
 
     def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
@@ -269,28 +264,7 @@ class Reduction:
             VitrimError: the folder cannot be made or written to.
         """
         self._check_alive()
-        folder = _folder(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
-        weights = _reducer_weights(self.model, self.model.state_dict() if state is None else state)
-        if weights:
-            try:
-                save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
-            except (OSError, SafetensorError) as error:
-                raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
-        record = {
-            "format": FORMAT,
-            "method": self.config.name,
-            "version": self.config.version,
-            "options": json.loads(self.config.model_dump_json(include=self.config.model_fields_set)),
-            "model": type(self.model).__name__,
-            "weights": REDUCERS_FILE if weights else None,
-        }
-        if module:
-            record["module"] = module
-        write_text(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
+        write_reduction(self.model, self.config, folder, state, module)
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
@@ -302,8 +276,8 @@ class Reduction:
         Raises:
             VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
         """
-        saved = _read_config(_folder(folder))
-        model = _saved_part(model, saved, _folder(folder))
+        saved = read_reduction(folder)
+        model = saved_part(model, saved, folder)
         reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record)
         try:
             reduction.load_parameters(folder)
@@ -320,23 +294,7 @@ class Reduction:
                 The model is then unchanged.
         """
         self._check_alive()
-        folder = _folder(folder)
-        saved = _read_config(folder)
-        if saved["method"] != self.config.name:
-            raise VitrimError(f"{folder} holds parameters of {saved['method']}, this model is under {self.config.name}")
-        if saved.get("version") != self.config.version:
-            raise VitrimError(
-                f"{folder} holds version {saved.get('version')} of {self.config.name}, this vitrim has version "
-                f"{self.config.version}"
-            )
-        weights = _read_weights(folder / saved["weights"]) if saved.get("weights") else {}
-        expected = _reducer_weights(self.model, self.model.state_dict())
-        problem = _mismatch(expected, weights)
-        if problem:
-            raise VitrimError(f"the parameters in {folder} do not fit this model: {problem}")
-        with torch.no_grad():
-            for name, value in weights.items():
-                expected[name].copy_(value)
+        read_parameters(self.model, self.config, folder)
 
     def _check_alive(self) -> None:
         if getattr(self.model, HANDLE, None) is not self:
@@ -344,9 +302,6 @@ class Reduction:
 
     def _blocks(self) -> list[ReducedBlock]:
         return [block for block in host_of(self.model).blocks(self.model) if isinstance(block, ReducedBlock)]
-
-
-# ---- checks: nothing below edits the model -------------------------------------------------------------------------
 
 
 def _host(model: nn.Module) -> type[Host]:
@@ -375,188 +330,5 @@ def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer[Any]
     return reducer.train(block.training)
 
 
-def _head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
-    """Rows the last block computes, None for all."""
-    if config.last_block == "class_token" and facts.head_rows is None:
-        raise UnsupportedModelError(
-            f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's "
-            "head reads its patch tokens; use last_block=full or auto"
-        )
-    return None if config.last_block == "full" else facts.head_rows
-
-
-def misfit(config: MethodConfig, head: Head) -> str | None:
-    """The reason why models with such a head cannot carry ``config``, or None."""
-    if config.requires_class_token() and head == "no class token":
-        substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
-        return f"scores tokens by the attention of a class token, and this model has none{substitute}"
-    ragged = config.kind == "prune" and config.adaptive
-    if head != "class token" and (config.kind == "mixed" or ragged):
-        return (
-            "leaves tokens that the head of this model, which averages patches, would weigh wrongly; use it on a model "
-            "whose head reads the class token"
-        )
-    return None
-
-
-def _check_fit(config: MethodConfig, facts: HostFacts) -> None:
-    problem = misfit(config, facts.head)
-    if problem is not None:
-        raise UnsupportedModelError(f"{config.name} {problem}")
-
-
-def _patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.Module | None:
-    """The module that shows the grid of every forward, if ``config`` asks for it."""
-    if not config.needs_grid():
-        return None
-    maker = host.patch_maker(model)
-    if maker is None:
-        raise UnsupportedModelError(
-            f"{config.name} needs the rows and columns of the patches, and this {type(model).__name__} has no patch "
-            "embedding that shows them"
-        )
-    return maker
-
-
-def _check_last_block(config: MethodConfig, reducer: Reducer[Any], head_rows: int | None) -> None:
-    if head_rows is not None and reducer.needs_full_last_block:
-        raise UnsupportedModelError(
-            f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
-        )
-
-
-def _check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]]) -> None:
-    learned = any(parameter.requires_grad for reducer in reducers for parameter in reducer.parameters())
-    if learned and any(map(sharded, blocks)):
-        raise UnsupportedModelError(
-            f"{config.name} learns parameters, and those added after fully_shard would be neither sharded nor kept "
-            "equal among processes: call vitrim.reduce_ first, then fully_shard"
-        )
-
-
-def _check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 3) -> None:
-    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
-
-    ``stacklevel`` is how far away the user's line is, which the warning names.
-    """
-    if config.adaptive or not config.may_fall_short:
-        return
-    initial = current = layers[0].initial_patches
-    amounts = layers[0].amounts
-    effective, short = [], False
-    for amount, after in zip(amounts, config.counts_of(amounts, initial), strict=True):
-        wanted = current if amount is None else amount.keep(initial, current)
-        short = short or after - config.added_tokens() > wanted
-        effective.append(current - after)
-        current = after
-    if not short:
-        return
-    message = (
-        f"{config.describe()} asks for more than {initial} patch tokens allow; the blocks remove "
-        f"{effective}, {initial - current} in all"
-    )
-    if min(effective) < 0:
-        message += "; a negative number is of tokens that come back"
-    if config.strict:
-        raise VitrimError(f"{message} (refused because strict=true)")
-    warnings.warn(message, ReductionWarning, stacklevel=stacklevel)
-
-
-# ---- files ---------------------------------------------------------------------------------------------------------
-
-
 def _given(config: MethodConfig) -> dict[str, Any]:
     return {key: getattr(config, key) for key in config.model_fields_set}
-
-
-def _reducer_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The learned parameters of the reducers, by depth and name, out of a ``state_dict`` of the model."""
-    return {
-        f"{block.depth}.{name}": state[f"{path}.reducer.{name}"]
-        for path, block in model.named_modules()
-        if isinstance(block, ReducedBlock)
-        for name in block.reducer.state_dict()
-    }
-
-
-def _folder(given: str | Path) -> Path:
-    """Return the folder of a saved reduction.
-
-    Raises:
-        VitrimError: it has no name, or is none.
-    """
-    if not isinstance(given, str | os.PathLike) or not str(given):
-        raise VitrimError(f"a reduction is saved in a folder, and {given!r} names none")
-    return Path(given)
-
-
-def saved_method(folder: Path) -> str:
-    """The name of the method whose reduction was saved in ``folder``.
-
-    Raises:
-        VitrimError: there is none, or it cannot be read.
-    """
-    return str(_read_config(folder)["method"])
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        if not path.is_file():
-            raise FileNotFoundError
-        saved = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing") from None
-    except OSError as error:  # no permission, or a name that is too long
-        raise VitrimError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not JSON, not even text, or lists in lists without end
-        raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
-    complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
-    if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
-        raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
-    if not isinstance(saved.get("module", ""), str):
-        raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
-    if saved["format"] != FORMAT:
-        raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
-    if saved.get("weights") not in (None, REDUCERS_FILE):
-        raise VitrimError(
-            f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
-        )
-    return dict(saved)
-
-
-def _saved_part(model: nn.Module, saved: dict[str, Any], folder: Path) -> nn.Module:
-    """The part of ``model`` that was reduced when ``saved`` was written; ``model`` where it is such a part itself."""
-    name = saved.get("module", "")
-    if not name or not isinstance(model, nn.Module):
-        return model
-    parts: dict[str, nn.Module] = dict(model.named_modules())
-    if name in parts:
-        return parts[name]
-    if type(model).__name__ == saved.get("model"):
-        return model
-    raise VitrimError(
-        f"{folder} holds the reduction of {access(name)}, a {saved.get('model')}, and this {type(model).__name__} "
-        "has no such part"
-    )
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise VitrimError(f"cannot read {path}: {error}") from None
-
-
-def _mismatch(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str | None:
-    missing, extra = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
-    if missing or extra:
-        return "; ".join(
-            f"{what} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-            for what, names in (("missing", missing), ("unexpected", extra))
-            if names
-        )
-    for name, value in given.items():
-        if value.shape != expected[name].shape:
-            return f"{name} has shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
-    return None

@@ -1,8 +1,7 @@
-"""The two tables: methods by name, host families by the class of their model.
+"""The two tables of the core (`tables.py`): methods by name, host families by the class of their model.
 
 Every file in ``methods/`` is imported on first use, and every file in ``hosts/LIBRARY/`` on first use of a model of
-that library, so a new method or host is one new file. An import error in one of them surfaces: a method that silently
-does not exist is worse than a traceback.
+that library.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from vitrim.core.block import Idle, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.host import Host
 from vitrim.core.plan import Layer
+from vitrim.core.tables import discover, enter, entry_of
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
 
 C = TypeVar("C", bound=MethodConfig)
@@ -37,9 +37,7 @@ _REDUCERS: dict[type[MethodConfig], Choice] = {}
 
 def register_method(config: type[C]) -> type[C]:
     """Class decorator: register a method's config under its ``name``. A name can be registered only once."""
-    if config.name in _METHODS:
-        raise ValueError(f"method '{config.name}' is registered twice, by {_METHODS[config.name]} and {config}")
-    _METHODS[config.name] = config
+    enter(_METHODS, config.name, config, f"method '{config.name}'")
     return config
 
 
@@ -57,13 +55,12 @@ def reduces(config: type[MethodConfig]) -> Callable[[R], R]:
         ...     site = "before"
     """
 
-    def enter(reducer: R) -> R:
-        if config in _REDUCERS:
-            raise ValueError(f"the reducer of '{config.name}' is registered twice")
-        _REDUCERS[config] = _always(reducer) if isinstance(reducer, type) else cast(Choice, reducer)
+    def register(reducer: R) -> R:
+        choice = _always(reducer) if isinstance(reducer, type) else cast(Choice, reducer)
+        enter(_REDUCERS, config, choice, f"the reducer of '{config.name}'")
         return reducer
 
-    return enter
+    return register
 
 
 def _always(reducer: type) -> Choice:
@@ -80,10 +77,10 @@ def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
     Raises:
         VitrimError: an option does not fit the model.
     """
-    for base in type(config).__mro__:
-        if base in _REDUCERS:
-            return (_REDUCERS[base](config, layer) or Idle)(config, layer)
-    raise TypeError(f"{type(config).__name__} has no reducer: register one with @reduces({type(config).__name__})")
+    choice = entry_of(_REDUCERS, type(config))
+    if choice is None:
+        raise TypeError(f"{type(config).__name__} has no reducer: register one with @reduces({type(config).__name__})")
+    return (choice(config, layer) or Idle)(config, layer)
 
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
@@ -93,24 +90,15 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
     both have a ``VisionTransformer``.
     """
 
-    def enter(host: type[H]) -> type[H]:
+    def register(host: type[H]) -> type[H]:
         for key in model_classes:
-            if key in _HOSTS:
-                raise ValueError(f"host '{key}' is registered twice, by {_HOSTS[key]} and {host}")
-            _HOSTS[key] = host
+            enter(_HOSTS, key, host, f"host '{key}'")
         return host
 
-    return enter
+    return register
 
 
 register_backbone = register_host  # its name in 0.1.0
-
-
-@cache
-def discover(package: str) -> None:
-    """Import every module of ``package``, once: what they register is then known."""
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        importlib.import_module(f"{package}.{module.name}")
 
 
 def methods() -> dict[str, type[MethodConfig]]:

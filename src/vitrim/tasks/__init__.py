@@ -1,23 +1,23 @@
-"""Tasks by name: what a recipe's ``task`` may be. A new one is one new file and one line here."""
+"""Tasks by name: what a recipe's ``task`` may be. Every file of this folder is imported when one is first asked for."""
 
 from __future__ import annotations
 
+from vitrim.core.tables import discover
 from vitrim.errors import unknown
-from vitrim.tasks.base import Task
-from vitrim.tasks.classification import Classification
-from vitrim.tasks.multilabel import MultiLabel
+from vitrim.tasks.base import TASKS, Task, register_task
 
-__all__ = ["Task", "make_task", "tasks"]
+__all__ = ["Task", "make_task", "register_task", "tasks"]
 
 
 def tasks() -> dict[str, type[Task]]:
-    """The tasks by name.
+    """The tasks by name, sorted.
 
     Example:
-        >>> sorted(tasks())
+        >>> list(tasks())
         ['classification', 'multilabel']
     """
-    return {task.name: task for task in (Classification, MultiLabel)}
+    discover(__name__)
+    return dict(sorted(TASKS.items()))
 
 
 def make_task(name: str, num_classes: int) -> Task:

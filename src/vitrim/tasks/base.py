@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
 from vitrim.core.ask import ask
+from vitrim.core.tables import enter
 from vitrim.errors import unknown
 
 if TYPE_CHECKING:
@@ -16,9 +17,14 @@ if TYPE_CHECKING:
     from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import Loss, Mix
 
+T = TypeVar("T", bound="Task")
+
+TASKS: dict[str, type[Task]] = {}
+"""The tasks that are known so far; `vitrim.tasks.tasks` knows all."""
+
 
 class Task(ABC):
-    """A kind of problem. A new one is one new file with a subclass of this, registered in ``tasks/__init__.py``.
+    """A kind of problem. A new one is one new file in ``tasks/`` with a subclass of this under `register_task`.
 
     Args:
         num_classes: K of the data.
@@ -89,3 +95,9 @@ class Task(ABC):
         """Raise `VitrimError` if the task cannot learn the loss of a recipe."""
         if loss.name not in self.losses:
             raise unknown(f"loss of {self.name}", loss.name, self.losses)
+
+
+def register_task(task: type[T]) -> type[T]:
+    """Class decorator: register a task under its ``name``. A name can be registered only once."""
+    enter(TASKS, task.name, task, f"task '{task.name}'")
+    return task

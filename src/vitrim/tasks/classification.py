@@ -13,7 +13,7 @@ from torchmetrics.utilities import dim_zero_cat
 from vitrim.data import DataError
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.tasks.base import Task
+from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.criteria import BinaryCrossEntropy
 from vitrim.tasks.mixing import make_mixup
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitrim.tasks.options import Loss, Mix
 
 
+@register_task
 class Classification(Task):
     """Single-label classification, of K >= 2 classes.
 

@@ -14,7 +14,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from vitrim.data import DataError
 from vitrim.errors import VitrimError
-from vitrim.tasks.base import Task
+from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.criteria import BinaryCrossEntropy
 from vitrim.tasks.mixing import make_mixup
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitrim.tasks.options import Loss, Mix
 
 
+@register_task
 class MultiLabel(Task):
     """Multi-label classification: which of K classes are in an image.
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from vitrim.core.ask import ask
-from vitrim.core.host import Role
+from vitrim.core.facts import Role
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:

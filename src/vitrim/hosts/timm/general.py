@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from vitrim.core.ask import register_library
-from vitrim.core.host import Host, Part, Preprocessing, input_channels, pair
+from vitrim.core.facts import Part, Preprocessing
+from vitrim.core.host import Host, input_channels, pair
 from vitrim.errors import VitrimError
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
@@ -31,10 +32,6 @@ class TimmModel(Host):
         "positions": ("pos_embed", "pos_embed_x", "pos_embed_y"),
         "stem": ("patch_embed", "embed", "embeds"),
     }
-
-    @classmethod
-    def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        return []  # not known in general
 
     @classmethod
     def find_classifiers(cls, model: Any) -> list[nn.Module]:

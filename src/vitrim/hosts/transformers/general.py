@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
 from vitrim.core.ask import register_library
-from vitrim.core.host import Host, Part, Preprocessing, input_channels, pair
+from vitrim.core.facts import Part, Preprocessing
+from vitrim.core.host import Host, input_channels, pair
 from vitrim.errors import VitrimError, first_line
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
@@ -47,10 +48,6 @@ class TransformersModel(Host):
         "positions": ("position_embedding", "position_embeddings"),
         "stem": ("embeddings", "patch_embed"),
     }
-
-    @classmethod
-    def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        return []  # not known in general
 
     @classmethod
     def find_classifiers(cls, model: nn.Module) -> list[nn.Module]:
@@ -100,10 +97,6 @@ class TransformersModel(Host):
     def configured_size(cls, config: Any) -> tuple[int, int] | None:
         """Height and width of the images according to a model's config, or to its vision part."""
         return pair(getattr(getattr(config, "vision_config", config), "image_size", None))
-
-    @classmethod
-    def input_size(cls, model: nn.Module) -> tuple[int, int, int] | None:
-        return None
 
     @classmethod
     def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:

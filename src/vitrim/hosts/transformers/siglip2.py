@@ -20,7 +20,7 @@ from transformers.models.siglip2.modeling_siglip2 import (
 
 from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
-from vitrim.core.tokens import Trace
+from vitrim.core.trace import Trace
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from vitrim.core.ask import register_library
-from vitrim.core.host import Part
+from vitrim.core.facts import Part
 from vitrim.hosts.timm.general import TimmModel
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import DenseCall
 from vitrim.core.registry import register_host
-from vitrim.core.tokens import TokenState, Trace, take
+from vitrim.core.tokens import TokenState, take
+from vitrim.core.trace import Trace
 from vitrim.hosts.timm.common import TimmHost
 from vitrim.hosts.timm.vit import ReducedTimmBlock
 from vitrim.models.lv_vit import LVBlock, LVViT

@@ -8,16 +8,14 @@ Every file of this folder is imported when a loss is first asked for, so a new o
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 from vitrim.core.config import MethodConfig
+from vitrim.core.tables import discover, enter, entry_of
 from vitrim.tasks.step import Step
 
 Losses = Callable[..., dict[str, Tensor]]
@@ -38,13 +36,11 @@ _LEARNED: dict[type[MethodConfig], Learned] = {}
 def learns(config: type[MethodConfig], *options: str) -> Callable[[Losses], Losses]:
     """Function decorator: register the loss of a method. A config can have only one."""
 
-    def enter(losses: Losses) -> Losses:
-        if config in _LEARNED:
-            raise ValueError(f"the loss of '{config.name}' is registered twice")
-        _LEARNED[config] = Learned(losses, options)
+    def register(losses: Losses) -> Losses:
+        enter(_LEARNED, config, Learned(losses, options), f"the loss of '{config.name}'")
         return losses
 
-    return enter
+    return register
 
 
 def learned(config: MethodConfig) -> Learned:
@@ -55,11 +51,8 @@ def learned(config: MethodConfig) -> Learned:
         >>> learned(vitrim.AViT()).options, learned(vitrim.ToMe()).options
         (('ponder_scale', 'distribution_scale', 'target_depth', 'published_mean'), ())
     """
-    _discover()
-    for base in type(config).__mro__:
-        if base in _LEARNED:
-            return _LEARNED[base]
-    return Learned(lambda step, reduction: step.base_losses(), ())
+    discover(__name__)
+    return entry_of(_LEARNED, type(config)) or Learned(lambda step, reduction: step.base_losses(), ())
 
 
 def losses(step: Step, **options: Any) -> dict[str, Tensor]:
@@ -74,9 +67,3 @@ def losses(step: Step, **options: Any) -> dict[str, Tensor]:
     if step.reduction is None:
         return step.base_losses()
     return learned(step.reduction.config).losses(step, step.reduction, **options)
-
-
-@cache
-def _discover() -> None:
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")

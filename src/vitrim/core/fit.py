@@ -1,0 +1,115 @@
+"""The fit of a method and a model: the checks of `reduce_`, made before anything is edited."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from vitrim.core.block import Reducer
+from vitrim.core.config import MethodConfig
+from vitrim.core.facts import Head, HostFacts
+from vitrim.core.host import Host
+from vitrim.core.plan import Layer
+from vitrim.core.sharding import sharded
+from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
+
+
+def head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
+    """Rows the last block computes, None for all.
+
+    Raises:
+        UnsupportedModelError: fewer rows are asked for than the head reads.
+    """
+    if config.last_block == "class_token" and facts.head_rows is None:
+        raise UnsupportedModelError(
+            f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's "
+            "head reads its patch tokens; use last_block=full or auto"
+        )
+    return None if config.last_block == "full" else facts.head_rows
+
+
+def misfit(config: MethodConfig, head: Head) -> str | None:
+    """The reason why models with such a head cannot carry ``config``, or None."""
+    if config.requires_class_token() and head == "no class token":
+        substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
+        return f"scores tokens by the attention of a class token, and this model has none{substitute}"
+    ragged = config.kind == "prune" and config.adaptive
+    if head != "class token" and (config.kind == "mixed" or ragged):
+        return (
+            "leaves tokens that the head of this model, which averages patches, would weigh wrongly; use it on a model "
+            "whose head reads the class token"
+        )
+    return None
+
+
+def check_head(config: MethodConfig, facts: HostFacts) -> None:
+    """Raise `UnsupportedModelError` if the head of the model cannot carry ``config`` (see `misfit`)."""
+    problem = misfit(config, facts.head)
+    if problem is not None:
+        raise UnsupportedModelError(f"{config.name} {problem}")
+
+
+def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.Module | None:
+    """The module that shows the grid of every forward, if ``config`` asks for it.
+
+    Raises:
+        UnsupportedModelError: it is needed, and ``model`` has none.
+    """
+    if not config.needs_grid():
+        return None
+    maker = host.patch_maker(model)
+    if maker is None:
+        raise UnsupportedModelError(
+            f"{config.name} needs the rows and columns of the patches, and this {type(model).__name__} has no patch "
+            "embedding that shows them"
+        )
+    return maker
+
+
+def check_last_block(config: MethodConfig, reducer: Reducer[Any], rows: int | None) -> None:
+    """Raise `UnsupportedModelError` if the last block computes only some ``rows``, and its reducer needs all."""
+    if rows is not None and reducer.needs_full_last_block:
+        raise UnsupportedModelError(
+            f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
+        )
+
+
+def check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]]) -> None:
+    """Raise `UnsupportedModelError` if the method would add parameters to a model that is sharded already."""
+    learned = any(parameter.requires_grad for reducer in reducers for parameter in reducer.parameters())
+    if learned and any(map(sharded, blocks)):
+        raise UnsupportedModelError(
+            f"{config.name} learns parameters, and those added after fully_shard would be neither sharded nor kept "
+            "equal among processes: call vitrim.reduce_ first, then fully_shard"
+        )
+
+
+def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 3) -> None:
+    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
+
+    ``stacklevel`` is how far away the user's line is, which the warning names.
+    """
+    if config.adaptive or not config.may_fall_short:
+        return
+    initial = current = layers[0].initial_patches
+    amounts = layers[0].amounts
+    effective, short = [], False
+    for amount, after in zip(amounts, config.counts_of(amounts, initial), strict=True):
+        wanted = current if amount is None else amount.keep(initial, current)
+        short = short or after - config.added_tokens() > wanted
+        effective.append(current - after)
+        current = after
+    if not short:
+        return
+    message = (
+        f"{config.describe()} asks for more than {initial} patch tokens allow; the blocks remove "
+        f"{effective}, {initial - current} in all"
+    )
+    if min(effective) < 0:
+        message += "; a negative number is of tokens that come back"
+    if config.strict:
+        raise VitrimError(f"{message} (refused because strict=true)")
+    warnings.warn(message, ReductionWarning, stacklevel=stacklevel)

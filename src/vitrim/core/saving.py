@@ -1,0 +1,176 @@
+"""The files of a saved reduction: the options of its method, and what it learned; nothing of the host."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vitrim.core.block import ReducedBlock
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import access
+from vitrim.errors import VitrimError, first_line
+from vitrim.files import save_file, write_text
+
+CONFIG_FILE = "reduction.json"
+REDUCERS_FILE = "reducers.safetensors"
+FORMAT = 1
+
+
+def write_reduction(
+    model: nn.Module, config: MethodConfig, folder: str | Path, state: Mapping[str, Tensor] | None, module: str
+) -> None:
+    """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`."""
+    folder = _folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
+    weights = _learned(model, state)
+    if weights:
+        try:
+            save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
+        except (OSError, SafetensorError) as error:
+            raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
+    record = {
+        "format": FORMAT,
+        "method": config.name,
+        "version": config.version,
+        "options": json.loads(config.model_dump_json(include=config.model_fields_set)),
+        "model": type(model).__name__,
+        "weights": REDUCERS_FILE if weights else None,
+    }
+    if module:
+        record["module"] = module
+    write_text(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
+
+
+def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) -> None:
+    """Read learned parameters into ``model``, which is under ``config``; see `Reduction.load_parameters`."""
+    folder = _folder(folder)
+    saved = read_reduction(folder)
+    if saved["method"] != config.name:
+        raise VitrimError(f"{folder} holds parameters of {saved['method']}, this model is under {config.name}")
+    if saved.get("version") != config.version:
+        raise VitrimError(
+            f"{folder} holds version {saved.get('version')} of {config.name}, this vitrim has version {config.version}"
+        )
+    weights = _read_weights(folder / saved["weights"]) if saved.get("weights") else {}
+    expected = _learned(model)
+    problem = _mismatch(expected, weights)
+    if problem:
+        raise VitrimError(f"the parameters in {folder} do not fit this model: {problem}")
+    with torch.no_grad():
+        for name, value in weights.items():
+            expected[name].copy_(value)
+
+
+def read_reduction(folder: str | Path) -> dict[str, Any]:
+    """The entries of ``reduction.json`` in ``folder``, of which "method" and "options" are always there.
+
+    Raises:
+        VitrimError: there is none, or it cannot be read.
+    """
+    folder = _folder(folder)
+    path = folder / CONFIG_FILE
+    try:
+        if not path.is_file():
+            raise FileNotFoundError
+        saved = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing") from None
+    except OSError as error:  # no permission, or a name that is too long
+        raise VitrimError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # not JSON, not even text, or lists in lists without end
+        raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
+    complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
+    if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
+        raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
+    if not isinstance(saved.get("module", ""), str):
+        raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
+    if saved["format"] != FORMAT:
+        raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
+    if saved.get("weights") not in (None, REDUCERS_FILE):
+        raise VitrimError(
+            f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
+        )
+    return dict(saved)
+
+
+def saved_method(folder: Path) -> str:
+    """The name of the method whose reduction was saved in ``folder``.
+
+    Raises:
+        VitrimError: there is none, or it cannot be read.
+    """
+    return str(read_reduction(folder)["method"])
+
+
+def saved_part(model: nn.Module, saved: dict[str, Any], folder: str | Path) -> nn.Module:
+    """The part of ``model`` that was reduced when ``saved`` was written; ``model`` where it is such a part itself.
+
+    Raises:
+        VitrimError: ``model`` has no such part.
+    """
+    name = saved.get("module", "")
+    if not name or not isinstance(model, nn.Module):
+        return model
+    parts: dict[str, nn.Module] = dict(model.named_modules())
+    if name in parts:
+        return parts[name]
+    if type(model).__name__ == saved.get("model"):
+        return model
+    raise VitrimError(
+        f"{folder} holds the reduction of {access(name)}, a {saved.get('model')}, and this {type(model).__name__} "
+        "has no such part"
+    )
+
+
+def _learned(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The learned parameters of the reducers of ``model``, by depth and name, out of its ``state_dict``."""
+    state = model.state_dict() if state is None else state
+    return {
+        f"{block.depth}.{name}": state[f"{path}.reducer.{name}"]
+        for path, block in model.named_modules()
+        if isinstance(block, ReducedBlock)
+        for name in block.reducer.state_dict()
+    }
+
+
+def _folder(given: str | Path) -> Path:
+    """Return the folder of a saved reduction.
+
+    Raises:
+        VitrimError: it has no name, or is none.
+    """
+    if not isinstance(given, str | os.PathLike) or not str(given):
+        raise VitrimError(f"a reduction is saved in a folder, and {given!r} names none")
+    return Path(given)
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise VitrimError(f"cannot read {path}: {error}") from None
+
+
+def _mismatch(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str | None:
+    missing, extra = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
+    if missing or extra:
+        return "; ".join(
+            f"{what} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+            for what, names in (("missing", missing), ("unexpected", extra))
+            if names
+        )
+    for name, value in given.items():
+        if value.shape != expected[name].shape:
+            return f"{name} has shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
+    return None

@@ -1,0 +1,170 @@
+"""The record that the blocks of one reduced model share: the state on its way from block to block, by thread."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from vitrim.core.tokens import TokenState
+
+
+class Form(Protocol):
+    """The basis of a model's reduction: how its head pools, the grid of its images."""
+
+    def check(self) -> None:
+        """Raise `UnsupportedModelError` if the model's form has changed since it was reduced."""
+
+
+class _Call:
+    """The state left by the forward that is running in a thread, or last ran in it."""
+
+    def __init__(self) -> None:
+        self.full_grids = False
+        self.next_full_grid = False
+        self.latest: tuple[int, TokenState] | None = None
+        self.final: TokenState | None = None
+        self.states: tuple[TokenState, ...] = ()
+        self.running: tuple[TokenState, ...] = ()
+        self.grid: tuple[int, int] | None = None
+        self.maps = False
+        self.map: Tensor | None = None
+
+
+class _Calls(threading.local):
+    """The `_Call` of this thread. Every thread has its own.
+
+    An ordinary object inside, because torch.compile does not carry out what a graph would set on a thread's local.
+    """
+
+    def __init__(self) -> None:
+        self.own = _Call()
+
+
+class Trace:
+    """Shared record of the blocks of one reduced model: the state the last block left, and all states when recording.
+
+    Whatever belongs to a forward is kept by thread, so that threads may share the model: none sees the full grids, the
+    states or the auxiliary outputs of another. It holds the autograd graph of auxiliary outputs until the next forward
+    of the same thread. Copies and pickles start empty, so an EMA copy of a model never shares or drags along the state
+    of the original.
+
+    Attributes:
+        recording: keep the state after every block.
+        form: what a user may change about the reduced model and must not (see `Form`); None where there is nothing.
+        changing: the reduction is being changed: forwards that start now are refused.
+    """
+
+    def __init__(self, recording: bool = False, form: Form | None = None) -> None:
+        self.recording = recording
+        self.form = form
+        self.changing = False
+        self._calls = _Calls()
+
+    @property
+    def _call(self) -> _Call:
+        return self._calls.own
+
+    @property
+    def latest(self) -> tuple[int, TokenState] | None:
+        """Depth and state of the block that ran last in this thread."""
+        return self._call.latest
+
+    @property
+    def final(self) -> TokenState | None:
+        """The state after the last block of this thread's last forward."""
+        return self._call.final
+
+    @property
+    def states(self) -> tuple[TokenState, ...]:
+        """The states of this thread's last complete forward: the initial one, then one per block. Empty unless
+        recording."""
+        return self._call.states
+
+    @property
+    def full_grid(self) -> bool:
+        """Tell whether the next forward of this thread hands out full grids (dense outputs)."""
+        return self._call.full_grids or self._call.next_full_grid
+
+    def see_grid(self, grid: tuple[int, int] | None) -> None:
+        """Note rows and columns of the patches that this thread's forward has just made (see `GridHook`)."""
+        self._call.grid = grid
+
+    def take_grid(self) -> tuple[int, int] | None:
+        """Return what `see_grid` noted, once: tokens that no patch embedding made must not find an older one's."""
+        call = self._call
+        grid = call.grid
+        if grid is not None:
+            call.grid = None
+        return grid
+
+    def start(self, state: TokenState) -> None:
+        """Begin a forward: the state left by this thread's previous one is no longer valid.
+
+        Raises:
+            UnsupportedModelError: the model has another form now than when it was reduced.
+        """
+        if self.form is not None:
+            self.form.check()
+        call = self._call
+        call.next_full_grid = False
+        call.latest = call.final = None
+        call.states = ()
+        call.running = (state,) if self.recording else ()
+
+    def leave(self, depth: int, state: TokenState, last: bool) -> None:
+        """Note the state in which block ``depth`` left the tokens."""
+        call = self._call
+        call.latest = (depth, state)
+        if self.recording and len(call.running) == depth + 1:  # a recomputed block is already there
+            call.running = (*call.running, state)
+        if last:
+            call.final = state
+            call.states = call.running
+
+    def conclude(self, final: TokenState, states: tuple[TokenState, ...]) -> None:
+        """Replace the state of this thread's last forward by that of the whole it was a part of (see `padding.py`)."""
+        self._call.final, self._call.states = final, states
+
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        """Forwards that this thread starts within hand out all N0 tokens after every block: merged ones as copies of
+        their group, pruned ones as zeros. Computation inside the blocks stays reduced; the cost is two gathers per
+        block."""
+        before, self._call.full_grids = self._call.full_grids, True
+        try:
+            yield
+        finally:
+            self._call.full_grids = before
+
+    def next_dense(self, wanted: bool) -> None:
+        """Choose as in `dense`, for the next forward of this thread alone."""
+        self._call.next_full_grid = wanted
+
+    @property
+    def maps(self) -> bool:
+        """Tell whether forwards of this thread hand out attention maps."""
+        return self._call.maps
+
+    def hand_out_maps(self, wanted: bool) -> None:
+        """Choose `maps`, for the forwards of this thread from now on."""
+        self._call.maps = wanted
+
+    def note_map(self, attention_map: Tensor) -> None:
+        """Keep the attention map of the running block, replacing one noted before."""
+        self._call.map = attention_map
+
+    def take_map(self) -> Tensor | None:
+        """Return what `note_map` kept, once."""
+        found, self._call.map = self._call.map, None
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
+        return Trace(self.recording, copy.deepcopy(self.form, memo))
+
+    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Form | None]]:
+        return Trace, (self.recording, self.form)
