@@ -52,8 +52,9 @@ from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, seed
 from vitrim.training.lock import only_run
 from vitrim.training.log import Bar, Log, writing
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
-from vitrim.training.recipe import PATCH_DROP, Recipe, Resolved
+from vitrim.training.recipe import Resolved
 from vitrim.training.runs import RECIPE, RESULT
+from vitrim.training.schema import PATCH_DROP, Recipe
 from vitrim.training.step import MODEL, Distillation, Objective
 from vitrim.weights import WEIGHTS_FILE, load_checkpoint, weights_file
 
