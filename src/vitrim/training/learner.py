@@ -1,4 +1,4 @@
-"""What a run trains: a model under a method, in its objective, with its optimiser, its average and its amounts.
+"""The part of a run that learns: a model under a method, its objective, optimiser, average and amounts.
 
 A `Learner` makes updates of batches. It knows no files; `vitrim.training.loop` does.
 """

@@ -34,9 +34,9 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
         MissingPackageError: its package is not installed.
 
     Example:
-        >>> check_trackers(["tensorbord"])
+        >>> check_trackers(["tensorbord"])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        vitrim.errors.VitrimError: unknown tracker 'tensorbord'; did you mean 'tensorboard'? valid: ...
+        vitrim.errors.VitrimError: unknown tracker 'tensorbord'; did you mean 'tensorboard'? valid: aim, ...
     """
     missing = {str(kind) for kind in LoggerType} - {str(kind) for kind in get_available_trackers()}
     for name in trackers:
