@@ -296,11 +296,22 @@ def batches(
     _at_least(0, workers=workers)
     count = len(cast(Sized, dataset))
     if limit is not None and limit < count:
-        indices = np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
-        dataset = Subset(dataset, indices.tolist())
+        dataset = Subset(dataset, spread(count, limit).tolist())
     # a generator of its own: otherwise every pass draws a seed from the global one and changes what follows it
     generator = torch.Generator().manual_seed(0)
     return DataLoader(dataset, batch_size, shuffle=False, num_workers=workers, generator=generator)
+
+
+def spread(count: int, limit: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """At most ``limit`` of ``count`` places, spread evenly and in order; all of them where ``limit`` is None.
+
+    Example:
+        >>> spread(10, 4).tolist()
+        [0, 3, 6, 9]
+    """
+    if limit is None or limit >= count:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
 
 
 def _checked_labels(
