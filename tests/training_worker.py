@@ -70,8 +70,8 @@ def train_shards(images: Path, out: Path) -> None:
     build.Accelerator = sharding  # type: ignore[misc, assignment]
     for stop in (4, None):
         run = trainer(recipe(**SHARDED), images, out, eval_batch=EVAL_BATCH, max_updates=stop, resume=stop is None)
-        assert all(isinstance(block, FSDPModule) for block in run.model.blocks)
-        assert all(isinstance(parameter, DTensor) for parameter in run.model.parameters())
+        assert all(isinstance(block, FSDPModule) for block in run.learner.model.blocks)
+        assert all(isinstance(parameter, DTensor) for parameter in run.learner.model.parameters())
         run.run()
 
 

@@ -25,15 +25,7 @@ _MODES = ("RGB", "L")
 
 
 class DecodedImages:
-    """Common base of all image datasets: where their images come from, and how one is read.
-
-    Args:
-        images: encoded images: a sequence of paths, or of the bytes of image files.
-        class_names: the name of each class, or None if they have none.
-        source: where the images are from; used in messages.
-        split: the split they are, or None if the source has none.
-        transform: from a PIL image of mode `mode` to a tensor.
-        mode: "RGB", or "L" for a transform that wants one channel.
+    """Common base of all image datasets: where their images come from, and how one is read. See `ImageDataset`.
 
     Raises:
         DataError: no images, or an unknown mode.
@@ -242,11 +234,7 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         return int(self.targets.shape[1])
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Read one image.
-
-        Returns:
-            What the transform makes of it, by default (C, H, W) float32 in [0, 1], and its classes: (K,) float32 of
-            0 and 1.
+        """Read one image, as `ImageDataset` does, and its classes: (K,) float32 of 0 and 1.
 
         Raises:
             DataError: the image cannot be read; the message names the row or file.
