@@ -5,7 +5,9 @@ from __future__ import annotations
 from vitrim.errors import unknown
 from vitrim.tasks.base import Task
 from vitrim.tasks.classification import Classification
+from vitrim.tasks.detection import Detection, Instances
 from vitrim.tasks.multilabel import MultiLabel
+from vitrim.tasks.segmentation import Segmentation
 
 __all__ = ["Task", "make_task", "tasks"]
 
@@ -15,9 +17,9 @@ def tasks() -> dict[str, type[Task]]:
 
     Example:
         >>> sorted(tasks())
-        ['classification', 'multilabel']
+        ['classification', 'detection', 'instances', 'multilabel', 'segmentation']
     """
-    return {task.name: task for task in (Classification, MultiLabel)}
+    return {task.name: task for task in (Classification, MultiLabel, Segmentation, Detection, Instances)}
 
 
 def make_task(name: str, num_classes: int) -> Task:
