@@ -76,6 +76,11 @@ def import_datasets() -> Any:
         raise MissingPackageError(message) from error
 
 
+def escaped(files: list[Path]) -> list[str]:
+    """The names of files for `datasets`, which takes every path for a pattern."""
+    return [glob.escape(str(file)) for file in files]
+
+
 def read_source(read: Callable[[], Any], source: str) -> Any:
     """Call `read` and turn its errors about the source into one line."""
     datasets = import_datasets()
@@ -108,8 +113,7 @@ def parquet_table(files: list[Path], source: str, split: str | None) -> tuple[An
     datasets = import_datasets()
     files, split = choose_files(files, split, source)
     check_parquet(files)
-    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
-    return read_source(partial(datasets.Dataset.from_parquet, patterns), source), split
+    return read_source(partial(datasets.Dataset.from_parquet, escaped(files)), source), split
 
 
 def from_table(
