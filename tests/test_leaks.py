@@ -32,7 +32,7 @@ ALLOWED = {
     },  # makes the demo's own model
     "cli/common.py": {"img_size"},  # an example in an error
     "cli/setup.py": {"hf:", "img_size"},  # help texts: how a model and its options are written
-    "training/recipe.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
+    "training/schema.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
     "training/checks.py": {"patch_drop_rate"},  # says which option a recipe needs
 }
 """Which files may use which, and why."""

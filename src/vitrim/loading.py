@@ -282,16 +282,6 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     return model
 
 
-def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """The reference checkpoint ``name``, which comes with this package; it always has its weights."""
-    return load_reference(name, **options)
-
-
-def run_model(folder: str, pretrained: bool, options: Options) -> nn.Module:
-    """The model of the finished run of ``vitrim train`` in ``folder``; it always has its weights."""
-    return load_run(Path(folder).expanduser(), **options)
-
-
 def load_reference(name: str, **options: Any) -> nn.Module:
     """A reference model with its weights, float32, in eval mode.
 
@@ -397,6 +387,7 @@ def _import(module: str, extra: str) -> Any:
 LIBRARIES: dict[str, Creator] = {
     "torchvision": torchvision_model,
     "hf": hf_model,
-    "vitrim": reference_model,
-    "run": run_model,
+    # these two always have their weights
+    "vitrim": lambda name, pretrained, options: load_reference(name, **options),
+    "run": lambda folder, pretrained, options: load_run(Path(folder).expanduser(), **options),
 }

@@ -17,7 +17,9 @@ from safetensors.torch import save_file
 
 from cli_runs import exit_code
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.measure.evaluation import Evaluation, evaluate
+from vitrim.measure.evaluation import evaluate
+from vitrim.measure.records import Batch
+from vitrim.measure.run import Measurement
 
 MODEL = "test_vit"
 SMALL = ["--model-option", "img_size=64"]  # 17 tokens
@@ -80,7 +82,7 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, *arguments, *(word for method in methods for word in ("-m", method)), "--seed", 3) == 0
 
     record = read(out)
-    keys = {"command", "environment", "weights", "model_options", "untrained", "data", "complete", "rows"}
+    keys = {"command", "environment", "weights", "model_options", "untrained", "task", "data", "complete", "rows"}
     assert set(record) == keys
     assert record["untrained"] == []
     assert (record["command"], record["complete"], record["weights"]) == ("eval", True, "random")
@@ -93,7 +95,7 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     dataset = load_images(folder)
     dataset.transform = eval_transform(model)
     rows = evaluate(model, methods, batches(dataset, 5), seed=3)
-    assert record["rows"] == [{"model": MODEL, **row.record()} for row in rows]
+    assert record["rows"] == [{"model": MODEL, **row} for row in rows]
     for row in record["rows"]:
         assert set(row) == {
             *("model", "method", "images", "top1", "top5", "agreement", "cosine"),
@@ -213,14 +215,14 @@ def test_nothing_gathered_leaves_an_older_record_alone(folder, tmp_path, monkeyp
 
 
 def test_an_interruption_keeps_what_came_before(folder, tmp_path, monkeypatch, capsys):
-    update = Evaluation.update
+    update = Measurement.update
 
-    def interrupted(self: Evaluation, *batch: torch.Tensor) -> None:
+    def interrupted(self: Measurement, batch: Batch) -> None:
         if self.images:
             raise KeyboardInterrupt
-        update(self, *batch)
+        update(self, batch)
 
-    monkeypatch.setattr(Evaluation, "update", interrupted)
+    monkeypatch.setattr(Measurement, "update", interrupted)
     out = tmp_path / "out.json"
     arguments = [MODEL, *SMALL, "-m", "none", "--data", folder, "--batch-size", 4, "--json", out]
     assert run(monkeypatch, *arguments) == 130

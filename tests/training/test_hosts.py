@@ -71,6 +71,6 @@ def test_a_classifier_of_every_family_is_trained(host: str, grey: Path, tmp_path
     load_checkpoint(twin, tmp_path / "model.safetensors")
     assert any(not torch.equal(value, before[name]) for name, value in twin.state_dict().items())
     assert vitrim.Reduction.load(twin, tmp_path).config == vitrim.ToMe(r=4)
-    averaged = run.ema.module.eval()
+    averaged = run.learner.ema.module.eval()
     with torch.no_grad():
         assert torch.equal(tiny.run(twin, tiny.images()), tiny.run(averaged, tiny.images()))

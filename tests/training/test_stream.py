@@ -92,7 +92,7 @@ def test_evaluations_are_not_streamed(tables: Path, tmp_path: Path) -> None:
     run = trainer(recipe(), tables, tmp_path / "run")
     stream = stream_images(tables, split="test")
     with pytest.raises(VitrimError, match="evaluations need images that can be read in any order"):
-        Trainer(run.resolved, run.model, run.train_data, stream, run.accelerator, run.running)
+        Trainer(run.resolved, run.learner.model, run.train_data, stream, run.accelerator, run.running)
 
 
 def test_a_stream_of_unknown_length_is_refused(tables: Path, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_stream_of_unknown_length_is_refused(tables: Path, tmp_path: Path) -> 
     stream = stream_images(tables, split="train")
     stream.length = None
     with pytest.raises(VitrimError, match="does not say how many images it has"):
-        Trainer(run.resolved, run.model, stream, None, run.accelerator, run.running)
+        Trainer(run.resolved, run.learner.model, stream, None, run.accelerator, run.running)
 
 
 def test_a_folder_of_images_is_no_stream(images: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ keep. Parquet files, Hub datasets and WebDataset archives are read with the opti
 (`pip install 'vitrim[data]'`), which is imported only when such a source is opened.
 """
 
-from vitrim.data.dataset import ImageDataset, MultiLabelDataset, batches
+from vitrim.data.dataset import ImageDataset, MultiLabelDataset, batches, spread
 from vitrim.data.decoding import to_tensor
 from vitrim.data.errors import DataError
 from vitrim.data.load import load_data, load_images
@@ -29,6 +29,7 @@ __all__ = [
     "load_data",
     "load_images",
     "register_reader",
+    "spread",
     "stream_images",
     "to_tensor",
 ]

@@ -33,11 +33,13 @@ class Task(ABC):
         name: as a recipe writes it.
         selects_by: the metric a model is chosen by; higher is better.
         losses: the losses it can learn.
+        agreement_means: what `agreement` compares, in a few words.
     """
 
     name: ClassVar[str]
     selects_by: ClassVar[str]
     losses: ClassVar[tuple[str, ...]]
+    agreement_means: ClassVar[str]
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -56,7 +58,23 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
-        """The metrics of an evaluation, in percent, from logits and targets."""
+        """The metrics of an evaluation, shares in [0, 1] in float64. Their states are sums or lists of tensors."""
+
+    @abstractmethod
+    def check_targets(self, targets: Any, count: int) -> None:
+        """Raise `DataError` if these are not the targets of ``count`` images, or beyond the model's classes."""
+
+    @abstractmethod
+    def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
+        """How far a prediction is that of the dense model, values in [0, 1] whose mean over the data is reported."""
+
+    def predict(self, model: nn.Module, images: Tensor) -> Any:
+        """What ``model`` predicts of images (B, C, H, W): logits (B, K)."""
+        return ask(model).logits(model(images))
+
+    def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
+        """Show a prediction and its targets to the metrics."""
+        metrics.update(prediction.float(), targets)
 
     def read(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and targets of a batch as the loader gives it."""

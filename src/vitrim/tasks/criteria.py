@@ -15,8 +15,8 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 class BinaryCrossEntropy(nn.Module):
     """One binary cross entropy per class, mean over the images, and mean or sum over the classes.
 
-    Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name smooths class indices
-    only and takes all other targets for smoothed ones, which mixed labels are not here.
+    Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name moves all targets but
+    indices to 1/2, or leaves them: right for several labels, not for mixed labels of one class.
 
     Args:
         smoothing: in [0, 1).
