@@ -148,9 +148,13 @@ TRACED_BLOCKS = {"cropr": 3, "evo_vit": 3, "kmedoids": 4}
 
 
 def traceable(host: str, config: vitrim.MethodConfig) -> nn.Module:
-    """A host with as few of its four blocks as the method takes: tracing each takes a second or more."""
+    """A host with as few of its four blocks as the method takes: tracing each takes a second or more.
+
+    With all four where the settings name blocks or say an amount for each.
+    """
     model = HOSTS[host]()
-    while len(blocks(model)) > TRACED_BLOCKS.get(config.name, 2):
+    each = any(isinstance(getattr(config, option), list | tuple) for option in config.model_fields_set)
+    while not each and len(blocks(model)) > TRACED_BLOCKS.get(config.name, 2):
         drop_last_block(model)
     counts = fits(config, model).counts(36, len(blocks(model)))
     assert counts is None or config.kind == "none" or min(counts) < 36  # it does reduce

@@ -34,7 +34,7 @@ def values(output: Any) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
 @pytest.mark.parametrize(
-    ("host", "config"), tiny.matrix(tiny.configs(), tiny.PLAIN, thorough=[], once=["vit"], others=["tome"])
+    ("host", "config"), tiny.matrix(tiny.configs(), tiny.PLAIN, [], others=["tome"], once=["vit"], full=tiny.PLAIN)
 )
 def test_a_traced_model_equals_the_eager_one_on_other_images(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.traceable(host, config).double()
