@@ -84,8 +84,12 @@ class DecodedImages:
             raise DataError(f"no images in this part of {self.source}")
         part = copy.copy(self)
         part.images = Chosen(self.images, indices)
-        setattr(part, self._known, getattr(self, self._known)[list(indices)])
+        part._choose(indices)
         return part
+
+    def _choose(self, indices: Sequence[int]) -> None:
+        """Keep what is known about these images only."""
+        setattr(self, self._known, getattr(self, self._known)[list(indices)])
 
 
 class Chosen:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrim.data.dataset import Chosen
+from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.errors import DataError
 from vitrim.data.streaming import ImageStream
 from vitrim.data.tables import Rows
@@ -59,13 +60,28 @@ def _parts(data: Any) -> Iterator[bytes]:
         yield repr((data.split, data.length, *data.files)).encode()
         return
     yield str(len(data)).encode()
-    for name in ("labels", "targets"):
-        values = getattr(data, name, None)
-        if values is not None:
-            yield np.ascontiguousarray(values).tobytes()
+    if isinstance(data, DetectionDataset):
+        yield from _objects(data)
+    else:
+        for name in ("labels", "targets"):
+            values = getattr(data, name, None)
+            if values is not None:
+                yield np.ascontiguousarray(values).tobytes()
+    if isinstance(data, SegmentationDataset):
+        yield data.table.tobytes()
+        yield from _images(data.masks)
     images = getattr(data, "images", None)
     if images is not None:
         yield from _images(images)
+
+
+def _objects(data: DetectionDataset) -> Iterator[bytes]:
+    """The number of boxes of each image, and all that is known about every box."""
+    yield np.array([len(boxes) for boxes in data.boxes], dtype=np.int64).tobytes()
+    for name in ("boxes", "labels", "crowd", "area"):
+        yield np.concatenate(getattr(data, name)).tobytes()
+    for outlines in data.outlines or ():
+        yield from outlines
 
 
 def _images(images: EncodedImages) -> Iterator[bytes]:
