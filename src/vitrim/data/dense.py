@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision import tv_tensors
 
 from vitrim.data.boxes import SLACK, Objects, areas, checked_boxes, clamped
 from vitrim.data.dataset import Chosen, DecodedImages
@@ -111,6 +110,8 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
                 message names the row or file.
             IndexError: no such image.
         """
+        from torchvision import tv_tensors
+
         index = range(len(self))[index]
         image = decode_at(self.images[index], index, self.source).convert(self.mode)
         mask = self.read_mask(index)
@@ -235,6 +236,8 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
                 of another form; the message names the row or file.
             IndexError: no such image.
         """
+        from torchvision import tv_tensors
+
         index = range(len(self))[index]
         image = decode_at(self.images[index], index, self.source).convert(self.mode)
         size = (image.height, image.width)
