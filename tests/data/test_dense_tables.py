@@ -141,8 +141,7 @@ def test_bccd() -> None:
     assert found == {"train": (205, 2381, 214, 209), "val": (87, 967, 87, 83), "test": (72, 805, 71, 69)}
     per_image = [len(boxes) for data in parts for boxes in data.boxes]
     assert (min(per_image), max(per_image), round(np.mean(per_image))) == (1, 30, 13)
-    sides = np.sqrt(np.concatenate([area for data in parts for area in data.area]))
-    labels = np.concatenate([each for data in parts for each in data.labels])
+    sides, labels = np.sqrt(np.concatenate(parts[0].area)), np.concatenate(parts[0].labels)
     assert [round(float(np.median(sides[labels == label]))) for label in range(3)] == [102, 189, 38]
     image, target = parts[0][0]
     assert image.shape == (3, 480, 640)
