@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from vitrim.core.ask import ask
 from vitrim.core.tables import enter
@@ -34,12 +36,14 @@ class Task(ABC):
         selects_by: the metric a model is chosen by; higher is better.
         losses: the losses it can learn.
         agreement_means: what `agreement` compares, in a few words.
+        reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
     """
 
     name: ClassVar[str]
     selects_by: ClassVar[str]
     losses: ClassVar[tuple[str, ...]]
     agreement_means: ClassVar[str]
+    reads: ClassVar[str | None] = None
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -67,6 +71,22 @@ class Task(ABC):
     @abstractmethod
     def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
         """How far a prediction is that of the dense model, values in [0, 1] whose mean over the data is reported."""
+
+    def auxiliary(self, loss: Loss) -> Criterion:
+        """The loss of an auxiliary head on patches or on a query, from its output and targets; that of logits."""
+        return self.criterion(loss)
+
+    def train_transform(self, geometry: Any, augment: Any) -> Callable[..., Any] | None:
+        """The changes to a training image and its target together; None: of images alone, the training loop's own."""
+        return None
+
+    def eval_transform(self, geometry: Any) -> Callable[..., Any] | None:
+        """The processing of an image and its target for evaluation; None: of images alone, the model's own."""
+        return None
+
+    def collate(self, items: list[Any]) -> Any:
+        """A batch of what a dataset gives."""
+        return default_collate(items)
 
     def predict(self, model: nn.Module, images: Tensor) -> Any:
         """What ``model`` predicts of images (B, C, H, W): logits (B, K)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Criterion = Callable[[Tensor, Tensor], Tensor]
-"""From logits (B, K) and targets to a scalar."""
+Criterion = Callable[[Any, Any], Tensor]
+"""From logits (B, K), or what a dense task predicts, and targets to a scalar."""
 
 
 class BinaryCrossEntropy(nn.Module):
