@@ -107,7 +107,7 @@ class Segmentation(Task):
             raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:
-        """What ``model`` predicts of images (B, C, H, W) by the protocol: (B, K, H, W)."""
+        """Logits (B, K, H, W) of ``model`` for images (B, C, H, W), by the protocol."""
         host = ask(model)
 
         def forward(batch: Tensor) -> Tensor:

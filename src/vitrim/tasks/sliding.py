@@ -1,4 +1,4 @@
-"""How an image of any size is put through a model that gives a map: whole or in windows, at several sizes, mirrored."""
+"""Ways to put an image of any size through a model that gives a map: whole or in windows, at several sizes, mirrored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ModelFunction = Callable[[Tensor], Tensor]
 
 
 class Protocol(Section):
-    """How images are evaluated by a dense task.
+    """The way images are evaluated by a dense task.
 
     Example:
         >>> Protocol(mode="slide", window=512, stride=384, size=512).side

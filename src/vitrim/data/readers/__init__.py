@@ -28,7 +28,7 @@ Reader = Callable[..., ImageDataset | MultiLabelDataset | SegmentationDataset | 
 R = TypeVar("R", bound=Reader)
 
 TASKS = ("classification", "multilabel", "segmentation", "detection", "instances")
-"""What data can be for."""
+"""The tasks that data can be for."""
 WITH_LABELS = TASKS[:2]
 """Those whose labels are of whole images: they need not be named."""
 
