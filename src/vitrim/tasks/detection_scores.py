@@ -71,7 +71,7 @@ class DetectionScores(Metric):
 
     @property
     def _prefixes(self) -> dict[str, str]:
-        """What is scored, and how torchmetrics' names of it begin."""
+        """The kinds that are scored, and the beginnings of their names in torchmetrics."""
         return {"box": "bbox_", "mask": "segm_"} if self.masks else {"box": ""}
 
     def update(self, predictions: Sequence[Objects], targets: Sequence[Objects]) -> None:

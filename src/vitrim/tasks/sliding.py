@@ -1,4 +1,4 @@
-"""Ways to put an image of any size through a model that gives a map: whole or in windows, at several sizes, mirrored."""
+"""Ways to put an image of any size through a model that gives a map: whole or by windows, scaled, mirrored."""
 
 from __future__ import annotations
 
