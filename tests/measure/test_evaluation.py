@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import tiny
 import vitrim
 import vitrim.measure.evaluation
+from full_matrix import cells
 from tiny import GEOMETRY, HOSTS, images
 from vitrim.core.block import ReducedBlock
 from vitrim.core.registry import host_of
@@ -159,6 +160,10 @@ def test_fewer_than_five_classes_are_named_honestly(num_classes, k):
     assert [key for key in row if key.startswith("top")] == ["top1", f"top{k}"]
 
 
+HEADS = (*tiny.PLAIN, "distilled", "avg_fc_norm", "avgmax", "map", "hf_vit_model", "hf_deit_teacher", "hf_dinov2_model")
+"""Every way to read the tokens; the other hosts differ in their blocks."""
+
+
 def read_by_classifier(model, batches):
     """(B, C) features in the host's own words, for timm's models; None for others."""
     if not hasattr(model, "forward_head"):
@@ -167,7 +172,7 @@ def read_by_classifier(model, batches):
         return torch.cat([model.forward_head(model.forward_features(x), pre_logits=True) for x, _ in batches])
 
 
-@pytest.mark.parametrize("host", [name for name in HOSTS if name not in ("headless", "no_pool")])
+@pytest.mark.parametrize("host", cells([name for name in HOSTS if name not in ("headless", "no_pool")], HEADS))
 def test_every_host_form(host):
     model = HOSTS[host]()
     batches = data(num_classes=5)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import tiny
 import vitrim
+from full_matrix import cells
 from tiny_training import recipe
 from vitrim.core.ask import ask
 from vitrim.data import load_images
@@ -44,7 +45,8 @@ def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("host", tiny.PLAIN)
+# one update of what learns is made on every variant in `test_step.py`
+@pytest.mark.parametrize("host", cells(tiny.PLAIN, (*tiny.LIBRARIES, "naflex", "hf_clip", "hf_beit")))
 def test_a_classifier_of_every_family_is_trained(host: str, grey: Path, tmp_path: Path) -> None:
     if not tiny.is_classifier(host):
         pytest.skip("this one gives features")

@@ -119,8 +119,10 @@ TIMM_HOSTS = [
 LEARNED_CONFIGS = [config for config in CONFIGS if config is not None and not config.training_free]
 
 
-@pytest.mark.parametrize("host", TIMM_HOSTS)
-@pytest.mark.parametrize("config", LEARNED_CONFIGS, ids=describe)
+@pytest.mark.parametrize(
+    ("host", "config"),
+    tiny.matrix(LEARNED_CONFIGS, TIMM_HOSTS, ["vit"], others=["cropr", "dynamicvit"], full=TIMM_HOSTS),
+)
 def test_one_update_of_what_learns_on_every_timm_variant(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS[host]()
     if getattr(config, "class_head", False) and not tiny.host_of(model).facts(model).has_class_token:

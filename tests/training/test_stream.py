@@ -17,6 +17,12 @@ from vitrim.training.loop import Trainer
 datasets = pytest.importorskip("datasets")
 
 
+@pytest.fixture(autouse=True)
+def _no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` sleeps for five seconds after each shuffled pass, against crashes in remote file systems."""
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+
+
 @pytest.fixture(scope="module")
 def tables(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The images as parquet, those to train on in two files."""

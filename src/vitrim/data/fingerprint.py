@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,11 @@ def _images(images: EncodedImages) -> Iterator[bytes]:
         sizes = images.sizes()
         yield sizes.tobytes()
         everything = int(sizes.sum()) <= MOST_BYTES
-        yield from images.contents() if everything else (_content(images[place]) for place in _spread(len(images)))
+        yield from (
+            images.contents()
+            if everything
+            else (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
+        )
     else:
         yield from _listed(images)
 
@@ -105,24 +110,24 @@ def _listed(images: EncodedImages) -> Iterator[bytes]:
             yield f"{'/'.join(image.parts[-NAMES:])} {_size(image)}".encode()
         else:
             yield _content(image)
-    yield from (_content(images[place]) for place in _spread(len(images)))
-
-
-def _spread(count: int) -> list[int]:
-    return [int(place) for place in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).round())]
+    yield from (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
 
 
 def _size(file: Path) -> int:
-    try:
+    with _reading(file):
         return file.stat().st_size
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _content(image: bytes | Path | None) -> bytes:
-    if isinstance(image, Path):
-        try:
-            return image.read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot read {image}: {error.strerror}") from error
-    return image or b""
+    if not isinstance(image, Path):
+        return image or b""
+    with _reading(image):
+        return image.read_bytes()
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error

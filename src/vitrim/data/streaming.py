@@ -14,7 +14,6 @@ own: then neither processes nor workers change which images an update sees.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import importlib
 import os
@@ -35,6 +34,7 @@ from vitrim.data.tables import (
     check_parquet,
     choose_hub_split,
     encoded_image,
+    escaped,
     find_image_column,
     find_label_column,
     import_datasets,
@@ -245,8 +245,7 @@ def _parquet_rows(
         raise DataError(f"{source} has no parquet files: only tables and Hub datasets can be streamed")
     files, chosen = choose_files(found, split, str(source))
     length = check_parquet(files)
-    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
-    rows = read_source(partial(datasets.IterableDataset.from_parquet, patterns), str(source))
+    rows = read_source(partial(datasets.IterableDataset.from_parquet, escaped(files)), str(source))
     return rows, chosen, length, tuple((file.name, file.stat().st_size, _digest(file)) for file in files)
 
 

@@ -76,6 +76,11 @@ def import_datasets() -> Any:
         raise MissingPackageError(message) from error
 
 
+def escaped(files: list[Path]) -> list[str]:
+    """The names of files for `datasets`, which takes every path for a pattern."""
+    return [glob.escape(str(file)) for file in files]
+
+
 def read_source(read: Callable[[], Any], source: str) -> Any:
     """Call `read` and turn its errors about the source into one line."""
     datasets = import_datasets()

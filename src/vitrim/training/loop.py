@@ -12,15 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker
 from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -37,51 +34,12 @@ from vitrim.training.folder import RunFolder, together
 from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, train_loader, updates_per_epoch
 from vitrim.training.learner import Learner
 from vitrim.training.log import Bar, Log, writing
-from vitrim.training.recipe import Resolved
+from vitrim.training.recipe import Resolved, recipe_text
+from vitrim.training.running import Running
 from vitrim.training.runs import RECIPE
-from vitrim.training.schema import Recipe
-from vitrim.training.trackers import TENSORBOARD, check_trackers, start_trackers
+from vitrim.training.trackers import start_trackers
 
-
-@dataclass(frozen=True)
-class Running:
-    """Options for running a recipe; none of them changes what is learned.
-
-    Attributes:
-        out: where everything is written.
-        resume: go on from the last checkpoint in ``out``.
-        workers: processes that read images, 0 for this one.
-        eval_batch: images at once in evaluations, on one device; methods that decide by a batch decide by these.
-        save_minutes: time between checkpoints.
-        log_every: updates between rows of the log.
-        keep: checkpoints that are kept, at least two: one may turn out to be damaged.
-        tensorboard: also write TensorBoard's files, as ``log_with=("tensorboard",)``.
-        log_with: accelerate's trackers that get what the log gets, by name, or trackers of one's own.
-        max_updates: stop after this many updates, as if interrupted; None: at the end.
-
-    Raises:
-        VitrimError: a tracker that accelerate does not know.
-        MissingPackageError: its package is not installed.
-    """
-
-    out: Path
-    resume: bool = False
-    workers: int = 0
-    eval_batch: int = 64
-    save_minutes: float = 10.0
-    log_every: int = 10
-    keep: int = 2
-    tensorboard: bool = False
-    log_with: tuple[str | GeneralTracker, ...] = ()
-    max_updates: int | None = None
-
-    def __post_init__(self) -> None:
-        check_trackers(self.trackers)
-
-    @property
-    def trackers(self) -> tuple[str | GeneralTracker, ...]:
-        """All trackers that are asked for."""
-        return (*self.log_with, TENSORBOARD) if self.tensorboard else self.log_with
+__all__ = ["Running", "Trainer", "recipe_text"]
 
 
 class Trainer:
@@ -396,14 +354,6 @@ class Trainer:
         for text in (*damaged, f"resumed from {path}"):
             if self.console is not None:
                 self.console.print(text, highlight=False)
-
-
-# ---- parts -----------------------------------------------------------------------------------------------------------
-
-
-def recipe_text(recipe: Recipe) -> str:
-    """All values of a recipe as YAML, which `load_recipe` reads back."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _shown(row: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from vitrim.training import study
 from vitrim.training.schema import Augment, Ramp, Recipe
 from vitrim.training.values import flat, line, merge, nested, parsed, short
 
-__all__ = ["Augment", "Loss", "Mix", "Ramp", "Recipe", "Resolved", "load_recipe", "recipes", "resolve"]
+__all__ = ["Augment", "Loss", "Mix", "Ramp", "Recipe", "Resolved", "load_recipe", "recipe_text", "recipes", "resolve"]
 
 FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
@@ -109,6 +109,11 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
     except ValidationError as error:
         raise VitrimError(_one_line(name, error)) from None
     return Resolved(name, recipe, dict(origin or {}))
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """All values of a recipe as YAML, which `load_recipe` reads back."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _find(name: str | Path) -> tuple[str, Path]:
