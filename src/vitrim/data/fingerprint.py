@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrim.data.dataset import Chosen
+from vitrim.data.dataset import Chosen, spread
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.errors import DataError
 from vitrim.data.streaming import ImageStream

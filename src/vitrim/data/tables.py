@@ -113,8 +113,7 @@ def parquet_table(files: list[Path], source: str, split: str | None) -> tuple[An
     datasets = import_datasets()
     files, split = choose_files(files, split, source)
     check_parquet(files)
-    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
-    return read_source(partial(datasets.Dataset.from_parquet, patterns), source), split
+    return read_source(partial(datasets.Dataset.from_parquet, escaped(files)), source), split
 
 
 def from_table(
