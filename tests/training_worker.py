@@ -37,7 +37,7 @@ def evaluation(images: Path, out: Path) -> list[str]:
 
 def evaluate(images: Path, out: Path) -> None:
     """``vitrim eval``: each process stops after its first batch, and both go on from there."""
-    sys.argv = [*evaluation(images, out), "--resume", str(out / "part")]
+    sys.argv = [*evaluation(images, out), "--out", str(out / "part")]
     update = Measurement.update
 
     def stopped(self: Measurement, batch: Batch) -> None:
@@ -53,6 +53,7 @@ def evaluate(images: Path, out: Path) -> None:
             raise
     Measurement.update = update  # type: ignore[method-assign]
     PartialState().wait_for_everyone()  # another run would begin when all have ended
+    sys.argv.append("--resume")
     vitrim()
 
 

@@ -374,9 +374,10 @@ def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatc
         ran.append(batch.index)
         update(self, batch)
 
-    resume = [*arguments, "--resume", tmp_path / "part", "--json", tmp_path / "out.json"]
+    keep = [*arguments, "--out", tmp_path / "part", "--json", tmp_path / "out.json"]
+    resume = [*keep, "--resume"]
     monkeypatch.setattr(Measurement, "update", interrupted)
-    assert run(monkeypatch, *resume) == 130
+    assert run(monkeypatch, *keep) == 130
     assert read(tmp_path / "out.json")["rows"][0]["images"] == 5
     monkeypatch.setattr(Measurement, "update", counted)
     assert run(monkeypatch, *resume) == 0
@@ -387,6 +388,10 @@ def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatc
     assert read(tmp_path / "out.json") == read(tmp_path / "whole.json")
 
     capsys.readouterr()
+    assert run(monkeypatch, *keep) == 2
+    assert the_error(capsys).endswith("holds an evaluation: add --resume to go on, or name another folder")
+    assert run(monkeypatch, *arguments, "--resume") == 2
+    assert the_error(capsys) == "--resume goes on from what is in --out: give --out too"
     assert run(monkeypatch, *resume, "--limit", 6) == 2
     assert "holds an evaluation with data={" in the_error(capsys)
     picture(99).save(folder / "ant" / "0.png")

@@ -181,8 +181,8 @@ def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path,
         first.update(batch)
     partial.keep(first, now=True)
 
-    second, partial = started(several), Partial(tmp_path / "part", SETTINGS, Processes())
-    done = partial.resume(second)
+    second, partial = started(several), Partial(tmp_path / "part", SETTINGS, Processes(), resume=True)
+    done = partial.restore(second)
     assert (done, second.images) == (stop, 3 * stop)
     assert second.rows() == first.rows()
     for batch in read(dataset(several=several), 3, done=done):
@@ -194,7 +194,7 @@ def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path,
 
 def test_nothing_is_resumed_from_a_folder_that_is_not_there(tmp_path: Path):
     partial, measurement = Partial(tmp_path / "part", SETTINGS, Processes()), started()
-    assert partial.resume(measurement) == 0
+    assert partial.restore(measurement) == 0
     assert not (tmp_path / "part").exists()
     partial.keep(measurement)  # only now and then: nothing is written yet
     assert not (tmp_path / "part").exists()
@@ -220,17 +220,22 @@ def kept(tmp_path: Path) -> Path:
 def test_other_settings_are_refused_and_nothing_is_written(kept: Path, settings, processes, message):
     before = (kept / "part-0.safetensors").read_bytes()
     with pytest.raises(VitrimError, match=message) as caught:
-        Partial(kept, settings, Processes(0, processes))
+        Partial(kept, settings, Processes(0, processes), resume=True)
     assert "\n" not in str(caught.value)
     assert [file.name for file in kept.iterdir()] == ["part-0.safetensors"]
     assert (kept / "part-0.safetensors").read_bytes() == before
+
+
+def test_a_folder_in_use_is_not_begun_anew(kept: Path):
+    with pytest.raises(VitrimError, match="holds an evaluation: add --resume to go on, or name another folder"):
+        Partial(kept, SETTINGS, Processes())
 
 
 def test_a_damaged_partial_measurement_is_one_line(kept: Path):
     file = kept / "part-0.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(VitrimError, match="is no partial evaluation, or is damaged: name another folder"):
-        Partial(kept, SETTINGS, Processes())
+        Partial(kept, SETTINGS, Processes(), resume=True)
 
 
 # ---- rows and decisions

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
-Resume = Annotated[
-    Path | None,
-    typer.Option("--resume", help="keep what is gathered in this folder, and go on from what is there already"),
-]
+Out = Annotated[Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from what is in --out")]
 DecisionsFolder = Annotated[
     Path | None,
     typer.Option("--decisions", help="write where every token went into this folder, one .npz per method"),
@@ -47,7 +45,8 @@ def evaluate(
     batch_size: common.BatchSize = 32,
     dtype: Dtype = "fp32",
     workers: common.Workers = 0,
-    resume: Resume = None,
+    out: Out = None,
+    resume: Resume = False,
     decisions: DecisionsFolder = None,
     machine: Machine,
     record: Record,
@@ -87,7 +86,7 @@ def evaluate(
         "data": _facts(dataset, data, batch_size),
     }
     settings = {"model": model.name, "methods": [config.describe() for config in configs], **found}
-    partial = _partial(resume, settings, processes, dense, dataset)
+    partial = _partial(out, resume, settings, processes, dense, dataset)
     report = Report(model.name, task, found, record, decisions)
     with _reported(measurement, report, f"batch {batch_size}, {dtype}", partial):
         _run(measurement, dataset, data.limit, batch_size, workers, partial)
@@ -105,16 +104,18 @@ def _recording(decisions: Path | None) -> list[Probe]:
 
 
 def _partial(
-    folder: Path | None, settings: dict[str, Any], processes: Processes, model: nn.Module, dataset: Any
+    folder: Path | None, resume: bool, settings: dict[str, Any], processes: Processes, model: nn.Module, dataset: Any
 ) -> Partial | None:
-    """The folder to resume from, if one is given; it knows model and data by their contents."""
+    """The folder of what is gathered, if one is given; it knows model and data by their contents."""
     if folder is None:
+        if resume:
+            raise VitrimError("--resume goes on from what is in --out: give --out too")
         return None
     from vitrim.data.fingerprint import fingerprint
     from vitrim.measure.partial import Partial, weights_fingerprint
 
     contents = {"parameters": weights_fingerprint(model), "images": fingerprint(dataset)}
-    return Partial(folder, {**settings, **contents}, processes)
+    return Partial(folder, {**settings, **contents}, processes, resume=resume)
 
 
 def _facts(dataset: Any, data: Data, batch_size: int) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _run(
     from vitrim.measure.reading import read
 
     processes = measurement.processes
-    done = 0 if partial is None else partial.resume(measurement)
+    done = 0 if partial is None else partial.restore(measurement)
     loader = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

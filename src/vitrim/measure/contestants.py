@@ -26,7 +26,7 @@ __all__ = ["Contestant", "Output", "contestants"]
 
 @dataclass(frozen=True)
 class Output:
-    """What one model makes of a batch.
+    """The output of one model for a batch.
 
     Attributes:
         prediction: of the task; logits (B, K) for classification.

@@ -1,4 +1,4 @@
-"""Where every input token went, per image and block: the record that analyses and figures are made from."""
+"""The record of where every input token went, per image and block: analyses and figures are made from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Decisions:
-    """What one method did to the tokens of images, in the order of their ids.
+    """The way of the tokens of images under one method, in the order of their ids.
 
     Attributes:
         header: ``method``, ``num_prefix`` (protected tokens at the front), ``soft`` (tokens are mixtures, so ``source``
@@ -96,7 +96,7 @@ class Decisions:
 
 
 class Record:
-    """Where every input token went; `Decisions` by `decisions`. Adds nothing to rows."""
+    """The record of where every input token went: `Decisions`. Adds nothing to rows."""
 
     def start(self, contestant: Contestant) -> Gauge:
         """The decisions of one model; of the dense one there are none."""
@@ -122,7 +122,7 @@ class _Record(Gauge):
         return {}
 
     def decisions(self) -> Decisions | None:
-        """What was recorded, None of the dense model."""
+        """The record, None of the dense model."""
         reduction = self.contestant.reduction
         if reduction is None or not self.lists.ids:
             return None

@@ -26,7 +26,7 @@ __all__ = ["check_dataset", "evaluate", "num_classes", "standard_probes", "task_
 
 
 def standard_probes(task: Task) -> list[Probe]:
-    """What an evaluation shows: the task's metrics, agreement with the dense model, MACs and tokens.
+    """The probes of an evaluation: the task's metrics, agreement with the dense model, MACs and tokens.
 
     Example:
         >>> [type(probe).__name__ for probe in standard_probes(make_task("classification", 10))]

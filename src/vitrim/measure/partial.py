@@ -1,4 +1,4 @@
-"""What a long measurement has gathered so far, kept in a folder so that it can go on after a stop."""
+"""The folder of a long measurement, from which it can go on after a stop."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ class Partial:
         folder: made if it does not exist.
         settings: everything the numbers depend on; a folder of other settings is refused.
         processes: this process and its like.
+        resume: whether to go on from what the folder holds. Otherwise it must hold no measurement.
 
     Raises:
         VitrimError: the folder cannot be written to, holds a measurement of other settings or of another number of
             processes, or is damaged. Nothing is written then.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], processes: Processes) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], processes: Processes, *, resume: bool = False) -> None:
         check_folder(folder)
         self.folder, self.processes = folder, processes
         self.settings: dict[str, Any] = json.loads(json.dumps({**settings, "processes": processes.count}))
         self.written = time.monotonic()
         self.file = folder / f"part-{processes.index}.safetensors"
         if (folder / "part-0.safetensors").is_file():  # of the first process: without it nothing was finished
+            if not resume:
+                raise VitrimError(f"{folder} holds an evaluation: add --resume to go on, or name another folder")
             self._check_settings(_header(folder / "part-0.safetensors"))
 
     def _check_settings(self, header: dict[str, Any]) -> None:
@@ -54,7 +57,7 @@ class Partial:
                     f"{_short(self.settings.get(name))}: resume with the same settings, or name another folder"
                 )
 
-    def resume(self, measurement: Measurement) -> int:
+    def restore(self, measurement: Measurement) -> int:
         """Take over what this process had gathered, and return how many of its batches that was."""
         if not self.file.is_file():
             return 0

@@ -1,4 +1,4 @@
-"""What is measured of every model in a pass over the data.
+"""Measurements of every model in a pass over the data.
 
 A `Probe` says what; its `Gauge` holds what was seen of one model. Gauges keep torchmetrics metrics whose states are
 sums or lists, so what several processes saw adds up, and what was seen so far can be written and read again.
@@ -24,7 +24,7 @@ from vitrim.tasks.base import Task
 __all__ = ["Agreement", "Gauge", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "joined"]
 
 State = dict[str, Tensor | list[Tensor]]
-"""What a gauge has seen: sums and lists of tensors by name."""
+"""The content of a gauge: sums and lists of tensors by name."""
 
 
 class Probe(Protocol):
@@ -36,10 +36,10 @@ class Probe(Protocol):
 
 
 class Gauge(ABC):
-    """What a probe has seen of one model.
+    """A probe's view of one model.
 
     Args:
-        metrics: what holds it, by name; their states are sums or lists of tensors.
+        metrics: what holds what was seen, by name; their states are sums or lists of tensors.
     """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:

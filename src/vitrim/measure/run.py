@@ -141,7 +141,7 @@ class Measurement:
         return self.findings().rows
 
     def state(self) -> dict[str, State]:
-        """What this process has seen, by model and probe; see `load`."""
+        """The states of all gauges of this process, by model and probe; see `load`."""
         return {
             f"{place}.{which}": gauge.state()
             for place, gauges in enumerate(self.gauges)

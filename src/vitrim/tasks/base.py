@@ -70,7 +70,7 @@ class Task(ABC):
 
     @abstractmethod
     def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
-        """How far a prediction is that of the dense model, values in [0, 1] whose mean over the data is reported."""
+        """The agreement of a prediction with the dense model's: values in [0, 1], whose mean is reported."""
 
     def auxiliary(self, loss: Loss) -> Criterion:
         """The loss of an auxiliary head on patches or on a query, from its output and targets; that of logits."""
@@ -89,7 +89,7 @@ class Task(ABC):
         return default_collate(items)
 
     def predict(self, model: nn.Module, images: Tensor) -> Any:
-        """What ``model`` predicts of images (B, C, H, W): logits (B, K)."""
+        """The prediction of ``model`` for images (B, C, H, W): logits (B, K)."""
         return ask(model).logits(model(images))
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:

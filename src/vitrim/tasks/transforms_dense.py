@@ -28,7 +28,7 @@ LONGEST = 4.0
 
 
 class Geometry(Protocol):
-    """What a model takes: height and width in pixels, and the normalisation of its 1 or 3 channels."""
+    """Format of the images a model takes: height and width in pixels, and the normalisation of its 1 or 3 channels."""
 
     @property
     def size(self) -> tuple[int, int]: ...

@@ -216,7 +216,7 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1, shuf
         return order.tolist()
     length = epoch_length(count, repeats)
     seen = order[: -(-length // repeats)]  # the others would be cut off
-    return seen.repeat_interleave(repeats)[:length].tolist()
+    return seen.repeat_interleave(min(repeats, length))[:length].tolist()
 
 
 def epoch_length(count: int, repeats: int = 1) -> int:
