@@ -1,5 +1,5 @@
 """Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``,
-``vitrim:cifar10_vit``, ``run:FOLDER``.
+``vitrim:cifar10_vit``, ``run:FOLDER``, and any of them as a backbone, ``segmenter:NAME``, ``vitdet:NAME``.
 
     model = create_model("torchvision:vit_b_16", pretrained=True)
 
@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,7 @@ def creator(name: str) -> tuple[Creator, str]:
     if not rest:
         raise VitrimError(
             f"'{name}' names no model: write torchvision:vit_b_16, hf: and a folder or name, vitrim: and a reference "
-            "checkpoint, or run: and the folder of a finished run"
+            "checkpoint, run: and the folder of a finished run, or segmenter: or vitdet: and a backbone"
         )
     return LIBRARIES[library], rest
 
@@ -290,6 +291,22 @@ def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
 def run_model(folder: str, pretrained: bool, options: Options) -> nn.Module:
     """The model of the finished run of ``vitrim train`` in ``folder``; it always has its weights."""
     return load_run(Path(folder).expanduser(), **options)
+
+
+def segmenter_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+    """A segmentation head on the model ``name`` of any library; ``pretrained`` is the backbone's."""
+    from vitrim.models import dense
+
+    create, own_name = creator(name)
+    return dense.segmenter(partial(create, own_name), pretrained, options)
+
+
+def vitdet_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+    """A detection head on the model ``name`` of any library; ``pretrained`` is the backbone's."""
+    from vitrim.models import dense
+
+    create, own_name = creator(name)
+    return dense.detector(partial(create, own_name), pretrained, options)
 
 
 def load_reference(name: str, **options: Any) -> nn.Module:
@@ -399,4 +416,6 @@ LIBRARIES: dict[str, Creator] = {
     "hf": hf_model,
     "vitrim": reference_model,
     "run": run_model,
+    "segmenter": segmenter_model,
+    "vitdet": vitdet_model,
 }
