@@ -15,7 +15,7 @@ from transformers import Siglip2Config, Siglip2ForImageClassification
 import tiny
 import vitrim
 from tiny_hosts.common import seeded
-from vitrim.core.host import GridHook
+from vitrim.core.hooks import GridHook
 from vitrim.core.registry import host_of
 
 PATTERN = vitrim.Linf(keep_rate=0.5)

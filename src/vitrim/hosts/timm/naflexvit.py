@@ -10,7 +10,7 @@ from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import DenseCall
+from vitrim.core.hooks import DenseCall
 from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
