@@ -104,7 +104,7 @@ class MethodConfig(BaseModel):
         return self
 
     def restoring(self) -> Restore:
-        """What pruned patches are on a dense head."""
+        """The form in which pruned patches reach a dense head."""
         if self.kind not in ("prune", "mixed") or self.adaptive:
             return "zeros"
         return self.restore or "end"

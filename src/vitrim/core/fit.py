@@ -36,7 +36,7 @@ def restores(config: MethodConfig) -> bool:
 
 
 def restoring(config: MethodConfig, facts: HostFacts, num_layers: int) -> Restore | None:
-    """What the blocks do with pruned patches; None where nobody reads their places.
+    """The way of pruned patches to a head that reads their places; None where nobody does.
 
     Raises:
         UnsupportedModelError: they are to come back before the last block of a model that has no other.
