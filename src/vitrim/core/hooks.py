@@ -1,4 +1,4 @@
-"""Parts that `reduce_` puts on a model besides its blocks: objects, so that the model can still be copied and pickled."""
+"""Parts that `reduce_` puts on a model besides its blocks: objects, so that it can still be copied and pickled."""
 
 from __future__ import annotations
 
