@@ -116,6 +116,8 @@ class Hard:
         bank = state.bank
         if self.dropped is not None:
             bank = (*bank, self._banked(x, state, self.dropped))
+            if state.banking and self.moved is not None:  # nothing refers to a sum whose members wait
+                source = source.masked_fill(bank[-1].member >= 0, -1)
         merges = self.moved is not None and self.moved.shape[1] > 0
         return replace(
             state,

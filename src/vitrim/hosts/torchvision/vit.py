@@ -134,7 +134,7 @@ class TorchvisionViT(TorchvisionModel):
                 f"{model.image_size} only; create it with image_size"
             )
         patches = model._process_input(images)
-        token = model.class_token.expand(len(patches), -1, -1)
+        token = model.class_token.expand(patches.shape[0], -1, -1)
         return model.encoder(torch.cat((token, patches), dim=1))  # type: ignore[no-any-return]
 
     @classmethod

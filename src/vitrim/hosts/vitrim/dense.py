@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
 from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import Head, HostFacts, Part, Preprocessing, Role
 from vitrim.core.host import METHOD, Host
@@ -32,15 +31,15 @@ class DenseHost(Host):
 
     @classmethod
     def trunk_host(cls, model: Any) -> type[Host]:
-        return ask(model.backbone)
+        return _inner(model)
 
     @classmethod
     def check(cls, model: Any) -> None:
-        ask(model.backbone).check(model.backbone)
+        _inner(model).check(model.backbone)
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:
-        return ask(model.backbone).blocks(model.backbone)
+        return _inner(model).blocks(model.backbone)
 
     @classmethod
     def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
@@ -48,12 +47,12 @@ class DenseHost(Host):
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
-        own = ask(model.backbone).facts(model.backbone)
+        own = _inner(model).facts(model.backbone)
         return replace(own, dense=True, head_rows=None, takes_maximum=False, num_classes=model.num_classes)
 
     @classmethod
     def form(cls, model: Any) -> Hashable:
-        return ask(model.backbone).form(model.backbone)
+        return _inner(model).form(model.backbone)
 
     @classmethod
     def classifiers(cls, model: nn.Module) -> list[nn.Module]:
@@ -80,7 +79,7 @@ class DenseHost(Host):
 
     @classmethod
     def roles(cls, model: Any) -> dict[str, Role]:
-        inner = ask(model.backbone).roles(model.backbone)
+        inner = _inner(model).roles(model.backbone)
         deepest = max((role.layer for role in inner.values() if role.layer is not None), default=None)
         blocks = cls.blocks(model)
         head = len(blocks) + 1 if blocks else None if deepest is None else deepest + 1
@@ -102,36 +101,36 @@ class DenseHost(Host):
 
     @classmethod
     def preprocessing(cls, model: Any) -> Preprocessing:
-        return ask(model.backbone).preprocessing(model.backbone)
+        return _inner(model).preprocessing(model.backbone)
 
     @classmethod
     def input_size(cls, model: Any) -> tuple[int, int, int] | None:
-        return ask(model.backbone).input_size(model.backbone)
+        return _inner(model).input_size(model.backbone)
 
     @classmethod
     def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:
-        ask(model.backbone).checkpoint_gradients(model.backbone, on)
+        _inner(model).checkpoint_gradients(model.backbone, on)
 
     @classmethod
     def has_idle_parameters(cls, model: Any) -> bool:
-        return ask(model.backbone).has_idle_parameters(model.backbone)
+        return _inner(model).has_idle_parameters(model.backbone)
 
     @classmethod
     def patch_dropout(cls, model: Any) -> Any | None:
-        return ask(model.backbone).patch_dropout(model.backbone)
+        return _inner(model).patch_dropout(model.backbone)
 
     @classmethod
     def architecture(cls, model: Any) -> str:
         kind = "segmenter" if hasattr(model, "decoder") else "vitdet"
-        return f"{kind}:{ask(model.backbone).architecture(model.backbone)}"
+        return f"{kind}:{_inner(model).architecture(model.backbone)}"
 
     @classmethod
     def set_fused(cls, model: Any, fused: bool) -> bool:
-        return ask(model.backbone).set_fused(model.backbone, fused)
+        return _inner(model).set_fused(model.backbone, fused)
 
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:
-        return ask(model.backbone).patch_maker(model.backbone)
+        return _inner(model).patch_maker(model.backbone)
 
     @classmethod
     def tokens(cls, model: Any, images: Tensor) -> Tensor:
@@ -141,13 +140,18 @@ class DenseHost(Host):
 
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
-        ask(model.backbone).install(model.backbone, trace)
+        _inner(model).install(model.backbone, trace)
         if getattr(model, "decoder_tokens", "all") == "merged":
             model.trace = trace
             cls.blocks(model)[-1].unmerge_at_end = False  # type: ignore[assignment]
 
     @classmethod
     def uninstall(cls, model: Any) -> None:
-        ask(model.backbone).uninstall(model.backbone)
+        _inner(model).uninstall(model.backbone)
         if hasattr(model, "trace"):
             model.trace = None
+
+
+def _inner(model: Any) -> type[Host]:
+    """The host of the backbone, which the model looked up when it was made: `form` is asked in every forward."""
+    return model.host  # type: ignore[no-any-return]
