@@ -24,9 +24,9 @@ types: $(VENV)/.installed
 pytest: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
-# Every method on every host in every contract test: takes about an hour on two cores.
-test-full: $(VENV)/.installed
-	PYTHONDONTWRITEBYTECODE= VITRIM_FULL_MATRIX=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup tests/core/test_contract.py
+# The whole suite, with every method on every host and what is marked `full`: takes hours on two cores.
+test-full: lint types
+	VITRIM_FULL_MATRIX=1 $(MAKE) --no-print-directory pytest
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

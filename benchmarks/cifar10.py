@@ -47,9 +47,10 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import load_reference, load_run
 from vitrim.measure.bench import measure
-from vitrim.measure.evaluation import Row, evaluate
+from vitrim.measure.evaluation import evaluate
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
+from vitrim.measure.records import Row
 from vitrim.training.checkpoint import latest
 from vitrim.training.loop import recipe_text
 from vitrim.training.recipe import Resolved, load_recipe
@@ -169,15 +170,15 @@ def _timed(
 
 
 def _row(name: str, cut: float, seen: list[Row], dense: Row, timed: dict[str, Any]) -> dict[str, Any]:
-    tops = [100 * row.top1 for row in seen]
+    tops = [100 * row["top1"] for row in seen]
     return {
         "method": name,
         "cut": cut,
         "top1": mean(tops),
         "top1_range": max(tops) - min(tops),
         "seeds": len(seen),
-        "agreement": 100 * mean(row.agreement for row in seen),
-        "macs_saved": 100 * (1 - sum(seen[0].gmacs.values()) / sum(dense.gmacs.values())),
+        "agreement": 100 * mean(row["agreement"] for row in seen),
+        "macs_saved": 100 * (1 - sum(seen[0]["gmacs"].values()) / sum(dense["gmacs"].values())),
         "images_per_second": timed["images_per_second"],
         "speedup": timed["speedup"],
     }
@@ -193,7 +194,7 @@ def stress(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, An
             break
         found = _by_method(model, list(chosen.values()), arguments, SEEDS[0])
         dense = found["dense"]
-        alive = [name for name, config in chosen.items() if found[config.describe()].top1 >= dense.top1]
+        alive = [name for name, config in chosen.items() if found[config.describe()]["top1"] >= dense["top1"]]
         for name in alive:
             text = chosen[name].describe()
             best[name] = _untimed(text, found[text], dense)
@@ -216,10 +217,10 @@ def sweep(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, Any
 def _untimed(name: str, row: Row, dense: Row) -> dict[str, Any]:
     return {
         "method": name,
-        "top1": 100 * row.top1,
-        "change": 100 * (row.top1 - dense.top1),
-        "agreement": 100 * row.agreement,
-        "macs_saved": 100 * (1 - sum(row.gmacs.values()) / sum(dense.gmacs.values())),
+        "top1": 100 * row["top1"],
+        "change": 100 * (row["top1"] - dense["top1"]),
+        "agreement": 100 * row["agreement"],
+        "macs_saved": 100 * (1 - sum(row["gmacs"].values()) / sum(dense["gmacs"].values())),
     }
 
 
@@ -232,10 +233,10 @@ def finetune(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, 
     before = {row.method: row for row in score(model, free, arguments.data, None, SEEDS[0], arguments.batch_size)}
     dense = profile(model, None, images).macs.total
     control = _finetuned("none", (), arguments)
-    rows = [{"method": "dense", "before": 100 * before["dense"].top1, **control, "macs_saved": 0.0}]
+    rows = [{"method": "dense", "before": 100 * before["dense"]["top1"], **control, "macs_saved": 0.0}]
     for name, config in configs.items():
         text = config.describe()
-        top1 = 100 * before[text].top1 if text in before else None
+        top1 = 100 * before[text]["top1"] if text in before else None
         share = profile(model, config, images).macs.total / dense
         trained = _finetuned(text, FINETUNED[name], arguments)
         rows.append({"method": text, "before": top1, **trained, "macs_saved": 100 * (1 - share)})

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,8 +24,10 @@ from vitrim.cli.bench import setting_text
 from vitrim.core.config import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.loading import create_model
-from vitrim.measure.bench import DTYPES, Row, measure, one_line_errors, random_images
+from vitrim.measure.bench import DTYPES, measure, one_line_errors, random_images
 from vitrim.measure.latency import Budget, reduced_copy
+
+Row = dict[str, Any]
 
 METHODS = tuple(f"tome:r={r},last_block=class_token" for r in (8, 13, 16))
 HEADER = ("dtype", "batch", "method", "dense ms", "ms", "images/s", "speed-up", "promised", "ratio", "MiB (dense)")

@@ -19,7 +19,8 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.registry import make_method
 from vitrim.demo.digits import load_digits_vit, load_split
 from vitrim.errors import ReductionWarning
-from vitrim.measure.evaluation import Row, evaluate
+from vitrim.measure.evaluation import evaluate
+from vitrim.measure.records import Row
 
 CUTS = (0.3, 0.5)
 NEAR = 0.02
@@ -49,7 +50,7 @@ def score(configs: Sequence[MethodConfig], images: Tensor, labels: Tensor) -> li
 
 def saved(row: Row, dense: Row) -> float:
     """Share of the dense model's MACs that are not spent."""
-    return 1 - sum(row.gmacs.values()) / sum(dense.gmacs.values())
+    return 1 - sum(row["gmacs"].values()) / sum(dense["gmacs"].values())
 
 
 def main() -> None:
@@ -62,12 +63,12 @@ def main() -> None:
             if not near:
                 print(f"{method} at {100 * cut:.0f} %: no setting of the grid")
                 continue
-            near.sort(key=lambda pair: (-pair[1].agreement, -pair[1].cosine))
+            near.sort(key=lambda pair: (-pair[1]["agreement"], -pair[1]["cosine"]))
             dense_held_out, *held_out = score([config for config, _ in near], split.test_images, split.test_labels)
-            chosen, top1 = held_out[0], sorted(100 * row.top1 for row in held_out)
+            chosen, top1 = held_out[0], sorted(100 * row["top1"] for row in held_out)
             cut_there = 100 * saved(chosen, dense_held_out)
             print(
-                f"{method} at {100 * cut:.0f} %: {chosen.method}, held-out top-1 {100 * chosen.top1:.1f} at "
+                f"{method} at {100 * cut:.0f} %: {chosen.method}, held-out top-1 {100 * chosen['top1']:.1f} at "
                 f"{cut_there:.0f} % fewer MACs; {len(near)} settings: {top1[0]:.1f} to {top1[-1]:.1f}"
             )
 

@@ -32,10 +32,12 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.registry import make_method, methods, parse_method
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.bench import Row, measure, one_line_errors, random_images
+from vitrim.measure.bench import measure, one_line_errors, random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
 from vitrim.tune import match_macs
+
+Row = dict[str, Any]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LITTLE = "mctf:r=1"

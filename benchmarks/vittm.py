@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from vitrim.cli import common
 from vitrim.errors import ReductionWarning, unknown
 from vitrim.loading import create_model
-from vitrim.measure.bench import DTYPES, Row, one_line_errors
+from vitrim.measure.bench import DTYPES, one_line_errors
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -41,6 +41,8 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
+
+Row = dict[str, Any]
 
 CLOSE = 1.05
 """Published latencies whose ratio is below this have no order that another machine must keep."""

@@ -6,11 +6,20 @@ import hypothesis
 import pytest
 import torch
 
+from full_matrix import FULL_MATRIX
 from golden_files import Reference, using_up
 
 # no test asserts a time, and a machine that is shared is slow now and then
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``."""
+    left_out = [] if FULL_MATRIX else [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 @pytest.fixture(autouse=True)

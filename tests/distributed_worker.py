@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import vitrim
+from full_matrix import FULL_MATRIX
 from tiny_hosts import timm_vit, transformers_vit
 from vitrim.core.block import ReducedBlock
 from vitrim.core.registry import host_of
@@ -83,6 +84,8 @@ CASES: dict[str, tuple[str, str, Wrap]] = {
     )
     for host in hosts
     for method in chosen
+    # every method on one host, and on the other the one that learns
+    if FULL_MATRIX or host == "vit" or method == "cropr" or wrap is fsdp_checkpointed
 }
 
 

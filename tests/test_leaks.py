@@ -14,7 +14,7 @@ ROOMS_OF_HOSTS = ("hosts", "models")
 TELLING = (
     *("reset_classifier", "get_classifier", "set_grad_checkpointing", "gradient_checkpointing_", "group_matcher"),
     *("no_weight_decay", "pretrained_cfg", "forward_features", "forward_head", "num_labels", "_name_or_path"),
-    *("pos_embed", "pos_embedding", "position_embedding", "patch_embed", "cls_token"),
+    *(r"\bpos_embed", "pos_embedding", "position_embedding", "patch_embed", "cls_token"),
     *("head_dist", "aux_head", "auxiliary_head", "conv_proj", "patch_drop_rate"),
     *("in_chans", "img_size", "image_size", "vision_config", "AutoImageProcessor", "hf:", "VisionTransformer"),
     *(r"(from|import) timm\.models", r"(from|import) transformers", r"(from|import) torchvision\.models"),
@@ -24,12 +24,6 @@ TELLING = (
 ALLOWED = {
     "core/host.py": {"image_size"},  # what a user's own model may say, by our word: `Host.preprocessing`
     "loading.py": {"hf:", "num_labels", "in_chans", "img_size", "image_size"},  # creates models: options and prefixes
-    "training/initial.py": {
-        "VisionTransformer",
-        "pos_embed",
-        "patch_embed",
-        r"(from|import) timm\.models",
-    },  # writes weights of one class, by name
     "demo/digits.py": {
         "VisionTransformer",
         "in_chans",
@@ -38,7 +32,7 @@ ALLOWED = {
     },  # makes the demo's own model
     "cli/common.py": {"img_size"},  # an example in an error
     "cli/setup.py": {"hf:", "img_size"},  # help texts: how a model and its options are written
-    "training/recipe.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
+    "training/schema.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
     "training/checks.py": {"patch_drop_rate"},  # says which option a recipe needs
 }
 """Which files may use which, and why."""

@@ -6,7 +6,6 @@ is tested with its defaults without being named here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import vitrim
+from full_matrix import FULL_MATRIX
 from tiny_hosts import families
 from tiny_hosts.timm_vit import GEOMETRY, vit
 from vitrim.core.registry import host_of, make_method, make_reducer, methods
@@ -27,14 +27,24 @@ HOSTS: dict[str, Callable[[], nn.Module]] = {
     name: create for hosts in FAMILIES.values() for name, create in hosts.items()
 }
 PLAIN = [next(iter(hosts)) for hosts in FAMILIES.values()]
-"""One host of each family: every method is tested on it."""
-REPRESENTATIVE = ("random", "topk", "evit", "tome", "mctf", "tofu", "ats", "a_vit", "cropr", "patchmerger")
-"""One method of each mechanism: selection before the block, at the query, with a fused token; merging; fresh values;
-both; counts that differ per image; per-token carry; a bank; soft tokens. Tested on every host."""
+"""One host of each family."""
+REPRESENTATIVE = ("evit", "tome", "mctf", "ats", "cropr", "patchmerger")
+"""A few methods of mechanisms that a host can break: selection at the query, with a fused token; merging; fresh values;
+counts that differ per image; a bank; soft tokens. Tested on every host."""
 FEW = ("topk", "tome", "mctf", "cropr")
-"""Of these, the ones that the slow tests run on the plain host of every family."""
-FULL_MATRIX = os.environ.get("VITRIM_FULL_MATRIX") == "1"
-"""Every method on every host in every test: `make test-full`."""
+"""Those that the slow tests run on one host of each library."""
+
+
+def one_of_each_library() -> list[str]:
+    """The plain host of the family ``LIBRARY_vit``, or of any other if there is none: every method is tested on it."""
+    by_name = sorted(FAMILIES, key=lambda family: not family.endswith("_vit"))
+    found: dict[str, str] = {}
+    for family in by_name:
+        found.setdefault(family.partition("_")[0], next(iter(FAMILIES[family])))
+    return list(found.values())
+
+
+LIBRARIES = one_of_each_library()
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "a_vit": [{"gate_scale": 1.0, "gate_center": 1.0}],
@@ -74,16 +84,27 @@ def matrix(
     thorough: Iterable[str],
     others: Iterable[str] = REPRESENTATIVE,
     once: Iterable[str] = (),
+    variants: Iterable[str] | None = None,
+    full: Iterable[str] = HOSTS,
 ) -> list[Any]:
     """(host, config) parameters: every setting of every method on the ``thorough`` hosts, the first setting of every
-    method on those of ``once``, and that of the methods called ``others`` on the rest of ``hosts``. The full product of
-    everything under ``VITRIM_FULL_MATRIX=1``."""
+    method on those of ``once``, that of the methods called ``others`` on the rest of ``hosts``, or of those called
+    ``variants`` where the host is not the plain one of a library. Under ``VITRIM_FULL_MATRIX=1`` every setting of every
+    method on all hosts of ``full``."""
     first = list({config.name: config for config in reversed(chosen)}.values())[::-1]
-    few = [config for config in first if config.name in others]
+
+    def configs_on(host: str) -> list[vitrim.MethodConfig]:
+        if FULL_MATRIX or host in thorough:
+            return chosen
+        if host in once:
+            return first
+        names = others if variants is None or host in LIBRARIES else variants
+        return [config for config in first if config.name in names]
+
     return [
         pytest.param(host, config, id=f"{host}-{config.describe()}")
-        for host in (HOSTS if FULL_MATRIX else hosts)
-        for config in (chosen if FULL_MATRIX or host in thorough else first if host in once else few)
+        for host in (full if FULL_MATRIX else hosts)
+        for config in configs_on(host)
     ]
 
 
@@ -121,6 +142,24 @@ def drop_last_block(model: nn.Module) -> None:
     holder = next(module for module in model.modules() if last in module.children())
     del holder[-1]
     assert last not in blocks(model)
+
+
+TRACED_BLOCKS = {"cropr": 3, "evo_vit": 3, "kmedoids": 4}
+"""Methods that need more than two blocks: two act between the first and the last, one must not act in the first."""
+
+
+def traceable(host: str, config: vitrim.MethodConfig) -> nn.Module:
+    """A host with as few of its four blocks as the method takes: tracing each takes a second or more.
+
+    With all four where the settings name blocks or say an amount for each.
+    """
+    model = HOSTS[host]()
+    each = any(isinstance(getattr(config, option), list | tuple) for option in config.model_fields_set)
+    while not each and len(blocks(model)) > TRACED_BLOCKS.get(config.name, 2):
+        drop_last_block(model)
+    counts = fits(config, model).counts(36, len(blocks(model)))
+    assert counts is None or config.kind == "none" or min(counts) < 36  # it does reduce
+    return model
 
 
 def is_classifier(host: str) -> bool:

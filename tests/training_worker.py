@@ -2,7 +2,8 @@
 
     training_worker.py IMAGES RECIPE OUT
 
-First ``vitrim train RECIPE``, stopped and resumed, into OUT/copies; then `SHARDED` with FSDP2, stopped and resumed,
+First ``vitrim eval``, stopped and resumed, with its record in OUT/eval.json and decisions in OUT/decisions; then
+``vitrim train RECIPE``, stopped and resumed, into OUT/copies; then `SHARDED` with FSDP2, stopped and resumed,
 into OUT/shards. One start of the processes for both: importing takes longer than training.
 """
 
@@ -18,9 +19,42 @@ from torch.distributed.tensor import DTensor
 
 from tiny_training import SHARDED, recipe, trainer
 from vitrim.cli import main as vitrim
+from vitrim.measure.records import Batch
+from vitrim.measure.run import Measurement
 from vitrim.training import build
 
 EVAL_BATCH = 5
+
+
+def evaluation(images: Path, out: Path) -> list[str]:
+    """The command line of an evaluation that takes four batches, with what it writes in ``out``."""
+    command = ["vitrim", "eval", "test_vit", "--model-option", "img_size=64", "--data", str(images), "--split", "test"]
+    command += ["--batch-size", "3", "--device", "cpu", "--threads", "1", "--seed", "3"]
+    for method in ("tome:r=2", "random:keep_rate=0.5", "atm:alpha=0.99,beta=0.2,theta_min=0.5"):
+        command += ["-m", method]
+    return [*command, "--json", str(out / "eval.json"), "--decisions", str(out / "decisions")]
+
+
+def evaluate(images: Path, out: Path) -> None:
+    """``vitrim eval``: each process stops after its first batch, and both go on from there."""
+    sys.argv = [*evaluation(images, out), "--out", str(out / "part")]
+    update = Measurement.update
+
+    def stopped(self: Measurement, batch: Batch) -> None:
+        if self.turns:
+            raise KeyboardInterrupt
+        update(self, batch)
+
+    Measurement.update = stopped  # type: ignore[method-assign]
+    try:
+        vitrim()
+    except SystemExit as stop:
+        if stop.code != 130:
+            raise
+    Measurement.update = update  # type: ignore[method-assign]
+    PartialState().wait_for_everyone()  # another run would begin when all have ended
+    sys.argv.append("--resume")
+    vitrim()
 
 
 def train_copies(images: Path, tiny: Path, out: Path) -> None:
@@ -37,8 +71,8 @@ def train_shards(images: Path, out: Path) -> None:
     build.Accelerator = sharding  # type: ignore[misc, assignment]
     for stop in (4, None):
         run = trainer(recipe(**SHARDED), images, out, eval_batch=EVAL_BATCH, max_updates=stop, resume=stop is None)
-        assert all(isinstance(block, FSDPModule) for block in run.model.blocks)
-        assert all(isinstance(parameter, DTensor) for parameter in run.model.parameters())
+        assert all(isinstance(block, FSDPModule) for block in run.learner.model.blocks)
+        assert all(isinstance(parameter, DTensor) for parameter in run.learner.model.parameters())
         run.run()
 
 
@@ -56,8 +90,9 @@ def sharding(**options: Any) -> Accelerator:
 
 
 def main() -> None:
-    """Both runs, one after the other."""
+    """The evaluation and both runs, one after the other."""
     images, tiny, out = map(Path, sys.argv[1:])
+    evaluate(images, out)
     train_copies(images, tiny, out / "copies")
     train_shards(images, out / "shards")
 

@@ -275,38 +275,16 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     load = not _on_meta() and (pretrained or has_weights(folder))
     if load:
-        model: nn.Module = kind.from_pretrained(source, config=config)
-    elif kind.__name__.startswith("AutoModel"):
-        model = kind.from_config(config)
-    else:
-        model = kind(config)
-    return model
+        return kind.from_pretrained(source, config=config)  # type: ignore[no-any-return]
+    return (kind.from_config if kind.__name__.startswith("AutoModel") else kind)(config)  # type: ignore[no-any-return]
 
 
-def reference_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """The reference checkpoint ``name``, which comes with this package; it always has its weights."""
-    return load_reference(name, **options)
-
-
-def run_model(folder: str, pretrained: bool, options: Options) -> nn.Module:
-    """The model of the finished run of ``vitrim train`` in ``folder``; it always has its weights."""
-    return load_run(Path(folder).expanduser(), **options)
-
-
-def segmenter_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """A segmentation head on the model ``name`` of any library; ``pretrained`` is the backbone's."""
-    from vitrim.models import dense
+def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.Module:
+    """A head for dense tasks, ``segmenter`` or ``vitdet``, on the model ``name`` of any library."""
+    from vitrim.models.dense import KINDS
 
     create, own_name = creator(name)
-    return dense.segmenter(partial(create, own_name), pretrained, options)
-
-
-def vitdet_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """A detection head on the model ``name`` of any library; ``pretrained`` is the backbone's."""
-    from vitrim.models import dense
-
-    create, own_name = creator(name)
-    return dense.detector(partial(create, own_name), pretrained, options)
+    return KINDS[kind](partial(create, own_name), pretrained, options)
 
 
 def load_reference(name: str, **options: Any) -> nn.Module:
@@ -414,8 +392,9 @@ def _import(module: str, extra: str) -> Any:
 LIBRARIES: dict[str, Creator] = {
     "torchvision": torchvision_model,
     "hf": hf_model,
-    "vitrim": reference_model,
-    "run": run_model,
-    "segmenter": segmenter_model,
-    "vitdet": vitdet_model,
+    # these two always have their weights
+    "vitrim": lambda name, pretrained, options: load_reference(name, **options),
+    "run": lambda folder, pretrained, options: load_run(Path(folder).expanduser(), **options),
+    "segmenter": partial(dense_model, "segmenter"),
+    "vitdet": partial(dense_model, "vitdet"),
 }

@@ -191,12 +191,12 @@ def test_a_limit_counts_random_images_too(run: Run) -> None:
 
 
 def test_memory_that_is_missing_in_eval_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrim.measure.evaluation import Evaluation
+    from vitrim.measure.run import Measurement
 
     def full(*_: object) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory\nlong story")
 
-    monkeypatch.setattr(Evaluation, "update", full)
+    monkeypatch.setattr(Measurement, "update", full)
     small = ["--model-option", "img_size=64", "--model-option", "num_classes=4"]
     refused(run, "out of memory at batch 32, fp32; what was gathered is kept", *COMMANDS["eval"], *small)
 

@@ -20,6 +20,7 @@ from vitrim.measure import bench as profiling
 from vitrim.measure.bench import compilation, measure, one_line_errors, promised_speedup, random_images
 from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.measure.macs import profile
+from vitrim.measure.records import Row
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
 MODEL = ["vit_tiny_patch16_224", *(f"--model-option={key}={value}" for key, value in SMALL.items())]
@@ -78,7 +79,7 @@ def made_up(method="dense", speedup=1.0, **changes):
         "promised_speedup": 1.5,
         "ratio": speedup / 1.5,
     }
-    return row | changes
+    return Row(method, row | changes)
 
 
 # ---- the whole command
@@ -433,7 +434,7 @@ def test_table_and_verdict_are_printed(monkeypatch):
         made_up("evit", 0.5, latency_ms={"p50": 20.0, "p95": 30.5, "min": 1.0, "iqr": 1.0}),
     ]
     setting = ("model", "batch_size", "dtype", "compiled")
-    bare = [{key: value for key, value in row.items() if key not in setting} for row in rows]
+    bare = [Row(row.method, {key: row[key] for key in row if key not in setting}) for row in rows]
     monkeypatch.setattr(profiling, "measure", lambda *_, **__: bare)
     text = run("-m", "none", "-b8")
     heading = "vit_tiny_patch16_224, batch 8, fp32; dense is fused attention (unfused: 12.00 ms); rounds: 10"

@@ -24,7 +24,8 @@ OWN = {
     "bench": {"--dtype"},  # several values
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
-    "train": {"--data", "--checkpoint", "--device", "--out"},  # a recipe chooses, and accelerate
+    "eval": {"--out", "--resume"},
+    "train": {"--data", "--checkpoint", "--device", "--out", "--resume"},  # a recipe chooses, and accelerate
 }
 """Options that mean something else in this command than in the others that have them."""
 

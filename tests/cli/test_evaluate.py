@@ -14,10 +14,14 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from sklearn.metrics import average_precision_score
 
 from cli_runs import exit_code
-from vitrim.data import batches, eval_transform, load_images
-from vitrim.measure.evaluation import Evaluation, evaluate
+from vitrim.data import batches, eval_transform, load_data, load_images
+from vitrim.measure.decisions import Decisions
+from vitrim.measure.evaluation import evaluate
+from vitrim.measure.records import Batch
+from vitrim.measure.run import Measurement
 
 MODEL = "test_vit"
 SMALL = ["--model-option", "img_size=64"]  # 17 tokens
@@ -80,7 +84,7 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, *arguments, *(word for method in methods for word in ("-m", method)), "--seed", 3) == 0
 
     record = read(out)
-    keys = {"command", "environment", "weights", "model_options", "untrained", "data", "complete", "rows"}
+    keys = {"command", "environment", "weights", "model_options", "untrained", "task", "data", "complete", "rows"}
     assert set(record) == keys
     assert record["untrained"] == []
     assert (record["command"], record["complete"], record["weights"]) == ("eval", True, "random")
@@ -93,7 +97,7 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     dataset = load_images(folder)
     dataset.transform = eval_transform(model)
     rows = evaluate(model, methods, batches(dataset, 5), seed=3)
-    assert record["rows"] == [{"model": MODEL, **row.record()} for row in rows]
+    assert record["rows"] == [{"model": MODEL, **row} for row in rows]
     for row in record["rows"]:
         assert set(row) == {
             *("model", "method", "images", "top1", "top5", "agreement", "cosine"),
@@ -213,14 +217,14 @@ def test_nothing_gathered_leaves_an_older_record_alone(folder, tmp_path, monkeyp
 
 
 def test_an_interruption_keeps_what_came_before(folder, tmp_path, monkeypatch, capsys):
-    update = Evaluation.update
+    update = Measurement.update
 
-    def interrupted(self: Evaluation, *batch: torch.Tensor) -> None:
+    def interrupted(self: Measurement, batch: Batch) -> None:
         if self.images:
             raise KeyboardInterrupt
-        update(self, *batch)
+        update(self, batch)
 
-    monkeypatch.setattr(Evaluation, "update", interrupted)
+    monkeypatch.setattr(Measurement, "update", interrupted)
     out = tmp_path / "out.json"
     arguments = [MODEL, *SMALL, "-m", "none", "--data", folder, "--batch-size", 4, "--json", out]
     assert run(monkeypatch, *arguments) == 130
@@ -307,3 +311,102 @@ def test_a_missing_package_is_one_line_with_the_remedy(tmp_path, monkeypatch, ca
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert run(monkeypatch, MODEL, *SMALL, "-m", "tome:r=2", "--data", tmp_path / "one.parquet") == 2
     assert "pip install 'vitrim[data]'" in the_error(capsys)
+
+
+# ---- several labels, partial results, decisions
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> str:
+    """NUS-WIDE as it lies on disk, made: four images of three classes."""
+    (tmp_path / "images").mkdir()
+    rows = {"a": "['sky', 'clouds']", "b": "['sky']", "c": "['water']", "d": "[]"}
+    text = "".join(f'images/{name}.png,"{labels}",val\n' for name, labels in rows.items())
+    (tmp_path / "nus_wid_data.csv").write_text(f"filepath,label,split_name\n{text}", encoding="utf-8")
+    for seed, name in enumerate(rows):
+        picture(seed).save(tmp_path / "images" / f"{name}.png")
+    return f"nus_wide:{tmp_path}"
+
+
+def test_images_of_several_labels_are_scored(several, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out.json"
+    arguments = [MODEL, *SMALL, "--model-option", "num_classes=3", "--data", several, "-m", "tome:r=2", "--json", out]
+    assert run(monkeypatch, *arguments) == 0
+    record, table = read(out), capsys.readouterr().out
+    assert record["task"] == "multilabel"
+
+    torch.manual_seed(0)
+    model = timm.create_model(MODEL, img_size=64, num_classes=3).eval()
+    dataset = load_data(several)
+    dataset.transform = eval_transform(model)
+    with torch.no_grad():
+        logits = model(torch.stack([image for image, _ in dataset])).double().numpy()
+    expected = [average_precision_score(dataset.targets[:, k], logits[:, k]) for k in range(3)]
+    dense = record["rows"][0]
+    assert dense["mAP"] == pytest.approx(sum(expected) / 3, abs=1e-6)
+    assert (dense["images"], dense["agreement"]) == (4, 1.0)
+    heading = next(line for line in table.splitlines() if "method" in line and "mAP" in line)
+    assert [cell.strip() for cell in heading.split("┃")[1:4]] == ["method", "mAP", "mAP occurring"]
+    assert f"{100 * dense['mAP']:.2f}" in table
+    assert "overlap of the classes found" in table
+
+
+def test_a_model_of_other_classes_cannot_be_scored_on_several_labels(several, monkeypatch, capsys):
+    assert run(monkeypatch, MODEL, *SMALL, "--data", several) == 2
+    assert the_error(capsys).endswith(
+        "has 3 classes and the model 1000: use a model of these classes, e.g. --model-option num_classes=3 with its "
+        "checkpoint"
+    )
+
+
+def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch, capsys):
+    arguments = [MODEL, *SMALL, "-m", "random:keep_rate=0.5", "--data", folder, "--batch-size", 5]
+    assert run(monkeypatch, *arguments, "--json", tmp_path / "whole.json") == 0
+
+    update, ran = Measurement.update, []
+
+    def interrupted(self: Measurement, batch: Batch) -> None:
+        if self.images:
+            raise KeyboardInterrupt
+        update(self, batch)
+
+    def counted(self: Measurement, batch: Batch) -> None:
+        ran.append(batch.index)
+        update(self, batch)
+
+    keep = [*arguments, "--out", tmp_path / "part", "--json", tmp_path / "out.json"]
+    resume = [*keep, "--resume"]
+    monkeypatch.setattr(Measurement, "update", interrupted)
+    assert run(monkeypatch, *keep) == 130
+    assert read(tmp_path / "out.json")["rows"][0]["images"] == 5
+    monkeypatch.setattr(Measurement, "update", counted)
+    assert run(monkeypatch, *resume) == 0
+    assert ran == [1, 2]
+    assert read(tmp_path / "out.json") == read(tmp_path / "whole.json")
+    assert run(monkeypatch, *resume) == 0  # all is there already: nothing runs
+    assert ran == [1, 2]
+    assert read(tmp_path / "out.json") == read(tmp_path / "whole.json")
+
+    capsys.readouterr()
+    assert run(monkeypatch, *keep) == 2
+    assert the_error(capsys).endswith("holds an evaluation: add --resume to go on, or name another folder")
+    assert run(monkeypatch, *arguments, "--resume") == 2
+    assert the_error(capsys) == "--resume goes on from what is in --out: give --out too"
+    assert run(monkeypatch, *resume, "--limit", 6) == 2
+    assert "holds an evaluation with data={" in the_error(capsys)
+    picture(99).save(folder / "ant" / "0.png")
+    assert run(monkeypatch, *resume) == 2
+    assert "holds an evaluation with images=" in the_error(capsys)
+
+
+def test_decisions_are_written_for_every_method(folder, tmp_path, monkeypatch, capsys):
+    arguments = [MODEL, *SMALL, "-m", "tome:r=2", "-m", "topk:keep_rate=0.5", "--data", folder]
+    assert run(monkeypatch, *arguments, "--decisions", tmp_path / "new") == 0
+    files = sorted((tmp_path / "new").iterdir())
+    assert [file.name for file in files] == ["tome_r_2.npz", "topk_keep_rate_0.5.npz"]
+    assert all(str(file) in "".join(capsys.readouterr().out.split("\n")) for file in files[:1])
+    found = Decisions.load(files[0])
+    assert (found.header["method"], found.source.shape, found.ids.tolist()) == ("tome:r=2", (12, 6, 17), [*range(12)])
+    assert found.num_tokens[0].tolist() == [15, 13, 11, 9, 7, 5]
+    assert run(monkeypatch, *arguments, "--decisions", folder / "ant" / "0.png") == 2
+    assert "0.png" in the_error(capsys)

@@ -145,6 +145,10 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
         (["none.yaml"], "no recipe file none.yaml"),
         (["cifar10_vit", "--data", "nowhere"], "nowhere does not exist"),
         (["cifar10_vit", "--data", ".", "--device", "cuda:1"], "--device is cpu or left out"),
+        (
+            ["cifar10_vit", "--data", ".", "--log-with", "tensorbord"],
+            "unknown tracker 'tensorbord'; did you mean 'tens",
+        ),
         (["cifar10_vit", "--data", ".", "--workers", "100000"], "less than or equal to 256"),
         (["cifar10_vit", "augment.repeats=1000000"], "augment.repeats: Input should be less than or equal to 1000"),
         (["cifar10_vit", "--data", ".", "--json", "."], "cannot write .: it is a folder"),

@@ -27,14 +27,24 @@ def describe(config: vitrim.MethodConfig) -> str:
 
 
 PAIR = ("host", "config")
-every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], once=tiny.PLAIN))
+every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], once=tiny.LIBRARIES))
 gradient_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=["mctf", "cropr"])
+    PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=["mctf", "cropr"], variants=["mctf"])
 )
-plain_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW))
-# exporting and compiling take seconds each
-static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.PLAIN, thorough=[], once=["vit"], others=["tome"]))
-training_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[]))
+# mctf is the one that takes its keys, its map and its values from the host
+plain_pair = pytest.mark.parametrize(
+    PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW, variants=["mctf"])
+)
+ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "naflex")
+"""Plain hosts whose attention is the code of another one."""
+DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
+# compiling and exporting take seconds each: all methods on ViT, one on every kind of attention
+static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, DIFFERENT, thorough=[], once=["vit"], others=["tome"]))
+# `test_compile_fullgraph` has all of these, with a batch of any size too: export traces the same operations
+export_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"]))
+training_pair = pytest.mark.parametrize(
+    PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit", "cropr"])
+)
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
 
@@ -43,19 +53,10 @@ def reduced(host: str, config: vitrim.MethodConfig, **kwargs) -> tuple[torch.nn.
     return model, vitrim.reduce_(model, tiny.fits(config, model), **kwargs)
 
 
-TRACED_BLOCKS = {"cropr": 3, "evo_vit": 3, "kmedoids": 4}
-"""Methods that need more than two blocks: two act between the first and the last, one must not act in the first."""
-
-
 def traced(host: str, config: vitrim.MethodConfig) -> torch.nn.Module:
-    """As `reduced`, with as few of its four blocks as the method takes: tracing each takes a second or more."""
-    model = tiny.HOSTS[host]()
-    while len(tiny.blocks(model)) > TRACED_BLOCKS.get(config.name, 2):
-        tiny.drop_last_block(model)
-    fitting = tiny.fits(config, model)
-    counts = fitting.counts(36, len(tiny.blocks(model)))
-    assert counts is None or config.kind == "none" or min(counts) < 36  # it does reduce
-    vitrim.reduce_(model, fitting)
+    """As `reduced`, with as few blocks as the method takes."""
+    model = tiny.traceable(host, config)
+    vitrim.reduce_(model, tiny.fits(config, model))
     return model
 
 
@@ -300,7 +301,7 @@ def test_gradient_checkpointing_equals_plain(forwards: int, host: str, config: v
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 
-@static_pair
+@export_pair
 def test_export(host: str, config: vitrim.MethodConfig) -> None:
     model = traced(host, config)
     images = tiny.images(3)
@@ -320,11 +321,15 @@ def whole_graph(model: torch.nn.Module, backend: str) -> object:
 
 @static_pair
 def test_compile_fullgraph(host: str, config: vitrim.MethodConfig) -> None:
-    """Python that becomes one graph; `test_export` traces the operations of the same pairs."""
+    """Python that becomes one graph, and the same one for a batch of any size."""
     model = traced(host, config)
-    images = tiny.images()
-    with torch.no_grad():
-        torch.testing.assert_close(run(whole_graph(model, "eager"), images), run(model, images), atol=1e-5, rtol=1e-5)
+    images = tiny.images(3)
+    torch._dynamo.mark_dynamic(images, 0)
+    compiled = whole_graph(model, "eager")
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        torch.testing.assert_close(run(compiled, images), run(model, images), atol=1e-5, rtol=1e-5)
+        other = tiny.images(5, seed=5)
+        torch.testing.assert_close(run(compiled, other), run(model, other), atol=1e-5, rtol=1e-5)
 
 
 @training_pair
@@ -337,10 +342,13 @@ def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -
     assert trained(model)
 
 
-@pytest.mark.parametrize("config", [config for config in CONFIGS if config.adaptive], ids=describe)
-def test_compile_runs_adaptive_methods_too(config: vitrim.MethodConfig) -> None:
+@pytest.mark.parametrize(
+    PAIR,
+    tiny.matrix([config for config in CONFIGS if config.adaptive], ["vit"], thorough=[], once=["vit"], full=["vit"]),
+)
+def test_compile_runs_adaptive_methods_too(host: str, config: vitrim.MethodConfig) -> None:
     """In several graphs: they may break where a count is read."""
-    model = traced("vit", config)
+    model = traced(host, config)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
@@ -461,6 +469,8 @@ def test_compile_to_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pytest.skip("inductor needs a C++ compiler, and none is installed")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # no pool of processes for a handful of kernels
+    # finding out which vector instructions there are takes as long as the kernels do
+    monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", None if tiny.FULL_MATRIX else False)
     model = tiny.vit(depth=1)()
     vitrim.reduce_(model, "tome:r=4")
     images = tiny.images()

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 DEPTH = 4
 BATCH = 2
-FEW = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(deadline=None, max_examples=5 if tiny.FULL_MATRIX else 3, suppress_health_check=[HealthCheck.too_slow])
 
 every_method = pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 

@@ -19,8 +19,8 @@ import tiny
 import vitrim
 
 PAIR = ("host", "config")
-STAMPED = tiny.matrix(tiny.configs(), tiny.PLAIN, thorough=["vit"], others=tiny.FEW)
-NEW_TENSORS = tiny.matrix(tiny.configs(), tiny.PLAIN, thorough=[], once=["vit"], others=["tome"])
+STAMPED = tiny.matrix(tiny.configs(), tiny.PLAIN, [], others=tiny.FEW, once=["vit"], variants=["mctf"], full=tiny.PLAIN)
+NEW_TENSORS = tiny.matrix(tiny.configs(), tiny.PLAIN, [], others=["tome"], once=["vit"], full=tiny.PLAIN)
 SECONDS = 20  # how long a thread waits for the others before the test fails
 
 
@@ -178,7 +178,7 @@ def test_a_forward_that_failed_does_not_count_as_running() -> None:
 
 
 def test_a_compiled_model_leaves_its_state_in_the_thread_that_called_it() -> None:
-    model = tiny.HOSTS["vit"]()
+    model = tiny.vit(depth=2)()
     reduction = vitrim.reduce_(model, "tome:r=4")
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -193,8 +193,8 @@ def test_a_compiled_model_leaves_its_state_in_the_thread_that_called_it() -> Non
     other = threading.Thread(target=call, args=(3,))
     other.start()
     other.join()
-    assert sizes == [(2, 21), (3, 21)]
-    assert reduction.state.size.shape == (2, 21)
+    assert sizes == [(2, 29), (3, 29)]
+    assert reduction.state.size.shape == (2, 29)
 
 
 def test_the_own_thread_may_change_amounts_from_a_hook() -> None:

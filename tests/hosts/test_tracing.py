@@ -34,10 +34,10 @@ def values(output: Any) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
 @pytest.mark.parametrize(
-    ("host", "config"), tiny.matrix(tiny.configs(), tiny.PLAIN, thorough=["vit"], others=["tome", "topk"])
+    ("host", "config"), tiny.matrix(tiny.configs(), tiny.PLAIN, [], others=["tome"], once=["vit"], full=tiny.PLAIN)
 )
 def test_a_traced_model_equals_the_eager_one_on_other_images(host: str, config: vitrim.MethodConfig) -> None:
-    model = tiny.HOSTS[host]().double()
+    model = tiny.traceable(host, config).double()
     vitrim.reduce_(model, tiny.fits(config, model))
     if config.name in REFUSED:
         with pytest.raises(vitrim.VitrimError, match=r"^torch.jit.trace cannot trace atm: how many"):

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import golden_models
 import tiny
 import vitrim
+from full_matrix import cells
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.plan import Layer
@@ -79,7 +80,7 @@ def test_vittm_dense_rows_leave_attention_out(name: str, row: str) -> None:
 TOME_ROWS = [row for row in table("vittm_table8") if row["class"] == "Token Merging"]
 
 
-@pytest.mark.parametrize("row", TOME_ROWS, ids=lambda row: row["model"])
+@pytest.mark.parametrize("row", cells(TOME_ROWS, TOME_ROWS[::4]), ids=lambda row: row["model"])
 @pytest.mark.filterwarnings("ignore::vitrim.errors.ReductionWarning")  # r=16: the last block can merge 10
 def test_vittm_tome_rows(row: dict[str, str]) -> None:
     size, r = row["model"].removeprefix("ViT-").split("/16 r=")
@@ -230,7 +231,7 @@ def test_learned_layers_of_a_method_are_linear_and_its_comparisons_matching() ->
     assert found.macs.attention == dense.macs.attention
 
 
-@pytest.mark.parametrize("host", tiny.HOSTS)
+@pytest.mark.parametrize("host", cells(tiny.HOSTS, tiny.PLAIN))
 def test_none_is_the_model_itself(host: str) -> None:
     model, images = tiny.HOSTS[host](), tiny.images(1)
     found, dense = profile(model, "none", images).macs, count_macs(model, images)
@@ -256,9 +257,11 @@ def test_fused_and_unfused_attention_count_the_same(method: str | None) -> None:
     assert fused.macs.attention > 0
 
 
-@pytest.mark.parametrize("config", tiny.static_configs(), ids=lambda config: config.describe())
-@pytest.mark.parametrize("host", ["vit", "map"])
-def test_meta_and_cpu_count_the_same(config: MethodConfig, host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "config"),
+    tiny.matrix(tiny.static_configs(), ["vit", "map"], ["vit"], others=tiny.FEW, full=["vit", "map"]),
+)
+def test_meta_and_cpu_count_the_same(host: str, config: MethodConfig) -> None:
     model = tiny.HOSTS[host]()
     config = tiny.fits(config, model)
     found = profile(model, config, tiny.images())

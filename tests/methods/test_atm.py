@@ -150,14 +150,16 @@ def test_a_cosine_equal_to_the_threshold_does_not_merge() -> None:
     assert hard.moved.tolist() == [[4]]  # of the whole sequence
 
 
+CLASS_TOKENS = ("vit", "distilled", "registers", "layerscale", "qk_norm")
+
+
 def acts_after_the_last_block(config: vitrim.MethodConfig) -> bool:
     model = tiny.HOSTS["vit"]()
     vitrim.reduce_(model, config.model_copy(update={"last_block": "full"}))
     return model.blocks[-1].reducer.site == "after"
 
 
-@pytest.mark.parametrize("host", ["vit", "distilled", "registers", "layerscale", "qk_norm"])
-@pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
+@pytest.mark.parametrize(("host", "config"), tiny.matrix(tiny.configs(), CLASS_TOKENS, ["vit"], full=CLASS_TOKENS))
 def test_last_block_on_the_class_token_equals_the_full_computation(host: str, config: vitrim.MethodConfig) -> None:
     if config.name == "random":
         config = vitrim.L2()

@@ -9,10 +9,10 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.attention import Attention
-from vitrim.core.matching import distances, nearest_centre
+from vitrim.core.matching import density_peaks, distances, nearest_centre, separations
 from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method
-from vitrim.methods.bat import density_peaks, log_densities, match_attentive, separations
+from vitrim.methods.bat import log_densities, match_attentive
 
 
 def attention_of(score: torch.Tensor) -> Attention:
@@ -35,8 +35,9 @@ def test_units(ref: golden.Reference) -> None:
     distance = distances(tokens)
     log_density = log_densities(distance, tokens.shape[-1])
     ref.check("rho", log_density.exp())
-    ref.check("delta", separations(distance, log_density, distance.amax(dim=2, keepdim=True)))
-    centres = density_peaks(distance, tokens.shape[-1], clusters)
+    farthest = distance.amax(dim=2, keepdim=True)
+    ref.check("delta", separations(distance, log_density, farthest))
+    centres = density_peaks(distance, log_density, farthest, clusters)
     ref.check("centers", centres)
     ref.check("assign", nearest_centre(distance, centres))
     # in a block: the twelve stored tokens are inattentive, behind one attentive patch

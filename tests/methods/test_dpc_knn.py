@@ -8,8 +8,8 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.core.matching import distances
-from vitrim.methods.dpc_knn import DPCKNNReducer, density_peaks, log_densities
+from vitrim.core.matching import density_peaks, distances
+from vitrim.methods.dpc_knn import DPCKNNReducer, log_densities
 
 HALF = vitrim.DPCKNN(keep_rate=0.5, blocks=(1, 3, 5), epsilon=1e-6)
 CASES = [
@@ -72,7 +72,8 @@ def test_untrained_it_takes_plain_means_and_nothing_overflows() -> None:
 
 def test_densities_that_underflow_still_have_an_order() -> None:
     points = torch.tensor([[[0.0], [0.1], [0.2], [5.0], [5.1], [5.3]]]) * 1000
-    assert density_peaks(torch.cdist(points, points), 2, 3).tolist() == [[1, 4]]
+    distance = torch.cdist(points, points)
+    assert density_peaks(distance, log_densities(distance, 3), distance.amax(), 2).tolist() == [[1, 4]]
 
 
 def test_few_patches_and_many_neighbours() -> None:

@@ -9,13 +9,13 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_models import CLASSES, segmenter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
 import vitrim
+from dense_models import CLASSES, segmenter
 from vitrim.loading import create_model
 from vitrim.measure.macs import count_macs
 from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
@@ -283,7 +283,7 @@ def test_a_new_decoder_is_of_the_same_kind() -> None:
 # ---- counts ----------------------------------------------------------------------------------------------------------
 
 GIGA = 1e9
-SLOW = pytest.mark.skipif(not tiny.FULL_MATRIX, reason="seconds each: make test-full")
+SLOW = pytest.mark.full  # seconds each
 TRUNKS = [
     pytest.param("vit_small_patch16_224", 512, {},
                  {"none": 31.7, "tome:r=40": 23.1, "tome:r=64": 18.4, "cropr:r=80": 18.9}, id="small-512"),

@@ -48,9 +48,27 @@ def resumed(images: Path, out: Path) -> tuple[Trainer, list[str]]:
     return run, again.lines
 
 
+@pytest.fixture(scope="module")
+def stopped(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with two checkpoints; tests take copies."""
+    out = tmp_path_factory.mktemp("stopped")
+    trainer(recipe(**RECIPE), images, out, **SAVED).run()
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> checkpoint.Snapshot:
+    """What the same run has at its end where nothing stops it."""
+    out = tmp_path_factory.mktemp("whole")
+    trainer(recipe(**RECIPE), images, out).run()
+    return checkpoint.load(checkpoint.latest(out / "checkpoints"))
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name: str, images: Path, tmp_path: Path) -> None:
-    trainer(recipe(**RECIPE), images, tmp_path, **SAVED).run()
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    name: str, images: Path, stopped: Path, whole_run: checkpoint.Snapshot, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     newest = checkpoint.latest(tmp_path / "checkpoints")
     assert newest.name == "update-00000004"
     flip(newest / name)
@@ -63,14 +81,15 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name: str, image
     assert said[1].endswith("resumed from " + str(newest.with_name("update-00000003")))
     run.console = None
     run.run()
-    trainer(recipe(**RECIPE), images, tmp_path / "whole").run()
-    whole, parts = (checkpoint.load(checkpoint.latest(out / "checkpoints")) for out in (tmp_path / "whole", tmp_path))
-    for part, tensors in whole.tensors.items():
+    parts = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints"))
+    for part, tensors in whole_run.tensors.items():
         assert all(bool((value == parts.tensors[part][key]).all()) for key, value in tensors.items())
 
 
-def test_a_run_without_an_undamaged_checkpoint_is_neither_resumed_nor_overwritten(images: Path, tmp_path: Path) -> None:
-    trainer(recipe(**RECIPE), images, tmp_path, **SAVED).run()
+def test_a_run_without_an_undamaged_checkpoint_is_neither_resumed_nor_overwritten(
+    images: Path, stopped: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     for path in checkpoint.found(tmp_path / "checkpoints"):
         flip(path / "optimizer.safetensors")
     with pytest.raises(VitrimError, match=r"nothing to resume in .*: .*04 is damaged \(optimizer.*03 is damaged") as no:
@@ -133,14 +152,21 @@ CHANGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def begun(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that is watched; what is refused leaves it as it is."""
+    out = tmp_path_factory.mktemp("begun")
+    trainer(recipe(), images, out, max_updates=2).run()
+    return out
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_run_is_not_resumed_on_as_many_other_images(change: str, images: Path, tmp_path: Path) -> None:
-    trainer(recipe(), images, tmp_path / "out", max_updates=2).run()
+def test_a_run_is_not_resumed_on_as_many_other_images(change: str, images: Path, begun: Path, tmp_path: Path) -> None:
     other = tmp_path / "moved"
     shutil.copytree(images, other)
-    assert trainer(recipe(), other, tmp_path / "out", resume=True).update == 2  # where they lie does not count
+    assert trainer(recipe(), other, begun, resume=True).update == 2  # where they lie does not count
     what, edit = CHANGES[change]
     edit(other)
     with pytest.raises(VitrimError, match=f"other data: as many images, but those to .*{what}.* have other") as refused:
-        trainer(recipe(), other, tmp_path / "out", resume=True)
+        trainer(recipe(), other, begun, resume=True)
     assert "\n" not in str(refused.value)

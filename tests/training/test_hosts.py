@@ -16,6 +16,7 @@ from torch import Tensor
 
 import tiny
 import vitrim
+from full_matrix import cells
 from tiny_training import recipe
 from vitrim.core.ask import ask
 from vitrim.data import load_images
@@ -44,7 +45,8 @@ def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("host", tiny.PLAIN)
+# one update of what learns is made on every variant in `test_step.py`
+@pytest.mark.parametrize("host", cells(tiny.PLAIN, (*tiny.LIBRARIES, "naflex", "hf_clip", "hf_beit")))
 def test_a_classifier_of_every_family_is_trained(host: str, grey: Path, tmp_path: Path) -> None:
     if not tiny.is_classifier(host):
         pytest.skip("this one gives features")
@@ -71,6 +73,6 @@ def test_a_classifier_of_every_family_is_trained(host: str, grey: Path, tmp_path
     load_checkpoint(twin, tmp_path / "model.safetensors")
     assert any(not torch.equal(value, before[name]) for name, value in twin.state_dict().items())
     assert vitrim.Reduction.load(twin, tmp_path).config == vitrim.ToMe(r=4)
-    averaged = run.ema.module.eval()
+    averaged = run.learner.ema.module.eval()
     with torch.no_grad():
         assert torch.equal(tiny.run(twin, tiny.images()), tiny.run(averaged, tiny.images()))

@@ -9,6 +9,7 @@ import timm
 import torch
 from torch import nn
 
+import tiny
 from vitrim.errors import VitrimError
 from vitrim.training.initial import mimetic_
 
@@ -58,5 +59,7 @@ def test_it_follows_the_seed() -> None:
 
 
 def test_other_models_are_refused() -> None:
-    with pytest.raises(VitrimError, match=r"init=mimetic is for timm's VisionTransformer.*not Linear"):
+    with pytest.raises(VitrimError, match=r"^init=mimetic sets one projection .*: this Linear does not have both"):
         mimetic_(nn.Linear(3, 2))
+    with pytest.raises(VitrimError, match="this ViTForImageClassification does not have both"):
+        mimetic_(tiny.HOSTS["hf_vit"]())

@@ -14,18 +14,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import accelerate
 import pytest
 import timm
 import torch
+from accelerate.tracking import GeneralTracker
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 import vitrim
+from full_matrix import cells
 from tiny_training import CLASSES, PER_CLASS, TINY, recipe, trainer
-from vitrim.errors import VitrimError
+from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import load_run
-from vitrim.training import checkpoint, loop
+from vitrim.training import checkpoint, folder, learner, loop
 from vitrim.training.loop import recipe_text
 
 EPOCH = len(CLASSES) * PER_CLASS["train"] // TINY["batch_size"]
@@ -87,7 +90,8 @@ def test_a_run_learns_and_leaves_what_is_needed_to_use_it(images: Path, tmp_path
     assert [row["update"] for row in evaluations] == [EPOCH * epoch for epoch in range(1, 13)]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+# the other runs that are resumed here are plain ones
+@pytest.mark.parametrize("name", cells(RECIPES, set(RECIPES) - {"plain", "momentum"}))
 def test_a_stopped_run_resumes_to_the_same_bits(name: str, images: Path, tmp_path: Path) -> None:
     resolved = recipe(**RECIPES[name])
     trainer(resolved, images, tmp_path / "whole").run()
@@ -119,7 +123,7 @@ def test_micro_batches_add_up_to_the_batch(images: Path, tmp_path: Path) -> None
 
 def test_a_killed_process_resumes_to_the_same_bits(images: Path, tmp_path: Path) -> None:
     """SIGKILL at whatever update it is when the second checkpoint appears."""
-    resolved = recipe(epochs=6)
+    resolved = recipe(epochs=4)
     text = tmp_path / "tiny.yaml"
     text.write_text(recipe_text(resolved.recipe))
     out = tmp_path / "killed"
@@ -169,7 +173,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(i
     def poisoned(batches: Any, update: int) -> dict[str, float]:
         if update == 4:
             with torch.no_grad():
-                next(run.model.parameters()).fill_(float("nan"))
+                next(run.learner.model.parameters()).fill_(float("nan"))
         return step(batches, update)
 
     run._step = poisoned
@@ -206,7 +210,7 @@ def test_a_full_disk_at_the_very_end_loses_nothing(
 
     run = trainer(recipe(epochs=1), images, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_file", full)
+        patch.setattr(folder, "save_file", full)
         with pytest.raises(VitrimError, match=r"No space left .*; they are in .*update-00000003: make room and run"):
             run.run()
     trainer(recipe(epochs=1), images, tmp_path, resume=True).run()
@@ -267,13 +271,13 @@ def test_processes_share_the_running_statistics_that_are_written(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared: list[Tensor] = []
-    monkeypatch.setattr(loop, "broadcast", lambda buffer, from_process: shared.append(buffer))
+    monkeypatch.setattr(learner, "broadcast", lambda buffer, from_process: shared.append(buffer))
     run = trainer(recipe(), images, tmp_path)
     norm = torch.nn.BatchNorm2d(3)
-    run._share_buffers(norm)
+    run.learner.share_buffers(norm)
     assert not shared  # one process has nobody to share with
-    run.accelerator = SimpleNamespace(num_processes=2)
-    run._share_buffers(norm)
+    run.learner.accelerator = SimpleNamespace(num_processes=2)
+    run.learner.share_buffers(norm)
     assert [buffer.data_ptr() for buffer in shared] == [norm.running_mean.data_ptr(), norm.running_var.data_ptr()]
 
 
@@ -422,10 +426,10 @@ def test_a_run_starts_from_a_finished_one_with_what_its_reducers_learned(images:
     resolved = recipe(method="dynamicvit:keep_rate=0.7", epochs=1)
     trainer(resolved, images, tmp_path / "first").run()
     second = trainer(resolved, images, tmp_path / "second", start=tmp_path / "first")
-    second.reduction.save(tmp_path / "copy")
+    second.learner.reduction.save(tmp_path / "copy")
     assert same(*(load_file(tmp_path / side / "reducers.safetensors") for side in ("first", "copy")))
     assert same(
-        {name: value for name, value in second.model.state_dict().items() if ".reducer." not in name},
+        {name: value for name, value in second.learner.model.state_dict().items() if ".reducer." not in name},
         load_file(tmp_path / "first/model.safetensors"),
     )
     with pytest.raises(VitrimError, match="holds parameters of dynamicvit, this model is under cropr"):
@@ -440,7 +444,7 @@ def test_a_pretrained_encoder_is_fine_tuned(images: Path, tmp_path: Path) -> Non
     tuning = recipe(model="vittm_base_28_28", model_options=options, epochs=1)
     run = trainer(tuning, images, tmp_path / "tuned", start=tmp_path / "mae")
     left = load_file(tmp_path / "mae" / "model.safetensors")
-    for name, value in run.model.state_dict().items():
+    for name, value in run.learner.model.state_dict().items():
         if "head" not in name:
             assert torch.equal(value, left[f"encoder.{name}"])
     assert run.run()["last"]["update"] == EPOCH
@@ -454,9 +458,9 @@ def test_a_teacher_has_weights_of_its_own(images: Path, tmp_path: Path) -> None:
     weights = tmp_path / "first/model.safetensors"
     changes = {"method": "dynamicvit:keep_rate=0.7", "teacher": "dense", "teacher_checkpoint": str(weights.parent)}
     run = trainer(recipe(**changes, seed=1), images, tmp_path / "second")
-    assert same(run.objective.teacher.state_dict(), load_file(weights))
-    assert not any(parameter.requires_grad for parameter in run.objective.teacher.parameters())
-    assert not any(name.startswith("teacher") for name in run.objective.state_dict())
+    assert same(run.learner.objective.teacher.state_dict(), load_file(weights))
+    assert not any(parameter.requires_grad for parameter in run.learner.objective.teacher.parameters())
+    assert not any(name.startswith("teacher") for name in run.learner.objective.state_dict())
 
 
 def test_amounts_reach_the_average_and_their_end(images: Path, tmp_path: Path) -> None:
@@ -466,7 +470,7 @@ def test_amounts_reach_the_average_and_their_end(images: Path, tmp_path: Path) -
         recipe(method="evit:keep_rate=0.9", epochs=2, ramps=[ramp], ema={"decay": 0.9}), images, tmp_path, log_every=1
     )
     run.run()
-    assert vitrim.get_reduction(run.ema.module).config.keep_rate == 0.5
+    assert vitrim.get_reduction(run.learner.ema.module).config.keep_rate == 0.5
     assert json.loads((tmp_path / "reduction.json").read_text())["options"]["keep_rate"] == 0.5
 
 
@@ -489,10 +493,10 @@ def test_an_option_switches_at_its_epoch(images: Path, tmp_path: Path) -> None:
     }
     run = trainer(recipe(**changes), images, tmp_path, max_updates=2 * EPOCH - 1)
     run.run()
-    assert run.reduction.config.blocks == (2, 3, 4)
+    assert run.learner.reduction.config.blocks == (2, 3, 4)
     run = trainer(recipe(**changes), images, tmp_path, resume=True, max_updates=2 * EPOCH + 1)
     run.run()
-    assert tuple(run.reduction.config.blocks) == (2, 4)
+    assert tuple(run.learner.reduction.config.blocks) == (2, 4)
 
 
 # ---- other kinds of run ----------------------------------------------------------------------------------------------
@@ -545,3 +549,53 @@ def test_tensorboard_gets_what_the_log_gets(images: Path, tmp_path: Path) -> Non
         [float(row["total"]) for row in rows(tmp_path)]
     )
     assert len(events.Scalars("evaluation/top1")) == TINY["epochs"]
+
+
+class Notes(GeneralTracker):
+    """A tracker of a user's own."""
+
+    name = "notes"
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, Any] = {}
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.ends = 0
+
+    @property
+    def tracker(self) -> list[tuple[int, dict[str, float]]]:
+        return self.logged
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def log(self, values: dict[str, float], step: int | None = None, **_: Any) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.ends += 1
+
+
+def test_trackers_get_what_the_log_gets_and_the_recipe(images: Path, tmp_path: Path) -> None:
+    notes = Notes()
+    trainer(recipe(), images, tmp_path, log_with=(notes, notes), max_updates=4).run()
+    losses = [(step, values["train/total"]) for step, values in notes.logged if "train/total" in values]
+    assert losses == [(int(row["update"]), float(row["total"])) for row in rows(tmp_path)]
+    top1 = [(step, values["evaluation/top1"]) for step, values in notes.logged if "evaluation/top1" in values]
+    evaluations = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert top1 == [(row["update"], row["top1"]) for row in evaluations]
+    assert {key: notes.values[key] for key in ("optimizer.lr", "ema", "trainable", "stream")} == {
+        "optimizer.lr": 1e-3, "ema": "null", "trainable": '["*"]', "stream": False,
+    }  # fmt: skip
+    assert notes.ends == 1
+
+
+def test_a_tracker_that_is_not_there_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VitrimError, match=r"^unknown tracker 'tensorbord'; did you mean 'tensorboard'\? valid: aim, "):
+        loop.Running(Path("out"), log_with=("tensorbord",))
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
+    with pytest.raises(MissingPackageError, match=r"^logging with wandb needs its package: pip install wandb$"):
+        loop.Running(Path("out"), log_with=("wandb",))
+    with pytest.raises(MissingPackageError, match=r"^logging with tensorboard needs its package: pip install tensorb"):
+        loop.Running(Path("out"), tensorboard=True)

@@ -94,7 +94,7 @@ def test_five_updates_are_those_of_a_plain_loop(parts: int, images: Path, tmp_pa
     """Order, normalisation, mixing, drop path, schedule, weight decay, clipping, micro-batches and average."""
     resolved = recipe(**RUN, micro_batch=None if parts == 1 else BATCH // parts)
     run = trainer(resolved, images, tmp_path, max_updates=UPDATES)
-    expected, average, norms = plain_loop(deepcopy(run.model).train(), images, parts)
+    expected, average, norms = plain_loop(deepcopy(run.learner.model).train(), images, parts)
     assert min(norms) > CLIP  # it is really clipped
     run.run()
     saved = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints")).tensors
@@ -116,7 +116,7 @@ def test_adam_after_five_updates_is_that_of_a_plain_loop(images: Path, tmp_path:
         "eval_split": None,
     }
     run = trainer(recipe(**changes), images, tmp_path, max_updates=UPDATES)
-    model = deepcopy(run.model).train()
+    model = deepcopy(run.learner.model).train()
     kept = [
         value for name, value in model.named_parameters() if value.ndim > 1 and name not in ("cls_token", "pos_embed")
     ]
@@ -132,7 +132,7 @@ def test_adam_after_five_updates_is_that_of_a_plain_loop(images: Path, tmp_path:
         optimizer.step()
         optimizer.zero_grad()
     run.run()
-    for name, value in run.model.state_dict().items():
+    for name, value in run.learner.model.state_dict().items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
@@ -177,7 +177,7 @@ def test_every_update_draws_for_itself(images: Path, tmp_path: Path) -> None:
         drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
         return mixed, F.one_hot(targets, 3).float()
 
-    run.mixer = mixer
+    run.learner.mixer = mixer
     run.run()
     assert len(drawn) == 2 * UPDATES
     assert all(len(set(column)) == 2 * UPDATES for column in zip(*drawn, strict=True))
@@ -201,7 +201,7 @@ def test_what_is_evaluated_is_what_the_row_says(images: Path, tmp_path: Path) ->
     with torch.no_grad():
         model, average = (
             100 * float((one.eval()(pixels).argmax(dim=1) == labels).float().mean())
-            for one in (run.model, run.ema.module)
+            for one in (run.learner.model, run.learner.ema.module)
         )
     assert abs(model - average) > 20
     assert last["weights"] == "average"

@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 import training_worker
+from cli_runs import exit_code
 from tiny_training import SHARDED, TINY, recipe, trainer, write_images
 from vitrim import Reduction
 from vitrim.loading import load_run
@@ -74,6 +75,21 @@ def test_two_processes_of_accelerate_are_one(uneven: Path, two: Path, tmp_path: 
     assert len(losses(tmp_path)) == 21
     assert losses(two / "copies") == pytest.approx(losses(tmp_path), abs=1e-4)
     assert evaluations(two / "copies") == evaluations(tmp_path) != []
+
+
+def test_two_processes_evaluate_as_one(uneven: Path, two: Path, tmp_path: Path, monkeypatch) -> None:
+    """The same table to the digit, and the same decisions, also where the two were stopped and resumed."""
+    assert exit_code(monkeypatch, *training_worker.evaluation(uneven, tmp_path)[1:]) == 0
+    one, other = (json.loads((folder / "eval.json").read_text()) for folder in (tmp_path, two))
+    assert (one["environment"].pop("processes"), other["environment"].pop("processes")) == (1, 2)
+    assert one == other
+    assert [row["images"] for row in one["rows"]] == [11] * 4
+    assert one["complete"]
+    names = sorted(file.name for file in (tmp_path / "decisions").iterdir())
+    assert len(names) == 3
+    for name in names:
+        assert (two / "decisions" / name).read_bytes() == (tmp_path / "decisions" / name).read_bytes()
+    assert sorted(file.name for file in (two / "part").iterdir()) == ["part-0.safetensors", "part-1.safetensors"]
 
 
 def test_two_processes_with_shards_are_one(uneven: Path, two: Path, tmp_path: Path) -> None:

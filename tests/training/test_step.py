@@ -10,6 +10,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models import resnet18
 
 import golden_files
 import tiny
@@ -118,8 +119,10 @@ TIMM_HOSTS = [
 LEARNED_CONFIGS = [config for config in CONFIGS if config is not None and not config.training_free]
 
 
-@pytest.mark.parametrize("host", TIMM_HOSTS)
-@pytest.mark.parametrize("config", LEARNED_CONFIGS, ids=describe)
+@pytest.mark.parametrize(
+    ("host", "config"),
+    tiny.matrix(LEARNED_CONFIGS, TIMM_HOSTS, ["vit"], others=["cropr", "dynamicvit"], full=TIMM_HOSTS),
+)
 def test_one_update_of_what_learns_on_every_timm_variant(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS[host]()
     if getattr(config, "class_head", False) and not tiny.host_of(model).facts(model).has_class_token:
@@ -182,10 +185,9 @@ def test_tokens_and_logits_are_the_two_halves_of_a_forward() -> None:
     tokens, logits = ask(model).features_and_logits(model, tiny.images())
     assert tokens.shape == (2, 36 + model.num_prefix_tokens, 32)
     assert torch.equal(logits, model(tiny.images()))
-    hugging_face = tiny.HOSTS["hf_vit"]()
-    assert ask(hugging_face).logits(hugging_face(tiny.images())).shape == (2, 5)
-    with pytest.raises(VitrimError, match="compares tokens, and ViTForImageClassification does not give them"):
-        ask(hugging_face).features_and_logits(hugging_face, tiny.images())
+    convolutional = resnet18(num_classes=5).eval()
+    with pytest.raises(VitrimError, match="compares tokens, and ResNet does not give them"):
+        ask(convolutional).features_and_logits(convolutional, tiny.images())
 
 
 @golden_files.cases(["training/losses_metrics_a"], arrays=("distill/*",))

@@ -17,6 +17,12 @@ from vitrim.training.loop import Trainer
 datasets = pytest.importorskip("datasets")
 
 
+@pytest.fixture(autouse=True)
+def _no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` sleeps for five seconds after each shuffled pass, against crashes in remote file systems."""
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+
+
 @pytest.fixture(scope="module")
 def tables(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The images as parquet, those to train on in two files."""
@@ -92,7 +98,7 @@ def test_evaluations_are_not_streamed(tables: Path, tmp_path: Path) -> None:
     run = trainer(recipe(), tables, tmp_path / "run")
     stream = stream_images(tables, split="test")
     with pytest.raises(VitrimError, match="evaluations need images that can be read in any order"):
-        Trainer(run.resolved, run.model, run.train_data, stream, run.accelerator, run.running)
+        Trainer(run.resolved, run.learner.model, run.train_data, stream, run.accelerator, run.running)
 
 
 def test_a_stream_of_unknown_length_is_refused(tables: Path, tmp_path: Path) -> None:
@@ -100,7 +106,7 @@ def test_a_stream_of_unknown_length_is_refused(tables: Path, tmp_path: Path) -> 
     stream = stream_images(tables, split="train")
     stream.length = None
     with pytest.raises(VitrimError, match="does not say how many images it has"):
-        Trainer(run.resolved, run.model, stream, None, run.accelerator, run.running)
+        Trainer(run.resolved, run.learner.model, stream, None, run.accelerator, run.running)
 
 
 def test_a_folder_of_images_is_no_stream(images: Path, tmp_path: Path) -> None:

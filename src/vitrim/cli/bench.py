@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from vitrim.core.config import MethodConfig
     from vitrim.data import ImageDataset
-    from vitrim.measure.bench import Row
     from vitrim.measure.latency import Budget
+    from vitrim.measure.records import Row
 
 DTYPES = ("fp32", "bf16", "fp16")
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
@@ -106,6 +106,7 @@ def _measure(
         VitrimError: the machine has too little memory, or cannot compute in this dtype.
     """
     from vitrim.measure import bench as profiling
+    from vitrim.measure.records import Row
 
     size, name = setting["batch_size"], setting["dtype"]
     host.to(profiling.DTYPES[name])
@@ -114,7 +115,7 @@ def _measure(
         batch = profiling.random_images(host, size, seed) if dataset is None else _batch(dataset, size)
         batch = batch.to(device, profiling.DTYPES[name])
         rows = profiling.measure(host, methods, batch, compiled=setting["compiled"], budget=budget)
-    return [{**setting, **row} for row in rows]
+    return [Row(row.method, {**setting, **row}) for row in rows]
 
 
 # ---- inputs ----------------------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def print_setting(out: Console, rows: Sequence[Row]) -> None:
     out.print()
 
 
-def setting_text(row: Row) -> str:
+def setting_text(row: Mapping[str, Any]) -> str:
     """ "batch 8, bf16" or "batch 8, bf16, compiled"."""
     return f"batch {row['batch_size']}, {row['dtype']}" + (", compiled" if row["compiled"] else "")
 
@@ -217,7 +218,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def verdicts(row: Row, dense: Row) -> list[str]:
+def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any]) -> list[str]:
     """The reasons in words why reducing does not pay at this setting; empty where it pays.
 
     Example:

@@ -12,7 +12,7 @@ from vitrim.cli.setup import Compute, Record
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.measure.evaluation import Row
+    from vitrim.measure.records import Row
 
 Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the figures")]
 Cifar10 = Annotated[
@@ -41,7 +41,7 @@ def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Co
         speed = run.measure_speed(seed=compute.seed)
     found = {
         "environment": common.environment(seed=compute.seed),
-        **{key: [{"model": exhibits[key].name, **row.record()} for row in measured] for key, measured in rows.items()},
+        **{key: [{"model": exhibits[key].name, **row} for row in measured] for key, measured in rows.items()},
         "speed": speed,
     }
     kept.write("demo", **found)
@@ -58,9 +58,9 @@ def print_results(console: Any, found: dict[str, list[Row]], speed: list[dict[st
         [
             name,
             row.method,
-            f"{100 * row.top1:.1f}",
-            f"{100 * row.agreement:.1f}",
-            f"{100 * (1 - sum(row.gmacs.values()) / sum(measured[0].gmacs.values())):.0f}",
+            f"{100 * row['top1']:.1f}",
+            f"{100 * row['agreement']:.1f}",
+            f"{100 * (1 - sum(row['gmacs'].values()) / sum(measured[0]['gmacs'].values())):.0f}",
             "",
             "",
             "",
@@ -82,7 +82,7 @@ def print_results(console: Any, found: dict[str, list[Row]], speed: list[dict[st
         for row in speed
     ]
     columns = ["model", "method", "top-1 %", "as dense %", "fewer MACs %", "images/s", "speed-up", "promised"]
-    images = ", ".join(f"{name} on {measured[0].images} images" for name, measured in found.items())
+    images = ", ".join(f"{name} on {measured[0]['images']} images" for name, measured in found.items())
     title = (
         f"{images} it never saw, no retraining; then the speed of DeiT-S geometry here "
         f"(batch {speed[0]['batch_size']}, {speed[0]['dtype']}, random weights)"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,17 +15,26 @@ from vitrim.cli.setup import Data, Machine, Model, Record
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
+    from torch import nn
 
     from vitrim.core.config import MethodConfig
-    from vitrim.data import ImageDataset
-    from vitrim.measure.evaluation import Evaluation, Row
+    from vitrim.measure.partial import Partial
+    from vitrim.measure.probes import Probe
+    from vitrim.measure.processes import Processes
+    from vitrim.measure.records import Row
+    from vitrim.measure.run import Findings, Measurement
+    from vitrim.tasks import Task
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
+Out = Annotated[Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from what is in --out")]
+DecisionsFolder = Annotated[
+    Path | None,
+    typer.Option("--decisions", help="write where every token went into this folder, one .npz per method"),
+]
 
 
 def evaluate(
@@ -34,40 +45,80 @@ def evaluate(
     batch_size: common.BatchSize = 32,
     dtype: Dtype = "fp32",
     workers: common.Workers = 0,
+    out: Out = None,
+    resume: Resume = False,
+    decisions: DecisionsFolder = None,
     machine: Machine,
     record: Record,
 ) -> None:
     """Evaluate reduced models next to the dense one: accuracy, agreement, cosine, MACs, tokens.
 
-    All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept.
+    All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept. Many
+    processes share the batches: accelerate launch -m vitrim eval ...
     """
     configs = common.parse_methods(methods or ())
     common.check_choice("dtype", dtype, DTYPES)
     import torch
 
-    from vitrim.data import batches, eval_transform
-    from vitrim.measure.evaluation import Evaluation
+    from vitrim.data import eval_transform
+    from vitrim.measure.contestants import contestants
+    from vitrim.measure.evaluation import check_dataset, standard_probes, task_of
+    from vitrim.measure.processes import Processes
+    from vitrim.measure.run import Measurement
 
     device = machine.select()
-    dense, learned = model.load(), model.learned
-    precision = getattr(torch, DTYPES[dtype])
-    evaluation = Evaluation(dense, configs, device=device, dtype=precision, seed=machine.seed, learned=learned)
-    dataset = data.open()
-    _check_labels(dataset, model.name, evaluation.num_classes)
+    processes = Processes.launched(machine.device)
+    dense, dataset = model.load(), data.open()
+    task = task_of(dense, dataset)
+    check_dataset(dataset, task, model.name)
     dataset.transform = eval_transform(dense)
+    precision = getattr(torch, DTYPES[dtype])
+    device = processes.device or device
+    models = contestants(dense, configs, task, device=device, dtype=precision, learned=model.learned)
+    probes = [*standard_probes(task), *_recording(decisions)]
+    measurement = Measurement(models, probes, task, processes=processes, seed=machine.seed)
     found: dict[str, Any] = {
-        "environment": machine.environment(DTYPES[dtype]),
+        "environment": {**machine.environment(DTYPES[dtype]), "processes": processes.count},
         "weights": model.weights,
         "model_options": model.options,
-        "untrained": _untrained(configs, learned),
+        "untrained": _untrained(configs, model.learned),
+        "task": task.name,
         "data": _facts(dataset, data, batch_size),
     }
-    loader = batches(dataset, batch_size, limit=data.limit, workers=workers)
-    with _reported(evaluation, model.name, f"batch {batch_size}, {dtype}", found, record):
-        _run(evaluation, loader, found["data"]["images"])
+    settings = {"model": model.name, "methods": [config.describe() for config in configs], **found}
+    partial = _partial(out, resume, settings, processes, dense, dataset)
+    report = Report(model.name, task, found, record, decisions)
+    with _reported(measurement, report, f"batch {batch_size}, {dtype}", partial):
+        _run(measurement, dataset, data.limit, batch_size, workers, partial)
 
 
-def _facts(dataset: ImageDataset, data: Data, batch_size: int) -> dict[str, Any]:
+def _recording(decisions: Path | None) -> list[Probe]:
+    """The probe that records where tokens went, if that is wanted."""
+    if decisions is None:
+        return []
+    from vitrim.files import check_folder
+    from vitrim.measure.decisions import Record as Decide
+
+    check_folder(decisions)
+    return [Decide()]
+
+
+def _partial(
+    folder: Path | None, resume: bool, settings: dict[str, Any], processes: Processes, model: nn.Module, dataset: Any
+) -> Partial | None:
+    """The folder of what is gathered, if one is given; it knows model and data by their contents."""
+    if folder is None:
+        if resume:
+            raise VitrimError("--resume goes on from what is in --out: give --out too")
+        return None
+    from vitrim.data.fingerprint import fingerprint
+    from vitrim.measure.partial import Partial, weights_fingerprint
+
+    contents = {"parameters": weights_fingerprint(model), "images": fingerprint(dataset)}
+    return Partial(folder, {**settings, **contents}, processes, resume=resume)
+
+
+def _facts(dataset: Any, data: Data, batch_size: int) -> dict[str, Any]:
     """Describe the data of the evaluation, for the record."""
     return {
         "source": data.source,
@@ -78,11 +129,45 @@ def _facts(dataset: ImageDataset, data: Data, batch_size: int) -> dict[str, Any]
     }
 
 
+def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
+    """The methods that have parameters to learn and were given none."""
+    from vitrim.core.reduce import saved_method
+
+    known = None if learned is None else saved_method(learned)
+    return [config.describe() for config in configs if not config.training_free and config.name != known]
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+def _run(
+    measurement: Measurement, dataset: Any, limit: int | None, batch_size: int, workers: int, partial: Partial | None
+) -> None:
+    """Run every batch that was not run before, with a progress bar of the first process on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from vitrim.measure.reading import read
+
+    processes = measurement.processes
+    done = 0 if partial is None else partial.restore(measurement)
+    loader = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    hidden = not console.is_terminal or processes.index > 0
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        images = len(dataset) if limit is None else min(limit, len(dataset))
+        task = progress.add_task("images", total=-(-images // processes.count))
+        for batch in loader:
+            measurement.update(batch)
+            if partial is not None:
+                partial.keep(measurement)
+            progress.update(task, completed=measurement.images)
+
+
 @contextmanager
-def _reported(
-    evaluation: Evaluation, model: str, setting: str, found: dict[str, Any], record: Record
-) -> Iterator[None]:
-    """Report the results gathered so far, whatever stops the run, Ctrl-C too: hours of work are not thrown away.
+def _reported(measurement: Measurement, report: Report, setting: str, partial: Partial | None) -> Iterator[None]:
+    """Report the results, those gathered so far if something stops the run, Ctrl-C too: hours of work are not lost.
 
     Raises:
         VitrimError: what stopped it, in one line.
@@ -98,99 +183,106 @@ def _reported(
         problem = str(error)
         raise
     finally:
-        if evaluation.images:
-            ended: dict[str, Any] = {"complete": True} if problem is None else {"complete": False, "error": problem}
-            _report(model, evaluation, found | ended, record)
+        if partial is not None and measurement.turns:
+            partial.keep(measurement, now=True)
+        # after an error the other processes may never come to the place where results are put together
+        findings = measurement.findings(together=problem is None)
+        if findings.rows and measurement.processes.index == 0:
+            report.show(findings, problem)
 
 
-def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
-    """The methods that have parameters to learn and were given none."""
-    from vitrim.core.reduce import saved_method
-
-    known = None if learned is None else saved_method(learned)
-    return [config.describe() for config in configs if not config.training_free and config.name != known]
+# ---- showing ---------------------------------------------------------------------------------------------------------
 
 
-def _check_labels(dataset: ImageDataset, model: str, num_classes: int) -> None:
-    """Check before any image is read that every label is a class of the model."""
-    largest = int(dataset.labels.max())
-    if largest >= num_classes:
-        option = "" if ":" in model else f", e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
-        raise VitrimError(
-            f"label {largest} of {dataset.source} is beyond the model's {num_classes} classes, 0 to {num_classes - 1}; "
-            f"use a model of these classes{option}"
-        )
+@dataclass(frozen=True)
+class Report:
+    """The table and the record of an evaluation.
 
+    Attributes:
+        model: as on the command line.
+        task: has the metrics.
+        found: entries of the record besides the rows.
+        record: where it goes.
+        decisions: the folder for what happened to every token, if wanted.
+    """
 
-def _run(evaluation: Evaluation, loader: Any, planned: int) -> None:
-    """Run every batch, with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    model: str
+    task: Task
+    found: dict[str, Any]
+    record: Record
+    decisions: Path | None
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("images", total=planned)
-        for images, labels in loader:
-            evaluation.update(images, labels)
-            progress.update(task, completed=evaluation.images)
+    def show(self, findings: Findings, problem: str | None) -> None:
+        """Print the table, and write the record and the decisions."""
+        out = self.record.console()
+        self._print(out, findings.rows)
+        for note in self._notes():
+            out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        ended: dict[str, Any] = {"complete": True} if problem is None else {"complete": False, "error": problem}
+        rows = [{"model": self.model, **row} for row in findings.rows]
+        self.record.write("eval", **self.found, **ended, rows=rows)
+        if self.decisions is not None:
+            from vitrim.measure.decisions import save_decisions
 
+            for file in save_decisions([gauges[-1] for gauges in findings.gauges], self.decisions):
+                out.print(f"decisions: {file}", markup=False, highlight=False, soft_wrap=True)
 
-def _report(model: str, evaluation: Evaluation, found: dict[str, Any], record: Record) -> None:
-    """Print the table and write the record of the results gathered."""
-    rows = evaluation.rows()
-    out = record.console()
-    _print(out, model, found["data"], rows)
-    for note in _notes(found, evaluation.num_classes):
-        out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    record.write("eval", **found, rows=[{"model": model, **row.record()} for row in rows])
+    def _print(self, out: Console, rows: list[Row]) -> None:
+        dense, data = rows[0], self.found["data"]
+        seen = f"{dense['images']} of {data['images']}" if dense["images"] < data["images"] else f"{dense['images']}"
+        title = f"{self.model} on {data['source']}: {seen} images in batches of {data['batch_size']}"
+        out.print(title, markup=False, highlight=False, soft_wrap=True)
+        names = list(dense)
+        metrics = names[names.index("images") + 1 : names.index("agreement")]
+        columns = ["method", *map(_title, metrics), "change", "agree", "cosine", "GMACs", "saved", "tokens"]
+        common.print_table(out, "", columns, [self._cells(row, dense, metrics) for row in rows])
 
+    def _cells(self, row: Row, dense: Row, metrics: list[str]) -> list[str]:
+        from rich.markup import escape
 
-def _print(out: Console, model: str, data: dict[str, Any], rows: list[Row]) -> None:
-    dense = rows[0]
-    seen = f"{dense.images} of {data['images']}" if dense.images < data["images"] else f"{dense.images}"
-    title = f"{model} on {data['source']}: {seen} images in batches of {data['batch_size']}"
-    out.print(title, markup=False, highlight=False, soft_wrap=True)
-    columns = ["method", "top-1", f"top-{dense.k}", "change", "agree", "cosine", "GMACs", "saved", "tokens"]
-    common.print_table(out, "", columns, [_cells(row, dense) for row in rows])
+        total, full = sum(row["gmacs"].values()), sum(dense["gmacs"].values())
+        main = self.task.selects_by
+        return [
+            escape(row.method),
+            *(f"{100 * row[metric]:.2f}" for metric in metrics),
+            f"{100 * (row[main] - dense[main]):+.2f}",
+            f"{100 * row['agreement']:.1f}",
+            f"{row['cosine']:.4f}",
+            f"{total:.2f}" if full >= 1 else f"{total:.4f}",
+            f"{100 * (1 - total / full):.1f}",
+            f"{row['tokens_at_end']:.1f}".removesuffix(".0"),
+        ]
 
-
-def _cells(row: Row, dense: Row) -> list[str]:
-    from rich.markup import escape
-
-    total, full = sum(row.gmacs.values()), sum(dense.gmacs.values())
-    return [
-        escape(row.method),
-        f"{100 * row.top1:.2f}",
-        f"{100 * row.topk:.2f}",
-        f"{100 * (row.top1 - dense.top1):+.2f}",
-        f"{100 * row.agreement:.1f}",
-        f"{row.cosine:.4f}",
-        f"{total:.2f}" if full >= 1 else f"{total:.4f}",
-        f"{100 * (1 - total / full):.1f}",
-        f"{row.tokens_at_end:.1f}".removesuffix(".0"),
-    ]
-
-
-def _notes(found: dict[str, Any], num_classes: int) -> Iterator[str]:
-    """Notes needed to read the table correctly."""
-    yield (
-        "top-k, agree (same class as dense) and saved (MACs) in %; change of top-1 in points; cosine of what the head "
-        "reads; tokens left at the end, class token included"
-    )
-    if found["weights"] == "random":
+    def _notes(self) -> Iterator[str]:
+        """Notes needed to read the table correctly."""
         yield (
-            "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
-            "agree and cosine still say how much the reduction changes"
+            f"metrics, agree ({self.task.agreement_means}) and saved (MACs) in %; change of "
+            f"{_title(self.task.selects_by)} in points; cosine of what the head reads; tokens left at the end, class "
+            "token included"
         )
-    if found["untrained"]:
-        yield (
-            f"{', '.join(found['untrained'])}: with random parameters, as nothing was given that learned them; "
-            "--checkpoint takes the folder of a run of `vitrim train`"
-        )
-    classes = found["data"]["classes"]
-    if classes not in (None, num_classes):
-        yield (
-            f"the data has {classes} classes and the model {num_classes}: accuracy is right only if every label is the "
-            "index of the model's class"
-        )
+        if self.found["weights"] == "random":
+            yield (
+                "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
+                "agree and cosine still say how much the reduction changes"
+            )
+        if self.found["untrained"]:
+            yield (
+                f"{', '.join(self.found['untrained'])}: with random parameters, as nothing was given that learned "
+                "them; --checkpoint takes the folder of a run of `vitrim train`"
+            )
+        classes, known = self.found["data"]["classes"], self.task.num_classes
+        if classes not in (None, known):
+            yield (
+                f"the data has {classes} classes and the model {known}: accuracy is right only if every label is the "
+                "index of the model's class"
+            )
+
+
+def _title(metric: str) -> str:
+    """The heading of a metric's column.
+
+    Example:
+        >>> _title("top5"), _title("mAP_occurring")
+        ('top-5', 'mAP occurring')
+    """
+    return metric.replace("top", "top-").replace("_", " ")

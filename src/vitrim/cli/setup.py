@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from vitrim.data import ImageDataset
+    from vitrim.data import ImageDataset, MultiLabelDataset
 
 MODEL_NAMES = (
     "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
@@ -161,6 +161,12 @@ class Reading(Setup):
     image_column: ImageColumn = None
     label_column: LabelColumn = None
 
+    def load_any(self, source: str) -> ImageDataset | MultiLabelDataset:
+        """Open the dataset ``source``, of one label per image or of several; see `vitrim.data.load_data`."""
+        from vitrim.data import load_data
+
+        return load_data(source, split=self.split, image_column=self.image_column, label_column=self.label_column)
+
     def load(self, source: str) -> ImageDataset:
         """Open the dataset ``source``; see `vitrim.data.load_images`."""
         from vitrim.data import load_images
@@ -175,9 +181,9 @@ class Data(Reading):
     source: DataSource
     limit: Limit = None
 
-    def open(self) -> ImageDataset:
-        """Open the images; see `load`."""
-        return self.load(self.source)
+    def open(self) -> ImageDataset | MultiLabelDataset:
+        """Open the images, with one label each or with several."""
+        return self.load_any(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)

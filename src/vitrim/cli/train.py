@@ -45,6 +45,10 @@ EvalBatch = Annotated[
     int, typer.Option("--eval-batch", min=1, max=common.MAX_BATCH, help="images at once in evaluations")
 ]
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard's files")]
+LogWith = Annotated[
+    list[str] | None,
+    typer.Option("--log-with", help="also log with this tracker of accelerate, e.g. wandb or mlflow; may be repeated"),
+]
 MaxUpdates = Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to be resumed later")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, or what accelerate finds if left out")]
 
@@ -64,13 +68,14 @@ class Run(Setup):
     log_every: LogEvery = 10
     eval_batch: EvalBatch = 64
     tensorboard: Tensorboard = False
+    log_with: LogWith = None
     max_updates: MaxUpdates = None
 
     def running(self) -> Running:
         """The same options, as the loop takes them."""
         from vitrim.training.loop import Running
 
-        return Running(**dataclasses.asdict(self))
+        return Running(**{**dataclasses.asdict(self), "log_with": tuple(self.log_with or ())})
 
 
 def train(

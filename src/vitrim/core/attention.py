@@ -6,6 +6,7 @@ the full map exist only for the methods that are defined by them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -62,6 +63,15 @@ class Attention:
                 self.q, self.k, self.v, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
             )
         probabilities = self.logits().softmax(dim=-1)
+        if self.dropout > 0.0:
+            probabilities = F.dropout(probabilities, self.dropout)
+        return probabilities @ self.v
+
+    def weigh(self, probabilities: Tensor) -> Tensor:
+        """(B, H, M, d), the values weighed by another map (B, H, M, N) than that of `output`, after dropout."""
+        if self.v is None:
+            raise RuntimeError("the values of this attention have not been projected yet")
+        probabilities = probabilities.to(self.v.dtype)
         if self.dropout > 0.0:
             probabilities = F.dropout(probabilities, self.dropout)
         return probabilities @ self.v
@@ -158,6 +168,27 @@ def add_bias(*biases: Tensor | None) -> Tensor | None:
         if bias is not None:
             total = bias if total is None else total + bias
     return total
+
+
+def project_parts(
+    part: Callable[[Tensor, int, int], tuple[Tensor, ...]], y: Tensor, rows: int | None, skip_values: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries, keys and values of normed tokens ``y`` (B, N, C), each (B, H, N, d), by a projection that comes apart.
+
+    Args:
+        part: from tokens, first and end to parts first..end of q, k, v (0, 1, 2).
+        y: the tokens.
+        rows: queries of only so many tokens, the first ones; None for all.
+        skip_values: no values, unless ``rows`` are given.
+    """
+    if rows is not None:
+        (q,), (k, v) = part(y[:, :rows], 0, 1), part(y, 1, 3)
+        return q, k, v
+    if skip_values:
+        q, k = part(y, 0, 2)
+        return q, k, None
+    q, k, v = part(y, 0, 3)
+    return q, k, v
 
 
 def unfused_is_faster(device: torch.device, dtype: torch.dtype) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
 
 import torch
@@ -19,6 +18,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import effective_keep
+from vitrim.core.sharding import change_class, copy_into
 from vitrim.core.tokens import STAMP, TokenState, take, unmerge
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
@@ -36,7 +36,7 @@ class Reducer(nn.Module, Generic[C]):
         site: where it acts. ``before`` the block, on its input; at the ``query``, when q and k exist but attention has
             not run (a selection then computes only the query rows it keeps; a merge pools the output rows);
             ``between`` attention and MLP; ``after`` the block.
-        fresh_values: its `query` projects the values itself, from the reduced tokens: the block need not.
+        fresh_values: its `attend_reduced` projects the values itself, from the reduced tokens: the block need not.
         everywhere: it has something to do in blocks without an amount, too; otherwise these get an `Idle` one.
     """
 
@@ -118,7 +118,11 @@ class Reducer(nn.Module, Generic[C]):
         if site != self.site:
             return x, state
         assignment = self(x, attention, state)
-        return (x, state) if assignment is None else assignment.apply(x, state)
+        return (x, state) if assignment is None else self.carry_out(assignment, x, state)
+
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        """Move the tokens ``x`` (B, N, C) as `assign` decided; a method that changes what comes out overrides it."""
+        return assignment.apply(x, state)
 
     def query(
         self,
@@ -132,15 +136,33 @@ class Reducer(nn.Module, Generic[C]):
         """Called instead of plain attention where the site is ``query``: tokens (B, M, C), output (B, M, H*d), state.
 
         ``x`` (B, N, C) are the tokens that ``attention`` was projected from. With ``rows`` the output is of the first
-        ``rows`` tokens only.
+        ``rows`` tokens only. Decides; `attend_reduced` says how tokens attend that are moved.
         """
         assignment = self(x, attention, state)
         if rows is not None:
             attention = attention.rows(rows)
         if assignment is None:
+            if attention.v is None:
+                attention = replace(attention, v=block.values(x))
             return x, merge_heads(self.attend(attention, state)), state
         if isinstance(assignment, Soft):
             raise TypeError("a soft assignment cannot act at the query site; use 'before'")
+        return self.attend_reduced(assignment, block, x, attention, state, rows, *host_args)
+
+    def attend_reduced(
+        self,
+        assignment: Hard,
+        block: ReducedBlock,
+        x: Tensor,
+        attention: Attention,
+        state: TokenState,
+        rows: int | None,
+        *host_args: Any,
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        """Move tokens and attend, as `query`; ``attention`` is of all tokens, of their first ``rows`` queries if given.
+
+        A selection computes the query rows it keeps; a merge pools the output rows.
+        """
         reduced, after = assignment.apply(x, state)
         if assignment.is_selection and rows is None:
             return reduced, merge_heads(self.attend(attention.select(assignment.anchor), after)), after
@@ -153,7 +175,7 @@ class Reducer(nn.Module, Generic[C]):
         return attention.output()
 
 
-class Idle(Reducer[MethodConfig]):
+class Idle(Reducer[C]):
     """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
 
     def reduce(
@@ -353,39 +375,6 @@ class ReducedBlock(nn.Module):
 def recomputes() -> bool:
     """Return whether a backward pass runs: a block then repeats a forward, which did not leave the latest state."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def copy_into(target: Tensor, values: Tensor) -> None:
-    """Copy ``values``, complete in every process, into ``target``, of which FSDP2 may leave each process a part."""
-    if type(target.data).__module__.startswith("torch.distributed"):
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        assert isinstance(target.data, DTensor)
-        whole = values.to(device=target.device, dtype=target.dtype)
-        values = distribute_tensor(whole, target.data.device_mesh, target.data.placements)
-    target.copy_(values)
-
-
-def sharded(block: nn.Module) -> bool:
-    """Return whether FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
-    return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
-
-
-def class_of(block: nn.Module) -> type[nn.Module]:
-    """The class of ``block`` as its library wrote it, which FSDP2 turns from Block to FSDPBlock(FSDPModule, Block)."""
-    return type(block).__bases__[-1] if sharded(block) else type(block)
-
-
-def change_class(block: nn.Module, kind: Any) -> None:
-    """Give ``block`` the class ``kind`` in place of its own, below what FSDP2 may have put above it."""
-    own: Any = type(block)
-    block.__class__ = _shard_of(own, kind) if sharded(block) else kind
-
-
-@cache  # one class for all blocks: compiled code is guarded by it
-def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
-    """The class FSDP2 would have made from ``kind``, as it made ``wrapped`` from another."""
-    return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

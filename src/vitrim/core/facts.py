@@ -88,6 +88,18 @@ class Role(NamedTuple):
     decays: bool = True
 
 
+class Starting(NamedTuple):
+    """The weights that a scheme of initialisation sets (`vitrim.training.initial`): views, to be written in place.
+
+    Attributes:
+        attention: of every block, (query, key, value, output), (C, C) each, as linear layers have them.
+        positions: (P, C) of the patches, row by row.
+    """
+
+    attention: tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...]
+    positions: Tensor
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """The processing of an image before a model sees it; None where the model does not say.

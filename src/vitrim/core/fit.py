@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from vitrim.core.block import Reducer, sharded
+from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.facts import Head, HostFacts
 from vitrim.core.host import Host
 from vitrim.core.plan import Layer
+from vitrim.core.sharding import sharded
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
 

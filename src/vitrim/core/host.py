@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock, class_of
-from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Role
+from vitrim.core.block import ReducedBlock
+from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Role, Starting
+from vitrim.core.sharding import class_of
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 
@@ -41,8 +42,8 @@ class Host:
 
     @classmethod
     def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        """The transformer blocks in execution order."""
-        raise NotImplementedError
+        """The transformer blocks in execution order; none of a model that can only be asked about, as by default."""
+        return []
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
@@ -110,7 +111,7 @@ class Host:
 
     @classmethod
     def features_and_logits(cls, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, N, C) after the last norm, and logits (B, K), of one forward on ``images`` (B, C, H, W).
+        """Tokens (B, N, C) that the head reads, and logits (B, K), of one forward on ``images`` (B, C, H, W).
 
         Raises:
             VitrimError: the model does not come apart into its two halves.
@@ -219,6 +220,11 @@ class Host:
         return ()
 
     @classmethod
+    def starting(cls, model: nn.Module) -> Starting | None:
+        """The weights of attention and the learned positions of ``model``, to be initialised; None without them."""
+        return None
+
+    @classmethod
     def preprocessing(cls, model: nn.Module) -> Preprocessing:
         """The preprocessing of the images of ``model``.
 
@@ -241,7 +247,7 @@ class Host:
     @classmethod
     def input_size(cls, model: nn.Module) -> tuple[int, int, int] | None:
         """Channels, height and width of the images ``model`` was made for; None where it does not say."""
-        return cls.facts(model).input_size
+        return cls.facts(model).input_size if cls.blocks(model) else None
 
     @classmethod
     def checkpoint_gradients(cls, model: nn.Module, on: bool = True) -> None:

@@ -223,6 +223,25 @@ def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: 
     return merge(state, centres, others, cluster.gather(1, others), weight=weight, normalise=False)
 
 
+def density_peaks(distance: Tensor, log_density: Tensor, farthest: Tensor, count: int) -> Tensor:
+    """(B, count) indices of the patches with the largest product of density and distance to a denser patch.
+
+    Args:
+        distance: (B, P, P) between patches.
+        log_density: (B, P); the logarithm keeps the order, and densities far below 1 cannot underflow.
+        farthest: see `separations`.
+        count: how many, at most P.
+
+    Example:
+        >>> points = torch.tensor([[[0.0], [0.1], [0.3], [5.0]]])
+        >>> log_density = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+        >>> density_peaks(torch.cdist(points, points), log_density, torch.tensor(5.0), count=2)
+        tensor([[1, 3]])
+    """
+    peak = log_density + separations(distance, log_density, farthest).log()
+    return peak.argsort(dim=1, descending=True, stable=True)[:, :count]
+
+
 def separations(distance: Tensor, density: Tensor, farthest: Tensor) -> Tensor:
     """(B, P) distance of every patch to the nearest one of higher ``density`` (B, P), as in density peak clustering.
 

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock, sharded
+from vitrim.core.block import ReducedBlock
+from vitrim.core.sharding import sharded
 from vitrim.core.tokens import TokenState, is_traced
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError

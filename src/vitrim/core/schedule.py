@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from vitrim.errors import VitrimError
+
+N = TypeVar("N", int, float)
 
 KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power", "ceil_current_class_token"]
 MergeRule = Literal[KeepRule, "floor_initial_power_steps"]
@@ -191,15 +193,29 @@ def keep_rate(
         VitrimError: no blocks, a block that does not exist, one that is named twice, or another number of rates.
     """
     check_blocks(blocks, num_layers)
-    rates = [rate] * len(blocks) if isinstance(rate, int | float) else rate
-    if len(rates) != len(blocks):
-        raise VitrimError(f"keep_rate has {len(rates)} values for {len(blocks)} blocks: give one for all, or one each")
+    rates = one_each(rate, len(blocks), "keep_rate")
     schedule: list[Amount | None] = [None] * num_layers
     before = 1.0 if "power" in rule and not isinstance(rate, int | float) else None
     for stage, (block, each) in enumerate(zip(sorted(blocks), rates, strict=True), start=1):
         schedule[block] = Keep(each, stage, rule, before)
         before = None if before is None else before * each
     return schedule
+
+
+def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
+    """One value for each of ``count`` blocks, from as many, or from one for all.
+
+    Raises:
+        VitrimError: another number of them; ``what`` they are, it says.
+
+    Example:
+        >>> one_each(8, 3, "r"), one_each([16, 8], 2, "r")
+        ((8, 8, 8), (16, 8))
+    """
+    each = tuple(values) if isinstance(values, Sequence) else (values,) * count
+    if len(each) != count:
+        raise VitrimError(f"{what} has {len(each)} values for {count} blocks: give one for all, or one each")
+    return each
 
 
 def check_blocks(blocks: Sequence[int], num_layers: int) -> None:

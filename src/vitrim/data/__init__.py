@@ -11,8 +11,10 @@ keep. Parquet files, Hub datasets and WebDataset archives are read with the opti
 (`pip install 'vitrim[data]'`), which is imported only when such a source is opened.
 """
 
-from vitrim.data.dataset import ImageDataset, MultiLabelDataset, batches
+from vitrim.data.boxes import Boxes
+from vitrim.data.dataset import ImageDataset, MultiLabelDataset, batches, spread
 from vitrim.data.decoding import to_tensor
+from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.errors import DataError
 from vitrim.data.load import load_data, load_images
 from vitrim.data.readers import register_reader
@@ -20,15 +22,19 @@ from vitrim.data.streaming import ImageStream, stream_images
 from vitrim.data.transforms import eval_transform
 
 __all__ = [
+    "Boxes",
     "DataError",
+    "DetectionDataset",
     "ImageDataset",
     "ImageStream",
     "MultiLabelDataset",
+    "SegmentationDataset",
     "batches",
     "eval_transform",
     "load_data",
     "load_images",
     "register_reader",
+    "spread",
     "stream_images",
     "to_tensor",
 ]

@@ -25,15 +25,7 @@ _MODES = ("RGB", "L")
 
 
 class DecodedImages:
-    """Common base of all image datasets: where their images come from, and how one is read.
-
-    Args:
-        images: encoded images: a sequence of paths, or of the bytes of image files.
-        class_names: the name of each class, or None if they have none.
-        source: where the images are from; used in messages.
-        split: the split they are, or None if the source has none.
-        transform: from a PIL image of mode `mode` to a tensor.
-        mode: "RGB", or "L" for a transform that wants one channel.
+    """Common base of all image datasets: where their images come from, and how one is read. See `ImageDataset`.
 
     Raises:
         DataError: no images, or an unknown mode.
@@ -92,8 +84,12 @@ class DecodedImages:
             raise DataError(f"no images in this part of {self.source}")
         part = copy.copy(self)
         part.images = Chosen(self.images, indices)
-        setattr(part, self._known, getattr(self, self._known)[list(indices)])
+        part._choose(indices)
         return part
+
+    def _choose(self, indices: Sequence[int]) -> None:
+        """Keep what is known about these images only."""
+        setattr(self, self._known, getattr(self, self._known)[list(indices)])
 
 
 class Chosen:
@@ -242,11 +238,7 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         return int(self.targets.shape[1])
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Read one image.
-
-        Returns:
-            What the transform makes of it, by default (C, H, W) float32 in [0, 1], and its classes: (K,) float32 of
-            0 and 1.
+        """Read one image, as `ImageDataset` does, and its classes: (K,) float32 of 0 and 1.
 
         Raises:
             DataError: the image cannot be read; the message names the row or file.
@@ -308,11 +300,22 @@ def batches(
     _at_least(0, workers=workers)
     count = len(cast(Sized, dataset))
     if limit is not None and limit < count:
-        indices = np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
-        dataset = Subset(dataset, indices.tolist())
+        dataset = Subset(dataset, spread(count, limit).tolist())
     # a generator of its own: otherwise every pass draws a seed from the global one and changes what follows it
     generator = torch.Generator().manual_seed(0)
     return DataLoader(dataset, batch_size, shuffle=False, num_workers=workers, generator=generator)
+
+
+def spread(count: int, limit: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """At most ``limit`` of ``count`` places, spread evenly and in order; all of them where ``limit`` is None.
+
+    Example:
+        >>> spread(10, 4).tolist()
+        [0, 3, 6, 9]
+    """
+    if limit is None or limit >= count:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
 
 
 def _checked_labels(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
     Transform = Callable[[Image.Image], Tensor]
+
+_LABEL_MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
 class EncodedImages(Protocol):
@@ -52,7 +54,17 @@ def decode_at(file: bytes | Path | None, index: int, source: str) -> Image.Image
     Raises:
         DataError: it is missing or cannot be decoded.
     """
-    return decode(file, f"image {index} of {source}" + (f" ({file})" if isinstance(file, Path) else ""))
+    return decode(file, place("image", file, index, source))
+
+
+def place(what: str, file: bytes | Path | None, index: int, source: str) -> str:
+    """Name an image or a mask in a message: by its index, and by its file where it has one.
+
+    Example:
+        >>> place("mask", b"", 3, "x.parquet")
+        'mask 3 of x.parquet'
+    """
+    return f"{what} {index} of {source}" + (f" ({file})" if isinstance(file, Path) else "")
 
 
 def decode(file: bytes | Path | None, where: str) -> Image.Image:
@@ -65,6 +77,29 @@ def decode(file: bytes | Path | None, where: str) -> Image.Image:
     Raises:
         DataError: it is missing or cannot be decoded.
     """
+    return _eight_bit(_opened(file, where), where)
+
+
+def decode_labels(file: bytes | Path | None, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Decode an image whose pixel values are labels: as they are stored, of 8 or of 16 bits, or indices of a palette.
+
+    Args:
+        file: the path, the bytes, or None where a mask is missing.
+        where: what it is, for messages.
+
+    Returns:
+        (H, W) int64.
+
+    Raises:
+        DataError: it is missing, cannot be decoded, or has colours.
+    """
+    mask = _opened(file, where)
+    if mask.mode not in _LABEL_MODES:
+        raise DataError(f"{where} has colours (mode {mask.mode}), not labels: L or P expected")
+    return np.asarray(mask).astype(np.int64)
+
+
+def _opened(file: bytes | Path | None, where: str) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     if file is None:
@@ -76,7 +111,7 @@ def decode(file: bytes | Path | None, where: str) -> Image.Image:
         raise DataError(f"cannot read {where}: not an image of a known format") from error
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"cannot read {where}: {first_line(error)}") from error
-    return _eight_bit(image, where)
+    return image
 
 
 def _eight_bit(image: Image.Image, where: str) -> Image.Image:

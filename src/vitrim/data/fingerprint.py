@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrim.data.dataset import Chosen
+from vitrim.data.dataset import Chosen, spread
+from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.errors import DataError
 from vitrim.data.streaming import ImageStream
 from vitrim.data.tables import Rows
@@ -59,13 +61,28 @@ def _parts(data: Any) -> Iterator[bytes]:
         yield repr((data.split, data.length, *data.files)).encode()
         return
     yield str(len(data)).encode()
-    for name in ("labels", "targets"):
-        values = getattr(data, name, None)
-        if values is not None:
-            yield np.ascontiguousarray(values).tobytes()
+    if isinstance(data, DetectionDataset):
+        yield from _objects(data)
+    else:
+        for name in ("labels", "targets"):
+            values = getattr(data, name, None)
+            if values is not None:
+                yield np.ascontiguousarray(values).tobytes()
+    if isinstance(data, SegmentationDataset):
+        yield data.table.tobytes()
+        yield from _images(data.masks)
     images = getattr(data, "images", None)
     if images is not None:
         yield from _images(images)
+
+
+def _objects(data: DetectionDataset) -> Iterator[bytes]:
+    """The number of boxes of each image, and all that is known about every box."""
+    yield np.array([len(boxes) for boxes in data.boxes], dtype=np.int64).tobytes()
+    for name in ("boxes", "labels", "crowd", "area"):
+        yield np.concatenate(getattr(data, name)).tobytes()
+    for outlines in data.outlines or ():
+        yield from outlines
 
 
 def _images(images: EncodedImages) -> Iterator[bytes]:
@@ -76,7 +93,11 @@ def _images(images: EncodedImages) -> Iterator[bytes]:
         sizes = images.sizes()
         yield sizes.tobytes()
         everything = int(sizes.sum()) <= MOST_BYTES
-        yield from images.contents() if everything else (_content(images[place]) for place in _spread(len(images)))
+        yield from (
+            images.contents()
+            if everything
+            else (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
+        )
     else:
         yield from _listed(images)
 
@@ -89,24 +110,24 @@ def _listed(images: EncodedImages) -> Iterator[bytes]:
             yield f"{'/'.join(image.parts[-NAMES:])} {_size(image)}".encode()
         else:
             yield _content(image)
-    yield from (_content(images[place]) for place in _spread(len(images)))
-
-
-def _spread(count: int) -> list[int]:
-    return [int(place) for place in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).round())]
+    yield from (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
 
 
 def _size(file: Path) -> int:
-    try:
+    with _reading(file):
         return file.stat().st_size
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _content(image: bytes | Path | None) -> bytes:
-    if isinstance(image, Path):
-        try:
-            return image.read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot read {image}: {error.strerror}") from error
-    return image or b""
+    if not isinstance(image, Path):
+        return image or b""
+    with _reading(image):
+        return image.read_bytes()
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error

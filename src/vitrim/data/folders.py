@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
@@ -101,6 +101,23 @@ def class_folders(path: Path) -> list[Path]:
 def has_images(folder: Path) -> bool:
     """Return whether images lie directly in a folder."""
     return any(_is_image_file(file.name) for file in folder.iterdir())
+
+
+def files_by_stem(folder: Path, source: str, suffixes: Iterable[str] = _IMAGE_SUFFIXES) -> dict[str, Path]:
+    """The images directly in a folder by their names without suffix, sorted.
+
+    Raises:
+        DataError: there is no such folder, or two images of one name.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{source} has no folder {folder}")
+    found: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        if _is_image_file(file.name) and file.suffix.lower() in suffixes:
+            if file.stem in found:
+                raise DataError(f"{found[file.stem]} and {file.name} have one name: whose the mask is cannot be known")
+            found[file.stem] = file
+    return found
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -4,32 +4,65 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn, overload
 
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
+from vitrim.data.dense import DetectionDataset, SegmentationDataset
+from vitrim.data.dense_tables import boxes_from_table, masks_from_table
 from vitrim.data.errors import DataError
 from vitrim.data.folders import from_folder
 from vitrim.data.paths import HUB_PREFIX, check_given, existing, from_home
-from vitrim.data.readers import Reader, readers
-from vitrim.data.tables import from_hub, from_parquet, parquet_files
+from vitrim.data.readers import TASKS, WITH_LABELS, Reader, readers
+from vitrim.data.tables import from_table, hub_table, parquet_files, parquet_table
 from vitrim.errors import unknown
+
+Labelled = ImageDataset | MultiLabelDataset
+Dense = SegmentationDataset | DetectionDataset
+
+
+@overload
+def load_data(
+    source: str | Path,
+    *,
+    task: Literal["classification", "multilabel"] | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    **options: Any,
+) -> Labelled: ...
+
+
+@overload
+def load_data(
+    source: str | Path,
+    *,
+    task: str | None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    **options: Any,
+) -> Labelled | Dense: ...
 
 
 def load_data(
     source: str | Path,
     *,
+    task: str | None = None,
     split: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
     **options: Any,
-) -> ImageDataset | MultiLabelDataset:
-    """Open a dataset of images with one label or with several. Images are decoded later, one by one.
+) -> Labelled | Dense:
+    """Open a dataset of images with labels, masks or boxes. Images are decoded later, one by one.
 
     Sources:
 
     * `reader:path`, a dataset as its authors lay it out: `imagenet:PATH`, `nabirds:PATH`, `coco:PATH`, `nus_wide:PATH`,
-      `webdataset:PATTERN`; see `vitrim.data.readers`. The reader wins over a path of the same spelling.
+      `webdataset:PATTERN`, `ade20k:PATH`, `cityscapes:PATH`, `voc:PATH`, `masks:PATH`; see `vitrim.data.readers`. The
+      reader wins over a path of the same spelling.
     * a parquet file or a folder of parquet files. A split is the files that have it as a word in their name, such as
       `train-0000.parquet` or `cifar10-test.parquet`.
     * a folder with one folder of images per class, `root/class/x.png`, or `root/split/class/x.png`. Labels are the
@@ -39,20 +72,25 @@ def load_data(
 
     Args:
         source: one of the above.
+        task: what the data is for, where labels are not of whole images: `segmentation`, `detection`, or `instances`
+            (detection with outlines). None, `classification` and `multilabel` are the labels that the source has.
         split: which part; `val`, `valid` and `validation` mean the same in files and folders. May be left out where
             there is only one, or, on the Hub, where there is a `validation` split.
         image_column: the column of images in a table, if it is not the only one.
         label_column: the column of labels in a table, if it is not `label`, `labels` or `fine_label` and not the only
-            one of class labels or integers. A column of strings becomes labels in sorted order.
-        options: of the reader, by name.
+            one of class labels or integers. A column of strings becomes labels in sorted order. For dense tasks the
+            column of masks, or of boxes.
+        options: of the reader, by name; of a table for dense tasks `class_names`, `num_classes` and `ignore`, see
+            `SegmentationDataset`.
 
     Returns:
         A dataset of ((C, H, W) float32 in [0, 1], int label), or, where images have several classes, of ((C, H, W),
-        (K,) float32 of 0 and 1), until its `transform` is replaced.
+        (K,) float32 of 0 and 1), until its `transform` is replaced. For dense tasks a `SegmentationDataset` or a
+        `DetectionDataset`.
 
     Raises:
         DataError: there is no such source, reader, option, split or column, or several and none was asked for; no
-            images; files that are missing or damaged; labels that are not integers >= 0.
+            images; files that are missing or damaged; labels that are not integers >= 0; data that is not for the task.
         MissingPackageError: the source needs the package `datasets`, which is not installed.
 
     Example:
@@ -68,21 +106,27 @@ def load_data(
         ('val', ['n02084071', 'n02121808'], 1)
     """
     check_given(source, split)
+    if task is not None and task not in TASKS:
+        raise DataError(str(unknown("task of data", task, TASKS)))
+    columns = {"image_column": image_column, "label_column": label_column}
+    given = {key: value for key, value in columns.items() if value is not None} | options
     name, colon, rest = str(source).partition(":")
     if colon and name in readers():
-        columns = {"image_column": image_column, "label_column": label_column}
-        given = {key: value for key, value in columns.items() if value is not None}
-        return _checked_reader(name, given | options)(rest, split=split, **given, **options)
-    if options:
-        raise DataError(f"{source} has no options ({', '.join(options)}): they are of readers, e.g. nus_wide:PATH")
+        return _checked_reader(name, task, given)(rest, split=split, **given)
     if str(source).startswith(HUB_PREFIX):
-        return from_hub(str(source), split, image_column, label_column)
+        read = _table_form(str(source), task, options)
+        return read(*_named(hub_table(str(source), split), str(source)), **given)
     path = existing(_not_a_reader(str(source)))
     try:
         files = parquet_files(path)
         if files:
-            return from_parquet(files, str(source), split, image_column, label_column)
-        if image_column is not None or label_column is not None:
+            read = _table_form(str(source), task, options)
+            return read(*_named(parquet_table(files, str(source), split), str(source)), **given)
+        if task not in (None, "classification"):
+            raise DataError(f"{source} is a folder of one folder per class: it has no data of task {task}")
+        if options:
+            _refuse_options(str(source), options)
+        if given:
             raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
         return from_folder(path, str(source), split)
     except OSError as error:  # a folder without permission, or one that goes away meanwhile
@@ -121,20 +165,55 @@ def load_images(
         >>> dataset.class_names, image.shape, label
         (['cat', 'dog'], torch.Size([3, 2, 4]), 1)
     """
-    dataset = load_data(source, split=split, image_column=image_column, label_column=label_column, **options)
+    columns = {"image_column": image_column, "label_column": label_column}
+    dataset: Labelled = load_data(source, task=None, split=split, **columns, **options)
     if isinstance(dataset, MultiLabelDataset):
         raise DataError(f"images of {source} have several labels each, where one is needed: it is of task multilabel")
     return dataset
 
 
-def _checked_reader(name: str, options: dict[str, Any]) -> Reader:
-    reader = readers()[name]
-    parameters = inspect.signature(reader).parameters.values()
-    valid = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "split"]
+def _named(table_and_split: tuple[Any, str | None], source: str) -> tuple[Any, str, str | None]:
+    table, split = table_and_split
+    return table, source, split
+
+
+def _table_form(source: str, task: str | None, options: dict[str, Any]) -> Callable[..., Labelled | Dense]:
+    """Return what makes a dataset of a table; refuse options that it does not have."""
+    if task in ("multilabel", "instances"):
+        raise DataError(f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}")
+    forms: dict[str | None, Callable[..., Labelled | Dense]] = {
+        "segmentation": masks_from_table,
+        "detection": boxes_from_table,
+    }
+    form = forms.get(task, from_table)
+    if options and form is from_table:
+        _refuse_options(source, options)
+    _check_options(f"a table for {task}", form, options)
+    return form
+
+
+def _refuse_options(source: str, options: dict[str, Any]) -> NoReturn:
+    raise DataError(f"{source} has no options ({', '.join(options)}): they are of readers, e.g. nus_wide:PATH")
+
+
+def _checked_reader(name: str, task: str | None, options: dict[str, Any]) -> Reader:
+    forms = readers()[name]
+    chosen = task or next((each for each in WITH_LABELS if each in forms), None)
+    if chosen is None:
+        raise DataError(f"{name} has no labels of whole images: name a task, task={' or task='.join(forms)}")
+    if chosen not in forms:
+        raise DataError(f"reader {name} has no data of task {task}; it has data of: {', '.join(forms)}")
+    reader = forms[chosen]
+    _check_options(name, reader, options)
+    return partial(reader, task=chosen) if "task" in inspect.signature(reader).parameters else reader
+
+
+def _check_options(name: str, form: Callable[..., Any], options: dict[str, Any]) -> None:
+    parameters = inspect.signature(form).parameters.values()
+    valid = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in ("split", "task")]
     for option in options:
         if option not in valid:
             raise DataError(f"{name} has no option {option!r}; valid: {', '.join(valid) or 'none'}")
-    return reader
 
 
 def _not_a_reader(source: str) -> Path:

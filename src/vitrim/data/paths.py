@@ -114,6 +114,19 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(every[:most]) + (", ..." if len(every) > most else "")
 
 
+def subfolders(folder: Path, source: str) -> list[str]:
+    """The sorted names of the folders in a folder; not those that start with a dot.
+
+    Raises:
+        DataError: there is no such folder, or none in it.
+    """
+    names = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+    names = [name for name in names if not name.startswith(".")]
+    if not names:
+        raise DataError(f"{source} has no folders in {folder}: expected one per split")
+    return names
+
+
 def check_files(files: Iterable[Path], source: str, what: str = "images") -> None:
     """Refuse an index that names files which do not exist. Lists each folder once, instead of asking for each file.
 

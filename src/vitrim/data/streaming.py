@@ -14,11 +14,11 @@ own: then neither processes nor workers change which images an update sees.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,7 @@ from vitrim.data.tables import (
     check_parquet,
     choose_hub_split,
     encoded_image,
+    escaped,
     find_image_column,
     find_label_column,
     import_datasets,
@@ -45,10 +46,11 @@ if TYPE_CHECKING:
     from vitrim.data.decoding import Transform
 
 
+@dataclass(eq=False, repr=False)
 class ImageStream(IterableDataset[tuple[Tensor, int]]):
     """Images with class labels in the order of a table, decoded when they are read. Made by `stream_images`.
 
-    Args:
+    Attributes:
         rows: a `datasets.IterableDataset`.
         image_column, label_column: its columns; labels are integers or class labels.
         class_names: the name of each label, or None if they have none.
@@ -56,39 +58,23 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         split: the split they are, or None if the source has none.
         length: how many images all processes together read in a pass, or None if it is not known.
         files: the names and sizes of its files, as far as they are on disk, and digests of parts of them.
-        transform: from a PIL image of mode `mode` to a tensor.
-        mode: "RGB", or "L" for a transform that wants one channel.
-
-    Attributes:
-        class_names, source, split, length, files, transform, mode: as given; `transform` and `mode` may be replaced.
+        transform: from a PIL image of mode `mode` to a tensor; may be replaced.
+        mode: "RGB", or "L" for a transform that wants one channel; may be replaced.
     """
 
-    def __init__(
-        self,
-        rows: Any,
-        image_column: str,
-        label_column: str,
-        *,
-        class_names: list[str] | None,
-        source: str,
-        split: str | None,
-        length: int | None,
-        files: Sequence[tuple[str, int, str]] = (),
-        transform: Transform = to_tensor,
-        mode: str = "RGB",
-    ) -> None:
-        self.rows = rows
-        self.image_column = image_column
-        self.label_column = label_column
-        self.class_names = class_names
-        self.source = source
-        self.split = split
-        self.length = length
-        self.files = tuple(files)
-        self.transform = transform
-        self.mode = mode
-        self._epoch = 0
-        self._done = (0, 0)
+    rows: Any
+    image_column: str
+    label_column: str
+    _: KW_ONLY
+    class_names: list[str] | None
+    source: str
+    split: str | None
+    length: int | None
+    files: tuple[tuple[str, int, str], ...] = ()
+    transform: Transform = to_tensor
+    mode: str = "RGB"
+    _epoch: int = field(default=0, init=False)
+    _done: tuple[int, int] = field(default=(0, 0), init=False)
 
     def shuffled(self, seed: int, buffer: int = 10_000) -> ImageStream:
         """The same images in another order, which depends on the seed and the epoch only.
@@ -99,7 +85,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
             seed: of the order.
             buffer: images that are kept, encoded, to choose the next one from.
         """
-        return self._with(self.rows.shuffle(seed=seed, buffer_size=buffer))
+        return replace(self, rows=self.rows.shuffle(seed=seed, buffer_size=buffer))
 
     def part(self, rank: int, world: int) -> ImageStream:
         """Return the share of one of several processes; together they read every image once in an epoch.
@@ -113,7 +99,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         if not 0 <= rank < world:
             raise ValueError(f"rank must be in [0, {world}), not {rank}")
         distributed = importlib.import_module("datasets.distributed")
-        return self._with(distributed.split_dataset_by_node(self.rows, rank=rank, world_size=world))
+        return replace(self, rows=distributed.split_dataset_by_node(self.rows, rank=rank, world_size=world))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which gives a shuffled stream another order for the next pass."""
@@ -123,7 +109,8 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
     def resume(self, epoch: int, images: int) -> None:
         """Resume in an epoch: this process's first `images` images are read, but neither decoded nor yielded.
 
-        Exact also when shuffled. Needs a loader without workers, of which each would leave out that many.
+        Exact also when shuffled, as the state of `datasets` is not: it does not hold the images of the buffer. Needs a
+        loader without workers, of which each would leave out that many.
         """
         self._done = (epoch, images)
         self.set_epoch(epoch)
@@ -188,20 +175,6 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
             raise DataError(f"{self.source} has labels without class names: how many there are is not known in advance")
         return len(self.class_names)
 
-    def _with(self, rows: Any) -> ImageStream:
-        return ImageStream(
-            rows,
-            self.image_column,
-            self.label_column,
-            class_names=self.class_names,
-            source=self.source,
-            split=self.split,
-            length=self.length,
-            files=self.files,
-            transform=self.transform,
-            mode=self.mode,
-        )
-
 
 def stream_images(
     source: str | Path,
@@ -243,7 +216,7 @@ def stream_images(
     check_given(source, split)
     if str(source).startswith(HUB_PREFIX):
         rows, chosen, length = _hub_rows(str(source), split)
-        files: list[tuple[str, int, str]] = []
+        files: tuple[tuple[str, int, str], ...] = ()
     else:
         rows, chosen, length, files = _parquet_rows(source, split)
     features = rows.features
@@ -265,16 +238,15 @@ def stream_images(
 
 def _parquet_rows(
     source: str | Path, split: str | None
-) -> tuple[Any, str | None, int | None, list[tuple[str, int, str]]]:
+) -> tuple[Any, str | None, int | None, tuple[tuple[str, int, str], ...]]:
     datasets = import_datasets()
     found = parquet_files(existing(from_home(str(source))))
     if not found:
         raise DataError(f"{source} has no parquet files: only tables and Hub datasets can be streamed")
     files, chosen = choose_files(found, split, str(source))
     length = check_parquet(files)
-    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
-    rows = read_source(partial(datasets.IterableDataset.from_parquet, patterns), str(source))
-    return rows, chosen, length, [(file.name, file.stat().st_size, _digest(file)) for file in files]
+    rows = read_source(partial(datasets.IterableDataset.from_parquet, escaped(files)), str(source))
+    return rows, chosen, length, tuple((file.name, file.stat().st_size, _digest(file)) for file in files)
 
 
 def _digest(file: Path, whole: int = 2**24, pieces: int = 256, length: int = 2**12) -> str:

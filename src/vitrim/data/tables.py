@@ -76,6 +76,11 @@ def import_datasets() -> Any:
         raise MissingPackageError(message) from error
 
 
+def escaped(files: list[Path]) -> list[str]:
+    """The names of files for `datasets`, which takes every path for a pattern."""
+    return [glob.escape(str(file)) for file in files]
+
+
 def read_source(read: Callable[[], Any], source: str) -> Any:
     """Call `read` and turn its errors about the source into one line."""
     datasets = import_datasets()
@@ -85,15 +90,14 @@ def read_source(read: Callable[[], Any], source: str) -> Any:
         raise DataError(f"cannot read {source}: {first_line(error.__cause__ or error)}") from error
 
 
-def from_hub(source: str, split: str | None, image_column: str | None, label_column: str | None) -> ImageDataset:
-    """A dataset of the Hub; without a split its `validation` if it has one, otherwise its only one."""
+def hub_table(source: str, split: str | None) -> tuple[Any, str]:
+    """A dataset of the Hub and its split: without one its `validation` if it has one, otherwise its only one."""
     datasets = import_datasets()
     name = source.removeprefix(HUB_PREFIX)
     if not name:
         raise DataError(f"{source} names no dataset: write {HUB_PREFIX}owner/name")
     chosen = choose_hub_split(name, split, source)
-    table = read_source(partial(datasets.load_dataset, name, split=chosen), source)
-    return from_table(table, source, chosen, image_column, label_column)
+    return read_source(partial(datasets.load_dataset, name, split=chosen), source), chosen
 
 
 def choose_hub_split(name: str, split: str | None, source: str) -> str:
@@ -104,20 +108,21 @@ def choose_hub_split(name: str, split: str | None, source: str) -> str:
     return "validation" if "validation" in present else pick_split(None, present, source)
 
 
-def from_parquet(
-    files: list[Path], source: str, split: str | None, image_column: str | None, label_column: str | None
-) -> ImageDataset:
-    """The files of one split as one table, checked to belong together."""
+def parquet_table(files: list[Path], source: str, split: str | None) -> tuple[Any, str | None]:
+    """The files of one split as one table, checked to belong together, and the split."""
     datasets = import_datasets()
     files, split = choose_files(files, split, source)
     check_parquet(files)
-    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
-    table = read_source(partial(datasets.Dataset.from_parquet, patterns), source)
-    return from_table(table, source, split, image_column, label_column)
+    return read_source(partial(datasets.Dataset.from_parquet, escaped(files)), source), split
 
 
 def from_table(
-    table: Any, source: str, split: str | None, image_column: str | None, label_column: str | None
+    table: Any,
+    source: str,
+    split: str | None,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
 ) -> ImageDataset:
     """A `datasets.Dataset` with a column of images and one of labels, found if they are not named."""
     image = find_image_column(table.features, image_column, source)
@@ -158,12 +163,12 @@ def check_parquet(files: list[Path]) -> int:
 
 def find_image_column(features: Any, asked: str | None, source: str) -> str:
     """The name of the column of images: the one asked for, or the only one."""
-    found: list[str] = [name for name, feature in features.items() if _is_image(feature)]
+    found: list[str] = [name for name, feature in features.items() if is_image(feature)]
     if asked is None and len(found) == 1:
         return found[0]
     if asked is not None and asked in found:
         return asked
-    raise _column_error("image", "of type Image or struct{bytes, path}", asked, found, features, source)
+    raise column_error("image", "of type Image or struct{bytes, path}", asked, found, features, source)
 
 
 def find_label_column(features: Any, asked: str | None, source: str) -> str:
@@ -174,13 +179,14 @@ def find_label_column(features: Any, asked: str | None, source: str) -> str:
     if asked is not None and asked in features and _is_label(features[asked]):
         return asked
     classes: list[str] = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-    found = classes or [name for name, feature in features.items() if _is_integer(feature)]
+    found = classes or [name for name, feature in features.items() if is_integer(feature)]
     if asked is None and len(found) == 1:
         return found[0]
-    raise _column_error("label", "of class labels, integers or strings", asked, found, features, source)
+    raise column_error("label", "of class labels, integers or strings", asked, found, features, source)
 
 
-def _column_error(kind: str, valid: str, asked: str | None, found: list[str], features: Any, source: str) -> DataError:
+def column_error(kind: str, valid: str, asked: str | None, found: list[str], features: Any, source: str) -> DataError:
+    """Return the error of a column that is missing, or of another type, or not the only one."""
     if asked is not None:
         problem = f"column {asked!r} of {source} is not {valid}" if asked in features else f"no {asked!r} in {source}"
     elif found:
@@ -193,13 +199,15 @@ def _column_error(kind: str, valid: str, asked: str | None, found: list[str], fe
     )
 
 
-def _is_image(feature: Any) -> bool:
+def is_image(feature: Any) -> bool:
+    """Tell whether a column is of images."""
     if isinstance(feature, dict):  # a struct, as files have that were not written by datasets
         return set(feature) == {"bytes", "path"}
     return isinstance(feature, import_datasets().Image)
 
 
-def _is_integer(feature: Any) -> bool:
+def is_integer(feature: Any) -> bool:
+    """Tell whether a column is of integers."""
     return isinstance(feature, import_datasets().Value) and feature.dtype.startswith(("int", "uint"))
 
 
@@ -208,7 +216,7 @@ def _is_string(feature: Any) -> bool:
 
 
 def _is_label(feature: Any) -> bool:
-    return isinstance(feature, import_datasets().ClassLabel) or _is_integer(feature) or _is_string(feature)
+    return isinstance(feature, import_datasets().ClassLabel) or is_integer(feature) or _is_string(feature)
 
 
 def describe(features: Any) -> str:
@@ -232,7 +240,7 @@ def read_labels(table: Any, name: str, source: str) -> tuple[np.ndarray[Any, Any
         raise DataError(f"row {row} of {source} has no label in column {name!r}")
     feature = table.features[name]
     if not _is_string(feature):
-        return column.to_numpy(), None if _is_integer(feature) else list(feature.names)
+        return column.to_numpy(), None if is_integer(feature) else list(feature.names)
     values = column.to_pylist()
     class_names = sorted(set(values))
     index = {value: label for label, value in enumerate(class_names)}

@@ -22,9 +22,10 @@ from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_spli
 from vitrim.errors import VitrimError
 from vitrim.loading import load_reference
 from vitrim.measure.bench import measure, random_images
-from vitrim.measure.evaluation import Row, evaluate
+from vitrim.measure.evaluation import evaluate
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
+from vitrim.measure.records import Row
 from vitrim.methods.atm import ATM
 from vitrim.plots.merged import plot_merged
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
@@ -189,9 +190,9 @@ def draw(exhibit: Exhibit, rows: list[Row], folder: Path) -> list[Path]:
     """Write the two figures of an exhibit into ``folder`` and return their paths."""
     tradeoff = folder / f"{exhibit.prefix}accuracy_over_macs.png"
     merged = folder / f"{exhibit.prefix}merged_patches.png"
-    points = [(row.method.partition(":")[0], sum(row.gmacs.values()), row.top1) for row in rows[1:]]
-    dense = (sum(rows[0].gmacs.values()), rows[0].top1)
-    title = f"{exhibit.name}, without retraining: {rows[0].images} images ({exhibit.images})"
+    points = [(row.method.partition(":")[0], sum(row["gmacs"].values()), row["top1"]) for row in rows[1:]]
+    dense = (sum(rows[0]["gmacs"].values()), rows[0]["top1"])
+    title = f"{exhibit.name}, without retraining: {rows[0]['images']} images ({exhibit.images})"
     plot_accuracy_over_macs(points, dense, tradeoff, title=title)
     draw_merged(exhibit, merged)
     return [tradeoff, merged]

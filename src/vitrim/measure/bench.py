@@ -28,11 +28,9 @@ from vitrim.measure.latency import (
 )
 from vitrim.measure.macs import count_macs
 from vitrim.measure.memory import peak_memory_mib
-
-Row = dict[str, Any]
+from vitrim.measure.records import DENSE, Row
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-DENSE = "dense"
 COMPILED_VARIANTS = 1000
 
 
@@ -92,7 +90,7 @@ def measure(
         "dense_p50_ms": {name: summarise(times[_dense_name(name)]).p50_ms for name in kernels},
     }
     return [
-        {"method": label, **facts, **_row(times, name, _dense_name(kernel), len(images), peaks[name], promise)}
+        Row(label, {**facts, **_numbers(times, name, _dense_name(kernel), len(images), peaks[name], promise)})
         for label, name, promise in [
             (DENSE, _dense_name(kernel), 1.0),
             *((name, name, promised[name]) for name in methods),
@@ -104,9 +102,9 @@ def _dense_name(kernel: str) -> str:
     return f"{DENSE} ({kernel})"
 
 
-def _row(
+def _numbers(
     times: Mapping[str, FloatArray], name: str, dense: str, batch_size: int, peak_mib: float | None, promised: float
-) -> Row:
+) -> dict[str, Any]:
     latency = summarise(times[name])
     speedup = paired_speedup(times[dense], times[name])
     return {

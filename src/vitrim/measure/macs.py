@@ -185,7 +185,7 @@ def count_macs(model: nn.Module, images: Tensor) -> Macs:
         >>> count_macs(model, torch.zeros(5, 3, 4, 4))
         Macs(linear=704, attention=0, matching=0, norm=0, exchange=0)
     """
-    return _per_image(_count(model, images), images.shape[0])
+    return _per_image(count_parts(model, images), images.shape[0])
 
 
 def _measure(model: nn.Module, reduction: Reduction, batches: Iterable[Tensor]) -> tuple[Macs, tuple[float, ...]]:
@@ -194,7 +194,7 @@ def _measure(model: nn.Module, reduction: Reduction, batches: Iterable[Tensor]) 
     tokens: list[list[float]] = []
     number = 0
     for batch in batches:
-        counted.update(_count(model, batch))
+        counted.update(count_parts(model, batch))
         tokens.append([len(batch) * count for count in reduction.mean_tokens_per_block])
         number += len(batch)
     if number == 0:
@@ -229,8 +229,13 @@ def _per_image(counted: Mapping[str, int], number: int) -> Macs:
     return Macs(**{part: round(counted[part] / number) for part in (*PARTS, "exchange")})
 
 
-def _count(model: nn.Module, images: Tensor) -> Counter[str]:
-    """MACs of each part in one forward of the whole batch."""
+def count_parts(model: nn.Module, images: Tensor) -> Counter[str]:
+    """MACs of each part, attributes of `Macs`, in one forward of the whole batch (B, C, H, W); see `count_macs`.
+
+    Example:
+        >>> count_parts(nn.Sequential(nn.Conv2d(3, 8, 2, stride=2)), torch.zeros(5, 3, 4, 4))["linear"]
+        1920
+    """
     if images.ndim == 0 or images.shape[0] == 0:
         raise VitrimError("no images to count on; give at least one image (1, C, H, W)")
     with _as_written(model, images.device), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.matching import best_partners, distances, most_similar, nearest_centre, separations, unit
+from vitrim.core.matching import best_partners, density_peaks, distances, most_similar, nearest_centre, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, KeepRule
 from vitrim.core.scoring import ScoredPruning, patch_score
@@ -132,19 +132,12 @@ def match_attentive(patches: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor
 def cluster_inattentive(patches: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Centres (B, K) among the ``patches`` (B, P, C), the others (B, P - K), and which centre each of these joins."""
     distance = distances(patches)
-    centres = density_peaks(distance, patches.shape[-1], count)
+    log_density = log_densities(distance, patches.shape[-1])
+    centres = density_peaks(distance, log_density, distance.amax(dim=2, keepdim=True), count)
     cluster = nearest_centre(distance, centres)
     is_centre = torch.zeros(cluster.shape, dtype=torch.int8, device=cluster.device).scatter(1, centres, 1)
     others = is_centre.argsort(dim=1, stable=True)[:, : cluster.shape[1] - count]
     return centres, others, cluster.gather(1, others)
-
-
-def density_peaks(distance: Tensor, channels: int, count: int) -> Tensor:
-    """(B, count) indices of the largest rho delta, from ``distance`` (B, P, P) of patches with so many channels."""
-    log_density = log_densities(distance, channels)
-    # the logarithm keeps the order, and densities far below 1 cannot underflow
-    peak = log_density + separations(distance, log_density, distance.amax(dim=2, keepdim=True)).log()
-    return peak.argsort(dim=1, descending=True, stable=True)[:, :count]
 
 
 def log_densities(distance: Tensor, channels: int) -> Tensor:

@@ -16,7 +16,7 @@ from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
-from vitrim.core.schedule import Amount, BringBack, Remove
+from vitrim.core.schedule import Amount, BringBack, Remove, one_each
 from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
@@ -100,10 +100,7 @@ class Cropr(MethodConfig):
         if not routers:
             raise VitrimError(f"cropr with fusion={self.fusion} needs more than {num_layers} blocks")
         schedule: list[Amount | None] = [None] * num_layers
-        counts = (self.r,) * len(routers) if isinstance(self.r, int) else self.r
-        if len(counts) != len(routers):
-            raise VitrimError(f"cropr: r has {len(counts)} amounts but the model gets {len(routers)} routers")
-        for depth, count in zip(routers, counts, strict=True):
+        for depth, count in zip(routers, one_each(self.r, len(routers), "cropr: r"), strict=True):
             schedule[depth] = Remove(count + (self.first_extra if depth == 1 else 0), self.per)
         if self.fusion != "none":
             schedule[-1] = BringBack()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from vitrim.core.assignment import Hard, merge, prune
+from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig
@@ -146,16 +146,11 @@ class DiffRateReducer(Reducer[DiffRate]):
         _, partner = best_partners(take(patches, tail), take(patches, best))
         return merge(state, best, tail, partner, weight=torch.ones_like(state.size))
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
-        if site != self.site:
-            return x, state
-        hard = self(x, attention, state)
-        if not isinstance(hard, Hard):
-            return x, state
-        merged, after = hard.apply(x, state)
-        return merged, (replace(after, size=discounted(x, hard, state)) if self.config.discount_sizes else after)
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        merged, after = assignment.apply(x, state)
+        if self.config.discount_sizes and isinstance(assignment, Hard):
+            after = replace(after, size=discounted(x, assignment, state))
+        return merged, after
 
 
 def discounted(x: Tensor, hard: Hard, state: TokenState) -> Tensor:
@@ -205,10 +200,7 @@ class LearningReducer(Reducer[DiffRate]):
 
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         policy = state.carry.get(POLICY)
-        if policy is None or attention.v is None:
-            return attention.output()
-        probabilities = masked_softmax(attention.logits(), policy).to(attention.v.dtype)
-        return F.dropout(probabilities, attention.dropout) @ attention.v
+        return attention.output() if policy is None else attention.weigh(masked_softmax(attention.logits(), policy))
 
     def current(self, state: TokenState) -> Tensor:
         """The number of patches left so far, with the gradient of the blocks before."""

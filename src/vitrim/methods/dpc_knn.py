@@ -10,7 +10,7 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import StagedConfig
-from vitrim.core.matching import distances, merge_clusters, nearest_centre, separations
+from vitrim.core.matching import density_peaks, distances, merge_clusters, nearest_centre
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.tokens import TokenState, decision_dtype
@@ -69,7 +69,8 @@ class DPCKNNReducer(Reducer[DPCKNN]):
         patches = x[:, state.num_prefix :]
         with torch.no_grad():
             distance = distances(patches) / patches.shape[-1] ** 0.5
-            centres = density_peaks(distance, keep, self.config.k_neighbors, self.config.density_noise)
+            density = log_densities(distance, self.config.k_neighbors, self.config.density_noise)
+            centres = density_peaks(distance, density, distance.amax(dim=(1, 2), keepdim=True), keep)
             cluster = nearest_centre(distance, centres)
         return merge_clusters(state, centres, cluster, self.shares(patches, cluster, keep))
 
@@ -87,28 +88,14 @@ class DPCKNNReducer(Reducer[DPCKNN]):
         return weight / (total + self.config.epsilon * (-largest).exp()).gather(1, cluster)
 
 
-def log_densities(distance: Tensor, k_neighbors: int) -> Tensor:
-    """(B, P) logarithm of the density around each patch, from the distances (B, P, P) of all pairs."""
-    neighbours = distance.topk(min(k_neighbors, distance.shape[1]), dim=2, largest=False).values
-    return -neighbours.square().mean(dim=2)
-
-
-def density_peaks(distance: Tensor, count: int, k_neighbors: int, noise: float = 0.0) -> Tensor:
-    """(B, count) indices of the patches with the largest product of density and distance to a denser patch.
+def log_densities(distance: Tensor, k_neighbors: int, noise: float = 0.0) -> Tensor:
+    """(B, P) logarithm of the density around each patch.
 
     Args:
-        distance: (B, P, P).
-        count: how many, at most P.
-        k_neighbors: neighbours of a density, the patch itself included; more than P count as P.
+        distance: (B, P, P) of all pairs.
+        k_neighbors: neighbours that count, the patch itself included; more than P count as P.
         noise: uniform noise added to the densities.
-
-    Example:
-        >>> points = torch.tensor([[[0.0], [0.1], [0.2], [5.0], [5.1], [5.3]]])
-        >>> density_peaks(torch.cdist(points, points), count=2, k_neighbors=3)
-        tensor([[1, 4]])
     """
-    log_density = log_densities(distance, k_neighbors)
-    if noise > 0.0:
-        log_density = (log_density.exp() + noise * torch.rand_like(log_density)).log()
-    peak = log_density + separations(distance, log_density, distance.amax(dim=(1, 2), keepdim=True)).log()
-    return peak.argsort(dim=1, descending=True, stable=True)[:, :count]
+    neighbours = distance.topk(min(k_neighbors, distance.shape[1]), dim=2, largest=False).values
+    log_density = -neighbours.square().mean(dim=2)
+    return (log_density.exp() + noise * torch.rand_like(log_density)).log() if noise > 0.0 else log_density

@@ -7,12 +7,11 @@ from itertools import accumulate
 from operator import mul
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.block import Site
+from vitrim.core.block import Idle, Reducer, Site
 from vitrim.core.config import StagedConfig
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
@@ -75,31 +74,28 @@ class DynamicViT(StagedConfig):
         return [self.keep_rate**power for power in powers]
 
 
-class MaskingReducer(ScorerReducer[DynamicViT]):
-    """In training, attention that leaves out dropped tokens; nothing otherwise."""
+class MaskedReducer(Reducer[DynamicViT]):
+    """In training, attention that leaves out dropped tokens."""
 
     site = "before"
-    stable = True
-
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
-        return x, state
 
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         policy = state.carry.get(POLICY)
-        if not self.training or (policy is None and not self.config.epsilon_from_start) or attention.v is None:
+        if not self.training or (policy is None and not self.config.epsilon_from_start):
             return attention.output()
         if policy is None:
             policy = torch.ones_like(state.size)
-        probabilities = masked_softmax(attention.logits(), policy).to(attention.v.dtype)
-        if attention.dropout > 0.0:
-            probabilities = F.dropout(probabilities, attention.dropout)
-        return probabilities @ attention.v
+        return attention.weigh(masked_softmax(attention.logits(), policy))
 
 
-class PredictingReducer(MaskingReducer):
+class IdleReducer(MaskedReducer, Idle[DynamicViT]):
+    """Reduces nothing itself."""
+
+
+class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
     """Parameters: ``predictor``."""
+
+    stable = True
 
     def __init__(self, config: DynamicViT, layer: Layer) -> None:
         super().__init__(config, layer)
@@ -110,7 +106,7 @@ class PredictingReducer(MaskingReducer):
     ) -> tuple[Tensor, TokenState]:
         if site == "before" and self.training:
             return x, self.decide(x, state)
-        return ScorerReducer.reduce(self, site, x, attention, state)
+        return super().reduce(site, x, attention, state)
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         kept = torch.ones_like(state.size[:, state.num_prefix :])
@@ -136,8 +132,8 @@ class PredictingReducer(MaskingReducer):
 
 
 @reduces(DynamicViT)
-def _reducer(config: DynamicViT, layer: Layer) -> type[MaskingReducer]:
-    return MaskingReducer if layer.amount is None else PredictingReducer
+def _reducer(config: DynamicViT, layer: Layer) -> type[MaskedReducer]:
+    return IdleReducer if layer.amount is None else PredictingReducer
 
 
 class Predictor(nn.Module):

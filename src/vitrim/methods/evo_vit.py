@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.core.assignment import Hard, merge, prune
+from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import Restore, Share
@@ -154,7 +154,8 @@ class EvoViTReducer(Reducer[EvoViT]):
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
     ) -> tuple[Tensor, TokenState]:
         if site == "before" and self.working is not None:
-            return self.park(*self.bring_back(x, state))
+            x, state = self.bring_back(x, state)
+            return super().reduce(site, x, attention, state)
         if site == "between" and attention is not None and self.observes:
             return x, self.observe(attention, state)
         if site == "after":
@@ -170,11 +171,8 @@ class EvoViTReducer(Reducer[EvoViT]):
             seen = (1.0 - self.tradeoff) * state.carry[IMPORTANCE] + self.tradeoff * seen
         return replace(state, carry={**state.carry, IMPORTANCE: seen})
 
-    def park(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
-        """Rank all patches; the bank takes the placeholders."""
-        assignment = self(x, None, state)
-        if not isinstance(assignment, Hard):
-            return x, state
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        """The bank takes the placeholders."""
         x, state = assignment.apply(x, state)
         if self.config.fast_update:
             # what waits is the distance to the mean, which goes through the blocks as the last token

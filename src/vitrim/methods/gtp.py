@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core.assignment import Hard
+from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention
 from vitrim.core.block import Site
 from vitrim.core.config import MethodConfig
@@ -108,15 +108,13 @@ class GTPReducer(ScorerReducer[GTP]):
     ) -> tuple[Tensor, TokenState]:
         if site == "before" and self.layer.depth == 0 and self.config.propagation == "graph":
             return x, self.start(x, state)
-        if site != self.site:
-            return x, state
-        assignment = self(x, attention, state)
-        if not isinstance(assignment, Hard):
-            return x, state
+        return super().reduce(site, x, attention, state)
+
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         reduced, after = assignment.apply(x, state)
-        if "graph" not in state.carry:
-            return reduced, after
-        return self.propagate(x, state, reduced, after, assignment)
+        if "graph" in state.carry and isinstance(assignment, Hard):
+            reduced, after = self.propagate(x, state, reduced, after, assignment)
+        return reduced, after
 
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         if self.config.sparsity == 1.0:

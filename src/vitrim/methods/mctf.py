@@ -18,9 +18,8 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.matching import alternate_split, full_precision, most_similar
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
-from vitrim.core.schedule import Amount, check_blocks, half
+from vitrim.core.schedule import Amount, check_blocks, half, one_each
 from vitrim.core.tokens import TokenState, decision_dtype
-from vitrim.errors import VitrimError
 
 
 @dataclass(frozen=True)
@@ -130,11 +129,8 @@ class MCTF(MethodConfig):
         blocks = range(1, num_layers) if self.blocks is None else self.blocks
         if self.blocks is not None:
             check_blocks(self.blocks, num_layers)
-        fused = self.fused() if isinstance(self.r, tuple) else self.fused() * len(blocks)
-        if len(fused) != len(blocks):
-            raise VitrimError(f"mctf: r has {len(fused)} amounts but {len(blocks)} blocks fuse")
         schedule: list[Amount | None] = [None] * num_layers
-        for depth, r in zip(sorted(blocks), fused, strict=True):
+        for depth, r in zip(sorted(blocks), one_each(self.r, len(blocks), "mctf: r"), strict=True):
             schedule[depth] = Fuse(r, self.min_patches)
         return schedule
 
@@ -215,13 +211,18 @@ class OneStepAhead(MCTFReducer):
     ) -> tuple[Tensor, Tensor, TokenState]:
         if self.fuses_map or self.keeps_map(attention):
             attention = KnownMap.of(attention)
-        assignment = self(x, attention, state)
-        if rows is not None:
-            attention = attention.rows(rows)
-        if assignment is None:
-            if attention.v is None:
-                attention = replace(attention, v=block.values(x))
-            return x, merge_heads(self.attend(attention, state)), state
+        return super().query(block, x, attention, state, rows, *host_args)
+
+    def attend_reduced(
+        self,
+        assignment: Hard,
+        block: ReducedBlock,
+        x: Tensor,
+        attention: Attention,
+        state: TokenState,
+        rows: int | None,
+        *host_args: Any,
+    ) -> tuple[Tensor, Tensor, TokenState]:
         reduced, after = assignment.apply(x, state)
         values = block.values(reduced)
         if self.fuses_map and isinstance(attention, KnownMap) and rows is None:
@@ -246,8 +247,9 @@ class Precise(MCTFReducer):
 
     site = "query"
 
-    def query(
+    def attend_reduced(
         self,
+        assignment: Hard,
         block: ReducedBlock,
         x: Tensor,
         attention: Attention,
@@ -255,12 +257,8 @@ class Precise(MCTFReducer):
         rows: int | None,
         *host_args: Any,
     ) -> tuple[Tensor, Tensor, TokenState]:
-        assignment = self(x, attention, state)
-        if assignment is not None:
-            x, state = assignment.apply(x, state)
-            attention = block.project(x, state, rows, *host_args)
-        elif rows is not None:
-            attention = attention.rows(rows)
+        x, state = assignment.apply(x, state)
+        attention = block.project(x, state, rows, *host_args)
         return x, merge_heads(self.attend(attention, state)), state
 
 
@@ -288,9 +286,7 @@ class KnownMap(Attention):
         return cls(**vars(attention), known=attention.probabilities())
 
     def output(self) -> Tensor:
-        if self.v is None:
-            raise RuntimeError("the values of this attention have not been projected yet")
-        return F.dropout(self.known.to(self.v.dtype), self.dropout) @ self.v
+        return self.weigh(self.known)
 
     def probabilities(self) -> Tensor:
         return self.known

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.core.assignment import Hard, merge, prune
+from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site
+from vitrim.core.block import Reducer
 from vitrim.core.config import Share, StagedConfig
 from vitrim.core.matching import alternate_split, best_partners, most_similar, unit
 from vitrim.core.registry import reduces, register_method
@@ -91,16 +91,11 @@ class ToFuReducer(Reducer[ToFu]):
         into = partner.gather(1, moved) + kept.shape[1]
         return merge(state, keep, index[even][moved], into, weight=torch.ones_like(state.size))
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
-        if site != self.site:
-            return x, state
-        hard = self(x, attention, state)
-        if not isinstance(hard, Hard):
-            return x, state
-        merged, after = hard.apply(x, state)
-        return (merged if hard.is_selection else self.rescale(merged, x, hard, state)), after
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        reduced, after = assignment.apply(x, state)
+        if isinstance(assignment, Hard) and not assignment.is_selection:
+            reduced = self.rescale(reduced, x, assignment, state)
+        return reduced, after
 
     def rescale(self, merged: Tensor, x: Tensor, hard: Hard, state: TokenState) -> Tensor:
         """``merged`` (B, M, C) with the largest norm among the tokens ``x`` (B, N, C) of each group."""

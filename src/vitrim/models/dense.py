@@ -145,3 +145,7 @@ def takes(kind: type, option: str) -> bool:
             if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
                 return False
     return False
+
+
+KINDS: dict[str, Callable[[Create, bool, Options], nn.Module]] = {"segmenter": segmenter, "vitdet": detector}
+"""The dense models, by what stands in front of the name of their backbone."""

@@ -221,7 +221,8 @@ class Detector(nn.Module):
         Args:
             images: (B, 3, H, W).
             targets: per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels, ``labels`` (n,) in 0..K-1, with masks ``masks``
-                (n, H, W); n may be 0. ``size`` (2,), height and width, where the rest of the image is padding.
+                (n, H, W); n may be 0. ``size`` (2,), height and width, where the rest of the image is padding;
+                ``iscrowd`` (n,), boxes that are left out.
 
         Returns:
             ``total``, the sum of the others: ``rpn_objectness``, ``rpn_box``, ``roi_class``, ``roi_box``, and with
@@ -270,7 +271,12 @@ class Detector(nn.Module):
         if self.masks and "masks" not in target:
             raise VitrimError("masks are learned from masks, and the targets have none: set masks=false")
         own = {"boxes": target["boxes"].float(), "labels": target["labels"].long() + 1}
-        return {**own, "masks": target["masks"].to(torch.uint8)} if self.masks else own
+        if self.masks:
+            own["masks"] = target["masks"].to(torch.uint8)
+        if "iscrowd" not in target:
+            return own
+        single = ~target["iscrowd"].bool()  # a box around many objects teaches nothing about one
+        return {name: value[single] for name, value in own.items()}
 
     def _finished(self, found: Detection, size: Size) -> Detection:
         """A detection of torchvision's heads with labels from 0, and masks as large as the image."""

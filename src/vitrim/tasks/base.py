@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from vitrim.core.ask import ask
 from vitrim.core.tables import enter
@@ -33,11 +35,15 @@ class Task(ABC):
         name: as a recipe writes it.
         selects_by: the metric a model is chosen by; higher is better.
         losses: the losses it can learn.
+        agreement_means: what `agreement` compares, in a few words.
+        reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
     """
 
     name: ClassVar[str]
     selects_by: ClassVar[str]
     losses: ClassVar[tuple[str, ...]]
+    agreement_means: ClassVar[str]
+    reads: ClassVar[str | None] = None
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -56,7 +62,39 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
-        """The metrics of an evaluation, in percent, from logits and targets."""
+        """The metrics of an evaluation, shares in [0, 1] in float64. Their states are sums or lists of tensors."""
+
+    @abstractmethod
+    def check_targets(self, targets: Any, count: int) -> None:
+        """Raise `DataError` if these are not the targets of ``count`` images, or beyond the model's classes."""
+
+    @abstractmethod
+    def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
+        """The agreement of a prediction with the dense model's: values in [0, 1], whose mean is reported."""
+
+    def auxiliary(self, loss: Loss) -> Criterion:
+        """The loss of an auxiliary head on patches or on a query, from its output and targets; that of logits."""
+        return self.criterion(loss)
+
+    def train_transform(self, geometry: Any, augment: Any) -> Callable[..., Any] | None:
+        """The changes to a training image and its target together; None: of images alone, the training loop's own."""
+        return None
+
+    def eval_transform(self, geometry: Any) -> Callable[..., Any] | None:
+        """The processing of an image and its target for evaluation; None: of images alone, the model's own."""
+        return None
+
+    def collate(self, items: list[Any]) -> Any:
+        """A batch of what a dataset gives."""
+        return default_collate(items)
+
+    def predict(self, model: nn.Module, images: Tensor) -> Any:
+        """The prediction of ``model`` for images (B, C, H, W): logits (B, K)."""
+        return ask(model).logits(model(images))
+
+    def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
+        """Show a prediction and its targets to the metrics."""
+        metrics.update(prediction.float(), targets)
 
     def read(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and targets of a batch as the loader gives it."""

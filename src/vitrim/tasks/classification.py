@@ -8,7 +8,9 @@ import numpy as np
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.utilities import dim_zero_cat
 
+from vitrim.data import DataError
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task, register_task
@@ -28,7 +30,8 @@ class Classification(Task):
 
     * Losses: `cross_entropy`, of class indices or of mixed labels (B, K); `bce`, one binary cross entropy per class,
       averaged over the classes (or summed, if `sum_classes`) and over the images, of either.
-    * Metrics: `top1` and `top5` in percent; with fewer than five classes `topK`.
+    * Metrics: `top1` and `top5`, shares in [0, 1]; with fewer than five classes `topK`.
+    * Agreement with the dense model: whether the first class is the same.
 
     Raises:
         VitrimError: fewer than two classes.
@@ -42,16 +45,17 @@ class Classification(Task):
         >>> metrics = task.metrics()
         >>> metrics.update(torch.eye(3)[:2], torch.tensor([0, 2]))
         >>> metrics.compute()["top1"].item()
-        50.0
+        0.5
     """
 
     name = "classification"
     selects_by = "top1"
     losses = ("cross_entropy", "bce")
+    agreement_means = "same class as dense"
 
     def __init__(self, num_classes: int) -> None:
         if num_classes < 2:
-            raise VitrimError(f"classification needs at least 2 classes, the data has {num_classes}")
+            raise VitrimError(f"classification needs at least 2 classes, got {num_classes}")
         super().__init__(num_classes)
 
     def check(self, dataset: Any) -> None:
@@ -78,6 +82,19 @@ class Classification(Task):
     def mixer(self, mix: Mix) -> Mixup | None:
         return make_mixup(mix, self.num_classes)
 
+    def check_targets(self, targets: Any, count: int) -> None:
+        if targets.shape != (count,) or targets.is_floating_point():
+            shape = f"{targets.dtype} of {tuple(targets.shape)}"
+            raise DataError(f"expected {count} integer labels, one per image, got {shape}")
+        wrong = targets[(targets < 0) | (targets >= self.num_classes)]
+        if len(wrong):
+            raise DataError(
+                f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {self.num_classes - 1}"
+            )
+
+    def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:
+        return (prediction.argmax(1) == dense.argmax(1)).double()
+
     def metrics(self) -> MetricCollection:
         k = min(5, self.num_classes)
         every: dict[str, Metric | MetricCollection] = {
@@ -89,10 +106,11 @@ class Classification(Task):
 
 
 class _Accuracy(MulticlassAccuracy):
-    """The share of images whose label is among the k largest logits, in percent."""
+    """The share of images whose label is among the k largest logits, in float64: sums over any processes are exact."""
 
     def __init__(self, num_classes: int, k: int) -> None:
         super().__init__(num_classes=num_classes, average="micro", top_k=k)
 
     def compute(self) -> Tensor:
-        return super().compute() * 100
+        right, wrong = dim_zero_cat(self.tp).sum().double(), dim_zero_cat(self.fn).sum()
+        return right / (right + wrong)

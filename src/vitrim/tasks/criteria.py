@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Criterion = Callable[[Tensor, Tensor], Tensor]
-"""From logits (B, K) and targets to a scalar."""
+Criterion = Callable[[Any, Any], Tensor]
+"""From logits (B, K), or what a dense task predicts, and targets to a scalar."""
 
 
 class BinaryCrossEntropy(nn.Module):
     """One binary cross entropy per class, mean over the images, and mean or sum over the classes.
 
-    Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name smooths class indices
-    only and takes all other targets for smoothed ones, which mixed labels are not here.
+    Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name moves all targets but
+    indices to 1/2, or leaves them: right for several labels, not for mixed labels of one class.
 
     Args:
         smoothing: in [0, 1).

@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.functional.classification import binary_average_precision
 from torchmetrics.utilities import dim_zero_cat
 
+from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.criteria import BinaryCrossEntropy
@@ -33,8 +34,10 @@ class MultiLabel(Task):
     * `asl` is a sum over classes and images, as its authors and Haurum et al. (2023)
       train with, so its gradient grows with the images at once on one device: a recipe's learning rate belongs to its
       batch and micro-batch. It has no smoothing.
-    * Metrics: `mAP`, the mean over all K classes of the average precision, in percent, where a class without positives
+    * Metrics: `mAP`, the mean over all K classes of the average precision, in [0, 1], where a class without positives
       counts 0; and `mAP_occurring`, the mean over the classes that occur.
+    * Agreement with the dense model: the intersection over union of the classes above probability 0.5, 1 where neither
+      model sees any.
 
     Example:
         >>> import torch
@@ -45,13 +48,14 @@ class MultiLabel(Task):
         0
         >>> metrics = task.metrics()
         >>> metrics.update(10 * targets - 5, targets)
-        >>> {name: round(value.item(), 2) for name, value in sorted(metrics.compute().items())}
-        {'mAP': 66.67, 'mAP_occurring': 100.0}
+        >>> {name: round(value.item(), 4) for name, value in sorted(metrics.compute().items())}
+        {'mAP': 0.6667, 'mAP_occurring': 1.0}
     """
 
     name = "multilabel"
     selects_by = "mAP"
     losses = ("asl", "bce")
+    agreement_means = "overlap of the classes found with dense's"
 
     def check(self, dataset: Any) -> None:
         source = getattr(dataset, "source", type(dataset).__name__)
@@ -74,26 +78,33 @@ class MultiLabel(Task):
     def mixer(self, mix: Mix) -> Mixup | None:
         return make_mixup(mix, self.num_classes, multi_label=True)
 
+    def check_targets(self, targets: Any, count: int) -> None:
+        if targets.shape != (count, self.num_classes):
+            raise DataError(
+                f"expected {count} rows of {self.num_classes} classes, 0 or 1 each, got {targets.dtype} of "
+                f"{tuple(targets.shape)}"
+            )
+
+    def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:
+        found, expected = prediction > 0, dense > 0
+        union = (found | expected).sum(1)
+        return torch.where(union > 0, (found & expected).sum(1).double() / union, 1.0)
+
     def metrics(self) -> MetricCollection:
-        every: dict[str, Metric | MetricCollection] = {
-            "mAP": MeanAveragePrecision(),
-            "mAP_occurring": MeanAveragePrecision(occurring=True),
-        }
-        return MetricCollection(every, compute_groups=[list(every)])  # of the same logits, kept once
+        return MetricCollection({"mAP": MeanAveragePrecision()}, compute_groups=False)
 
 
 class MeanAveragePrecision(Metric):
-    """The mean over classes of the average precision of ranking all images by one logit, in percent.
+    """The mean over classes of the average precision of ranking all images by one logit, in [0, 1].
+
+    * `mAP`: over all classes; one without positives counts 0, as in the comparative study of Haurum et al. (2023), so
+      that splits are compared by the same number of classes.
+    * `mAP_occurring`: over the classes that have a positive; 0 if there is none.
 
     Images with equal logits share a rank. The study's code puts them in the order of an unstable sort, which is chance
     and not imitated.
 
     Keeps all logits: N * K * 4 bytes.
-
-    Args:
-        occurring: whether the mean is over the classes that have a positive only. Otherwise it is over all classes and
-            one without positives counts 0, as in the comparative study of Haurum et al. (2023), so that splits are
-            compared by the same number of classes.
 
     Example:
         >>> metric = MeanAveragePrecision()
@@ -108,9 +119,8 @@ class MeanAveragePrecision(Metric):
     logits: list[Tensor]
     targets: list[Tensor]
 
-    def __init__(self, *, occurring: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.occurring = occurring
         self.add_state("logits", default=[], dist_reduce_fx="cat")
         self.add_state("targets", default=[], dist_reduce_fx="cat")
 
@@ -130,14 +140,11 @@ class MeanAveragePrecision(Metric):
             precisions[place] = binary_average_precision(ranks, targets[:, place].int())
         return precisions
 
-    def compute(self) -> Tensor:
-        """The mean, in percent; 0 if no class occurs."""
-        precisions = self.average_precisions()
-        if not self.occurring:
-            return 100 * precisions.mean()
+    def compute(self) -> dict[str, Tensor]:
+        """Both means, () float64 each."""
+        precisions = self.average_precisions().double()
         occurring = dim_zero_cat(self.targets).any(dim=0).sum()
-        mean: Tensor = 100 * precisions.sum() / occurring.clamp(min=1)
-        return mean
+        return {"mAP": precisions.mean(), "mAP_occurring": precisions.sum() / occurring.clamp(min=1)}
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -40,13 +40,42 @@ class Mix(Section):
         return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
 
+class DenseAugment(Section):
+    """Changes to a training image and its mask or boxes. Sizes, mean and standard deviation are the model's."""
+
+    crop: Literal["scaled", "jitter"] = Field(
+        "scaled",
+        description="scaled: a random size, then a window that no class fills; jitter: a random factor on the size "
+        "that fits, then a window (LSJ)",
+    )
+    side: Literal["long", "short"] = Field("long", description="scaled: the side whose length is drawn")
+    range: tuple[float, float] | None = Field(
+        None, description="of the size drawn, as a share of the model's; null: 0.5 to 2 scaled, 0.1 to 2 with jitter"
+    )
+    cat_max_share: float = Field(0.75, gt=0, le=1, description="scaled: most of a window that one class may cover")
+    hflip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left and right")
+    vflip: float = Field(0.0, ge=0, le=1, description="probability of mirroring top and bottom")
+    photometric: bool = Field(False, description="distort brightness, contrast, saturation and hue")
+
+    @model_validator(mode="after")
+    def _range(self) -> DenseAugment:
+        if self.range is not None and not 0 < self.range[0] <= self.range[1]:
+            low, high = self.range
+            raise ValueError(f"range is from low to high above 0, not {low:g} to {high:g}")
+        return self
+
+
 class Loss(Section):
     """The loss of the task."""
 
-    name: Literal["cross_entropy", "bce", "asl"] = Field(
-        "cross_entropy", description="cross_entropy also takes mixed labels; bce and asl for several labels per image"
+    name: Literal["cross_entropy", "bce", "asl", "pixel_cross_entropy", "rcnn"] = Field(
+        "cross_entropy",
+        description="cross_entropy also takes mixed labels; bce and asl for several labels per image; "
+        "pixel_cross_entropy for masks; rcnn, the losses of a detector, for boxes and outlines",
     )
-    smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing of cross_entropy and bce")
+    smoothing: float = Field(
+        0.0, ge=0, lt=1, description="label smoothing of cross_entropy, bce and pixel_cross_entropy"
+    )
     gamma_neg: float = Field(4.0, ge=0, description="asl: focus of the negatives")
     gamma_pos: float = Field(0.0, ge=0, description="asl: focus of the positives")
     clip: float = Field(0.05, ge=0, lt=1, description="asl: margin of the negatives' probability")

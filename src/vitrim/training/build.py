@@ -23,7 +23,8 @@ from vitrim.loading import create_model
 from vitrim.training.images import seed_all
 from vitrim.training.initial import mimetic_
 from vitrim.training.loop import Running, Trainer
-from vitrim.training.recipe import Recipe, Resolved
+from vitrim.training.recipe import Resolved
+from vitrim.training.schema import Recipe
 from vitrim.weights import holds_encoder, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:

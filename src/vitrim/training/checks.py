@@ -16,7 +16,8 @@ from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.training.objectives import learned
 from vitrim.training.optim import ramp_value
-from vitrim.training.recipe import PATCH_DROP, Ramp, Recipe, resolve
+from vitrim.training.recipe import resolve
+from vitrim.training.schema import PATCH_DROP, Ramp, Recipe
 
 MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
 """Keys that may differ between a resumed run and the run it continues: nothing that changes its numbers."""

@@ -30,7 +30,7 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vitrim.training.recipe import Augment
+    from vitrim.training.schema import Augment
 
 REPEATED_ROUND = 256
 """Multiple of images to which an epoch with repeated augmentation is cut, as in DeiT."""
@@ -80,7 +80,7 @@ class TrainTransform:
 
     Example:
         >>> from PIL import Image
-        >>> from vitrim.training.recipe import Augment
+        >>> from vitrim.training.schema import Augment
         >>> transform = TrainTransform(Geometry((32, 32), (0.5,) * 3, (0.5,) * 3), Augment(crop="padded"))
         >>> transform(Image.new("L", (40, 30))).shape
         torch.Size([3, 32, 32])
@@ -216,7 +216,7 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1, shuf
         return order.tolist()
     length = epoch_length(count, repeats)
     seen = order[: -(-length // repeats)]  # the others would be cut off
-    return seen.repeat_interleave(repeats)[:length].tolist()
+    return seen.repeat_interleave(min(repeats, length))[:length].tolist()
 
 
 def epoch_length(count: int, repeats: int = 1) -> int:

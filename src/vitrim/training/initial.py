@@ -8,13 +8,11 @@ is short.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 from timm.layers import build_sincos2d_pos_embed
-from timm.models import VisionTransformer
 from torch import Tensor, nn
 
+from vitrim.core.registry import find_host
 from vitrim.errors import VitrimError
 
 QUERY_KEY = (0.7, 0.7)
@@ -24,7 +22,7 @@ VALUE_PROJECTION = (0.4, -0.4)
 
 @torch.no_grad()
 def mimetic_(model: nn.Module) -> None:
-    """Set attention and positions of a timm ``VisionTransformer`` in place; everything else stays as it is.
+    """Set attention and positions of a ``model`` in place; everything else stays as it is.
 
     Draws from torch's global generator.
 
@@ -32,31 +30,30 @@ def mimetic_(model: nn.Module) -> None:
         model: with a joint query, key and value projection (C, 3 C) and learned positions in every block's own order.
 
     Raises:
-        VitrimError: it is no plain timm VisionTransformer.
+        VitrimError: it has no such projection, or no such positions.
 
     Example:
         >>> import timm
         >>> mimetic_(timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2))
     """
-    if not isinstance(model, VisionTransformer) or model.pos_embed is None:
+    host = find_host(model)
+    weights = None if host is None else host.starting(model)
+    if host is None or weights is None:
         raise VitrimError(
-            f"init=mimetic is for timm's VisionTransformer with learned positions, not {type(model).__name__}"
+            f"init=mimetic sets one projection to queries, keys and values per block, and learned positions: this "
+            f"{type(model).__name__} does not have both"
         )
-    for block in model.blocks:
-        attention = cast(Any, block).attn
-        dim, heads = attention.qkv.in_features, attention.num_heads
-        head_dim = dim // heads
-        for head in range(heads):
-            query, key = _factors(dim, *QUERY_KEY, rank=head_dim)
+    facts = host.facts(model)
+    head_dim = facts.dim // facts.num_heads
+    for query, key, value, output in weights.attention:
+        for head in range(facts.num_heads):
             place = slice(head * head_dim, (head + 1) * head_dim)
-            attention.qkv.weight[:dim][place] = query.T
-            attention.qkv.weight[dim : 2 * dim][place] = key.T
-        value, projection = _factors(dim, *VALUE_PROJECTION, rank=dim)
-        attention.qkv.weight[2 * dim :] = value.T
-        attention.proj.weight.copy_(projection)
-    grid = list(cast(Any, model.patch_embed).grid_size)
-    positions = build_sincos2d_pos_embed(grid, dim=model.embed_dim)
-    model.pos_embed[:, -len(positions) :] = positions
+            of_query, of_key = _factors(facts.dim, *QUERY_KEY, rank=head_dim)
+            query[place], key[place] = of_query.T, of_key.T
+        of_value, of_output = _factors(facts.dim, *VALUE_PROJECTION, rank=facts.dim)
+        value.copy_(of_value.T)
+        output.copy_(of_output)
+    weights.positions.copy_(build_sincos2d_pos_embed(list(facts.grid_size), dim=facts.dim))
 
 
 def _factors(dim: int, noise: float, identity: float, *, rank: int) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,27 @@
-"""The log of a run: rows of updates (CSV), of evaluations (JSON lines), TensorBoard, and the progress bar.
+"""The log of a run: rows of updates (CSV), of evaluations (JSON lines), accelerate's trackers, and the progress bar.
 
-On resume the rows after the checkpoint are dropped: each file reads as if the run had never been stopped.
+The files are the record: on resume the rows after the checkpoint are dropped, and each reads as if the run had never
+been stopped. Trackers (TensorBoard and others) are handed the same numbers, and do with them what they do.
 """
 
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vitrim.errors import MissingPackageError, VitrimError, first_line
+from vitrim.errors import VitrimError, first_line
 from vitrim.files import replaced
+
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
 
 UPDATES = "log.csv"
 EVALUATIONS = "evaluations.jsonl"
@@ -30,25 +33,24 @@ class Log:
     Args:
         folder: where they go; None writes nothing (other processes than the first, dry runs).
         from_update: rows from this update on are dropped.
-        tensorboard: also write TensorBoard's files.
+
+    Attributes:
+        trackers: of accelerate (`vitrim.training.trackers`); they get what the files get.
 
     Raises:
-        MissingPackageError: TensorBoard is asked for and not installed.
         VitrimError: the folder or a file in it cannot be written; also raised by `update` and `evaluation`.
     """
 
-    def __init__(self, folder: Path | None, *, from_update: int = 0, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path | None, *, from_update: int = 0) -> None:
         self.folder = folder
+        self.trackers: list[GeneralTracker] = []
         self.columns: list[str] | None = None
-        self.board: Any = None
         if folder is None:
             return
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._drop_rows(folder / UPDATES, from_update)
             self._drop_lines(folder / EVALUATIONS, from_update)
-        if tensorboard:
-            self.board = _tensorboard(folder, from_update)
 
     def update(self, row: dict[str, float]) -> None:
         """Write the numbers of an update; ``row["update"]`` says which."""
@@ -62,7 +64,7 @@ class Log:
                     path.write_text(",".join(self.columns) + "\n")
         with writing(path), path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(row)
-        self._board("train", row)
+        self._track("train", row)
 
     def evaluation(self, row: dict[str, Any]) -> None:
         """Write the numbers of an evaluation; ``row["update"]`` says after which update."""
@@ -71,19 +73,17 @@ class Log:
         path = self.folder / EVALUATIONS
         with writing(path), path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        self._board("evaluation", row)
+        self._track("evaluation", row)
 
     def close(self) -> None:
-        """Finish TensorBoard's files."""
-        if self.board is not None:
-            self.board.close()
+        """Finish the trackers."""
+        for tracker in self.trackers:
+            tracker.finish()
 
-    def _board(self, tag: str, row: dict[str, Any]) -> None:
-        if self.board is None:
-            return
-        for name, value in row.items():
-            if isinstance(value, int | float) and name != "update":
-                self.board.add_scalar(f"{tag}/{name}", value, row["update"])
+    def _track(self, tag: str, row: Mapping[str, Any]) -> None:
+        numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "update"}
+        for tracker in self.trackers:
+            tracker.log({f"{tag}/{name}": value for name, value in numbers.items()}, step=row["update"])
 
     def _drop_rows(self, path: Path, from_update: int) -> None:
         if not path.exists():
@@ -119,16 +119,6 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or first_line(error)
         raise VitrimError(f"cannot write to {path}: {why}; a run that was saved goes on with --resume") from error
-
-
-def _tensorboard(folder: Path, from_update: int) -> Any:
-    try:
-        module = importlib.import_module("torch.utils.tensorboard")
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "--tensorboard needs the package 'tensorboard': pip install 'vitrim[train]'"
-        ) from error
-    return module.SummaryWriter(str(folder / "tensorboard"), purge_step=from_update)
 
 
 class Bar:

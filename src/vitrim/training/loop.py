@@ -9,80 +9,37 @@ the epoch, so that a checkpoint needs no generator's state and a resumed run rep
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
-from accelerate import Accelerator, DistributedType
-from accelerate.utils import broadcast
+from accelerate import Accelerator
 from rich.console import Console
-from safetensors import SafetensorError
-from timm.utils import ModelEmaV3
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from vitrim.core.ask import ask
-from vitrim.core.config import MethodConfig
-from vitrim.core.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
-from vitrim.core.registry import parse_method
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.files import check_folder, save_file, write_text
 from vitrim.tasks import make_task
+from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
-from vitrim.training.checks import (
-    check_amounts,
-    check_even,
-    check_objective,
-    check_same,
-    number_of_images,
-)
+from vitrim.training.checks import check_same, number_of_images
 from vitrim.training.evaluate import evaluate
-from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, seed_all, train_loader, updates_per_epoch
-from vitrim.training.lock import only_run
+from vitrim.training.folder import RunFolder, together
+from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, train_loader, updates_per_epoch
+from vitrim.training.learner import Learner
 from vitrim.training.log import Bar, Log, writing
-from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
-from vitrim.training.recipe import PATCH_DROP, Recipe, Resolved
-from vitrim.training.runs import RECIPE, RESULT
-from vitrim.training.step import MODEL, Distillation, Objective
-from vitrim.weights import WEIGHTS_FILE, load_checkpoint, weights_file
+from vitrim.training.recipe import Resolved, recipe_text
+from vitrim.training.running import Running
+from vitrim.training.runs import RECIPE
+from vitrim.training.trackers import start_trackers
 
-
-@dataclass(frozen=True)
-class Running:
-    """Options for running a recipe; none of them changes what is learned.
-
-    Attributes:
-        out: where everything is written.
-        resume: go on from the last checkpoint in ``out``.
-        workers: processes that read images, 0 for this one.
-        eval_batch: images at once in evaluations, on one device; methods that decide by a batch decide by these.
-        save_minutes: time between checkpoints.
-        log_every: updates between rows of the log.
-        keep: checkpoints that are kept, at least two: one may turn out to be damaged.
-        tensorboard: also write TensorBoard's files.
-        max_updates: stop after this many updates, as if interrupted; None: at the end.
-    """
-
-    out: Path
-    resume: bool = False
-    workers: int = 0
-    eval_batch: int = 64
-    save_minutes: float = 10.0
-    log_every: int = 10
-    keep: int = 2
-    tensorboard: bool = False
-    max_updates: int | None = None
+__all__ = ["Running", "Trainer", "recipe_text"]
 
 
 class Trainer:
@@ -120,69 +77,46 @@ class Trainer:
         test_data: Dataset[Any] | None = None,
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
-        check_folder(running.out)
-        self.accelerator = accelerator
+        self.accelerator, self.start = accelerator, start
         self.console = console if accelerator.is_main_process else None
-        recipe = self.recipe
-        config = parse_method(recipe.method)
-        for data in (eval_data, test_data):
-            if isinstance(data, ImageStream):
-                raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
-        self.task = make_task(recipe.task, cast(Any, train_data).num_classes)
-        for data in (train_data, eval_data, test_data):
-            if data is not None:
-                self.task.check(data)
-        self.criterion = self.task.criterion(recipe.loss)
-        self.mixer = self.task.mixer(recipe.mix)
-        self.task.fit_head(model)
-        cast(Any, train_data).transform = TrainTransform(geometry_of(model), recipe.augment)
+        self.folder = RunFolder(running.out, resume=running.resume, keep=running.keep)
         self.train_data, self.eval_data, self.test_data = train_data, eval_data, test_data
+        self.task = self._task()
         self.images = number_of_images(train_data)
-        self.updates_per_epoch = updates_per_epoch(self.images, recipe.batch_size, recipe.augment.repeats)
-        self.updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
-        if self.updates < 1:
-            raise VitrimError(
-                f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
-            )
-        check_even(recipe, self.mixer is not None, accelerator.num_processes)
-
-        teacher = _teacher(model, recipe)
-        if teacher is not None:
-            teacher.to(accelerator.device)
-        model = model.to(accelerator.device)
-        self.reduction = _reduced(model, config)
-        if self.reduction is not None and start is not None and (start / REDUCERS_FILE).is_file():
-            self.reduction.load_parameters(start)
-        if recipe.grad_checkpointing:
-            ask(model).checkpoint_gradients(model)
-        select_trainable(model, recipe.trainable)
-        check_amounts(recipe, model, self.reduction)
-        check_objective(recipe, config)
-        self.model = model
-        self.objective = Objective(
-            model.train(),
-            self.criterion,
-            reduction=self.reduction,
-            teacher=teacher,
-            distillation=_distillation(recipe),
-            options=recipe.objective,
-        )
-        optimizer = make_optimizer(model, recipe)
-        self.ema = self._average()
-        self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
-        self.rates = Rates(self.optimizer.optimizer, recipe, self.updates_per_epoch)
-        self.checkpoints = running.out / "checkpoints"
-        self.start = start
+        self.updates_per_epoch = updates_per_epoch(self.images, self.recipe.batch_size, self.recipe.augment.repeats)
+        self.updates = self._updates()
+        cast(Any, train_data).transform = TrainTransform(geometry_of(model), self.recipe.augment)
+        self.learner = Learner(self.recipe, model, self.task, accelerator, self.updates_per_epoch, start)
         self.seconds_before, self.begun = 0.0, time.monotonic()
         self.update = 0
         self.stopping = False
         self.best: dict[str, Any] | None = None
         self.last_evaluation: dict[str, Any] | None = None
-        self.seen = checkpoint.found(self.checkpoints)
         if running.resume:
             self._resume()
         else:
-            self._check_new()
+            self.folder.check_new()
+
+    def _task(self) -> Task:
+        """The task of the recipe, on data that suit it."""
+        for data in (self.eval_data, self.test_data):
+            if isinstance(data, ImageStream):
+                raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
+        task = make_task(self.recipe.task, cast(Any, self.train_data).num_classes)
+        for data in (self.train_data, self.eval_data, self.test_data):
+            if data is not None:
+                task.check(data)
+        return task
+
+    def _updates(self) -> int:
+        """The updates of the whole run."""
+        recipe = self.recipe
+        updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
+        if updates < 1:
+            raise VitrimError(
+                f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
+            )
+        return updates
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -199,17 +133,13 @@ class Trainer:
                 the message names the last good checkpoint. Or another run is at work in ``out``, or was since this
                 one looked; nothing is changed then.
         """
-        with self._alone():
+        with self.folder.alone(self.accelerator):
             return self._run()
 
     def _run(self) -> dict[str, Any]:
         self.begun = time.monotonic()
-        main = self.accelerator.is_main_process
         stop = self.updates if self.running.max_updates is None else min(self.updates, self.running.max_updates)
-        log = Log(self.running.out if main else None, from_update=self.update, tensorboard=self.running.tensorboard)
-        if main:
-            with writing(self.running.out / RECIPE):
-                (self.running.out / RECIPE).write_text(recipe_text(self.recipe))
+        log = self._log()
         if self.console is not None:
             self.console.print(
                 f"{self.accelerator.num_processes} process(es), {self.accelerator.device}", highlight=False
@@ -230,8 +160,21 @@ class Trainer:
         if self.update == self.updates:
             if self.test_data is not None:
                 result["test"] = self._test()
-            self._write_weights(result)
+            self.learner.set_amounts(self.update)  # a run may be resumed at its very end
+            self.folder.write(self.learner, self.resolved.name, result)
         return result
+
+    def _log(self) -> Log:
+        """Write the recipe and begin the log, in the first process; the others' log writes nothing."""
+        if not self.accelerator.is_main_process:
+            return Log(None)
+        out = self.running.out
+        log = Log(out, from_update=self.update)
+        with writing(out / RECIPE):
+            (out / RECIPE).write_text(recipe_text(self.recipe))
+        values = {name: value for name, value, _ in self.resolved.rows()}
+        log.trackers = start_trackers(self.running.trackers, out, from_update=self.update, values=values)
+        return log
 
     def _seconds(self) -> float:
         """The time of the run, over all of its parts."""
@@ -255,8 +198,8 @@ class Trainer:
         memory = torch.cuda.max_memory_allocated() / 2**20 if self.accelerator.device.type == "cuda" else None
         return {
             "losses": losses,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "trained_parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            "parameters": sum(p.numel() for p in self.learner.model.parameters()),
+            "trained_parameters": sum(p.numel() for p in self.learner.model.parameters() if p.requires_grad),
             "train_images": self.images,
             "eval_images": 0 if self.eval_data is None else len(cast(Any, self.eval_data)),
             "test_images": 0 if self.test_data is None else len(cast(Any, self.test_data)),
@@ -281,26 +224,19 @@ class Trainer:
                 now = time.monotonic()
                 speed = (self.update - window) * self.recipe.batch_size / max(now - since, 1e-9)
                 window, since = self.update, now
-                rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.optimizer.param_groups)}
+                rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.learner.optimizer.param_groups)}
                 log.update({"update": self.update - 1, "epoch": epoch, **losses, **rates, "images_per_second": speed})
                 bar.advance(self.update, epoch, losses["total"], speed)
             if self._evaluates_now():
                 self._evaluate(log, bar)
                 window, since = self.update, time.monotonic()
-            if self._together(time.monotonic() - saved >= 60 * self.running.save_minutes):
+            if together(self.accelerator, time.monotonic() - saved >= 60 * self.running.save_minutes):
                 self._save()
                 saved = time.monotonic()
-            if self._together(self.stopping):
+            if together(self.accelerator, self.stopping):
                 self._save()
                 raise KeyboardInterrupt
         self._save()
-
-    def _together(self, mine: bool) -> bool:
-        """Follow the first process's decision: clocks and signals differ, and all must save at once."""
-        if self.accelerator.num_processes == 1:
-            return mine
-        decision = torch.tensor(float(mine), device=self.accelerator.device)
-        return bool(broadcast(decision, from_process=0) > 0)
 
     def _loader(self, stop: int) -> DataLoader[Any]:
         recipe, accelerator = self.recipe, self.accelerator
@@ -326,69 +262,20 @@ class Trainer:
 
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
         """Make one update and return the mean losses over all its images."""
-        recipe, accelerator = self.recipe, self.accelerator
-        self.rates.set(update)
-        self._set_amounts(update / self.updates_per_epoch)
-        self.objective.train()
-        share = recipe.batch_size // accelerator.num_processes
-        parts = share // (recipe.micro_batch or share)
-        sums: dict[str, Tensor] = {}
-        for part in range(parts):
-            images, targets = self.task.read(next(batches))
-            images = images.to(accelerator.device, non_blocking=True)
-            targets = targets.to(accelerator.device, non_blocking=True)
-            seed_all(recipe.seed, 1, update, accelerator.process_index, part)
-            if self.mixer is not None:
-                images, targets = self.mixer(images, targets)
-            last = part == parts - 1
-            with nullcontext() if last else accelerator.no_sync(self.wrapped):
-                losses = self.wrapped(images, targets)
-                accelerator.backward(losses["total"] / parts)
-            for name, loss in losses.items():
-                sums[name] = sums.get(name, 0.0) + loss.detach().float().mean() / parts
-        means = self._means(sums)
-        self._check_finite(means, update)
-        if recipe.optimizer.clip is not None:
-            accelerator.clip_grad_norm_(self.model.parameters(), recipe.optimizer.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.ema is not None:
-            self.ema.update(self.model, step=update)
-        return means
-
-    def _means(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """The means over all processes, in one exchange."""
-        together = torch.stack([torch.as_tensor(value, device=self.accelerator.device) for value in sums.values()])
-        reduced = cast(Tensor, self.accelerator.reduce(together, "mean"))
-        return dict(zip(sums, reduced.tolist(), strict=True))
+        losses = self.learner.backward(batches, update)
+        self._check_finite(losses, update)
+        self.learner.apply(update)
+        return losses
 
     def _check_finite(self, losses: Mapping[str, float], update: int) -> None:
         if math.isfinite(losses["total"]):
             return
-        good = checkpoint.latest(self.checkpoints)
+        good = checkpoint.latest(self.folder.checkpoints)
         terms = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         raise VitrimError(
             f"the loss is not finite at update {update} ({terms}); try a lower optimizer.lr, optimizer.clip or "
             f"precision=fp32; {'no checkpoint was written' if good is None else f'the last good checkpoint is {good}'}"
         )
-
-    def _set_amounts(self, epoch: float) -> None:
-        """Give the method the amounts of this point in time, in the model and in its average."""
-        for ramp in self.recipe.ramps:
-            value = ramp_value(ramp, epoch)
-            if ramp.option == PATCH_DROP:
-                cast(Any, ask(self.model).patch_dropout(self.model)).prob = value
-            else:
-                self._set(ramp.option, value)
-        for switch in self.recipe.switches:
-            if epoch >= switch.epoch:
-                self._set(switch.option, switch.value)
-
-    def _set(self, option: str, value: Any) -> None:
-        models = [self.model] if self.ema is None else [self.model, self.ema.module]
-        for reduction in map(get_reduction, models):
-            if _plain(getattr(reduction.config, option)) != _plain(value):
-                reduction.set(**{option: value})
 
     # ---- evaluation --------------------------------------------------------------------------------------------------
 
@@ -418,9 +305,7 @@ class Trainer:
 
     def _scores(self, data: Dataset[Any]) -> dict[str, Any]:
         """The metrics of the averaged weights, or of the model if none are averaged, under the current amounts."""
-        self._set_amounts(self.update / self.updates_per_epoch)
-        model = self.wrapped if self.sharded else self.model if self.ema is None else self.ema.module
-        self._share_buffers(model)
+        model = self.learner.evaluated(self.update)
         running = self.running
         scores = evaluate(
             model, self.task, data, self.accelerator, batch_size=running.eval_batch, workers=running.workers
@@ -428,46 +313,21 @@ class Trainer:
         return {
             "update": self.update,
             "epoch": self.update / self.updates_per_epoch,
-            "weights": "model" if self.ema is None else "average",
+            "weights": "model" if self.learner.ema is None else "average",
             **scores,
         }
 
-    def _share_buffers(self, model: nn.Module) -> None:
-        """Give all processes the first one's running statistics (BatchNorm), the ones that are written."""
-        if self.accelerator.num_processes > 1:
-            for buffer in model.buffers():
-                if buffer.is_floating_point():
-                    broadcast(buffer, from_process=0)
-
-    @property
-    def sharded(self) -> bool:
-        """Tell whether each process has only a part of the parameters (FSDP): then the outermost module must run."""
-        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
-
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
-    def _average(self) -> ModelEmaV3 | None:
-        options = self.recipe.ema
-        if options is None:
-            return None
-        if self.sharded:
-            raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
-        return ModelEmaV3(self.model, decay=options.decay, use_warmup=options.warmup)
-
     def _save(self) -> None:
-        ema = None if self.ema is None else self.ema.module
         values = {
             "update": self.update,
             **self._facts(),
             "seconds": self._seconds(),
             "best": self.best,
             "last_evaluation": self.last_evaluation,
-            "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
         }
-        snapshot = checkpoint.take(self.wrapped, self.optimizer.optimizer, ema, values)
-        if self.accelerator.is_main_process:
-            checkpoint.save(self.checkpoints, snapshot, keep=self.running.keep)
-        self.accelerator.wait_for_everyone()
+        self.folder.save(self.learner, values)
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
@@ -483,52 +343,11 @@ class Trainer:
             "start": None if self.start is None else str(self.start),
         }
 
-    def _check_new(self) -> None:
-        """Refuse a folder that already has a run: checkpoints, damaged or not, or results."""
-        out = self.running.out
-        if self.seen:
-            raise VitrimError(f"{out} has a run already: continue it with --resume, or give another --out")
-        if (out / RESULT).exists():
-            raise VitrimError(f"{out} has a finished run: give another --out")
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Allow one run in a folder at a time: the first process holds the lock, and all learn of the outcome."""
-        with ExitStack() as stack:
-            refusal = None
-            if self.accelerator.is_main_process:
-                try:
-                    stack.enter_context(only_run(self.running.out))
-                    self._check_unchanged()
-                except VitrimError as error:
-                    refusal = error
-            if self._together(refusal is not None):
-                raise refusal or VitrimError(f"{self.running.out} is in use by another run")
-            yield
-
-    def _check_unchanged(self) -> None:
-        """Refuse a folder in which another run has worked since this one checked it."""
-        if checkpoint.found(self.checkpoints) != self.seen:
-            raise VitrimError(f"another run has just been at work in {self.running.out}: start this one again")
-        if not self.running.resume:
-            self._check_new()
-
     def _resume(self) -> None:
-        found = {path: checkpoint.damage(path) for path in self.seen}
-        path = next((path for path in reversed(self.seen) if found[path] is None), None)
-        damaged = [
-            f"{other} is damaged ({what})" for other, what in found.items() if what and (not path or other > path)
-        ]
-        if path is None:
-            why = "; ".join(damaged[::-1]) or f"no complete checkpoint in {self.checkpoints}"
-            raise VitrimError(f"nothing to resume in {self.running.out}: {why}")
+        path, damaged = self.folder.newest()
         snapshot = checkpoint.load(path)
         check_same(snapshot.values, self._facts(), path)
-        checkpoint.put_back(
-            snapshot, self.wrapped, self.optimizer.optimizer, None if self.ema is None else self.ema.module
-        )
-        if snapshot.values["scaler"] is not None and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(snapshot.values["scaler"])
+        self.learner.put_back(snapshot)
         self.update = snapshot.values["update"]
         self.seconds_before = snapshot.values["seconds"]
         self.best, self.last_evaluation = snapshot.values["best"], snapshot.values["last_evaluation"]
@@ -536,60 +355,7 @@ class Trainer:
             if self.console is not None:
                 self.console.print(text, highlight=False)
 
-    def _write_weights(self, result: Mapping[str, Any]) -> None:
-        """Write the host's weights, the reduction beside them, and the results. All processes must call it."""
-        self._set_amounts(self.update / self.updates_per_epoch)  # a run may be resumed at its very end
-        model = self.model if self.ema is None else self.ema.module
-        state = checkpoint.weights_of(self.wrapped, MODEL) if self.ema is None else model.state_dict()
-        if not self.accelerator.is_main_process:
-            return
-        out = self.running.out
-        host = {name: checkpoint.storable(value) for name, value in state.items() if ".reducer." not in name}
-        try:
-            save_file(host, out / WEIGHTS_FILE, metadata={"recipe": self.resolved.name})
-            if self.reduction is not None:
-                get_reduction(model).save(out, state=state)
-            write_text(out / RESULT, json.dumps(dict(result), indent=2) + "\n")
-        except (OSError, SafetensorError, VitrimError) as error:
-            raise VitrimError(
-                f"cannot write the weights to {out}: {checkpoint.reason(error)}; they are in "
-                f"{checkpoint.latest(self.checkpoints)}: make room and run again with --resume"
-            ) from error
-
-
-# ---- parts -----------------------------------------------------------------------------------------------------------
-
-
-def recipe_text(recipe: Recipe) -> str:
-    """All values of a recipe as YAML, which `load_recipe` reads back."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
-
-
-def _teacher(model: nn.Module, recipe: Recipe) -> nn.Module | None:
-    """The frozen dense model of a recipe that has one."""
-    if recipe.teacher is None:
-        return None
-    teacher = copy.deepcopy(model).eval().requires_grad_(False)
-    if recipe.teacher_checkpoint is not None:
-        load_checkpoint(teacher, weights_file(Path(recipe.teacher_checkpoint)))
-    return teacher
-
-
-def _reduced(model: nn.Module, config: MethodConfig) -> Reduction | None:
-    """The handle of the model, reduced now; a method that does nothing leaves it as it is."""
-    return None if config.kind == "none" else reduce_(model, config)
-
-
-def _distillation(recipe: Recipe) -> Distillation | None:
-    options = recipe.distil
-    return None if options is None else Distillation(options.kind == "hard", options.alpha, options.tau)
-
 
 def _shown(row: Mapping[str, Any]) -> str:
     """The numbers of an evaluation in one line."""
     return "  ".join(f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights"))
-
-
-def _plain(value: Any) -> Any:
-    """Turn a config's tuples into YAML's lists."""
-    return list(value) if isinstance(value, list | tuple) else value

@@ -17,7 +17,7 @@ from vitrim.core.facts import Role
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
-    from vitrim.training.recipe import Ramp, Recipe
+    from vitrim.training.schema import Ramp, Recipe
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
@@ -73,7 +73,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
         lr: the scaled learning rate.
 
     Example:
-        >>> from vitrim.training.recipe import Recipe
+        >>> from vitrim.training.schema import Recipe
         >>> groups = parameter_groups(nn.Linear(3, 2), Recipe(model="m", epochs=1), 0.1)
         >>> [(group["weight_decay"], len(group["params"])) for group in groups]
         [(0.05, 1), (0.0, 1)]
@@ -126,7 +126,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         VitrimError: timm knows no such optimiser, it does not take the options, or nothing is trained.
 
     Example:
-        >>> from vitrim.training.recipe import Recipe
+        >>> from vitrim.training.schema import Recipe
         >>> type(make_optimizer(nn.Linear(3, 2), Recipe(model="m", epochs=1))).__name__
         'AdamW'
     """
@@ -229,7 +229,7 @@ def ramp_value(ramp: Ramp, epoch: float) -> float | int:
     """The value of an option at a point in time, counted in epochs.
 
     Example:
-        >>> from vitrim.training.recipe import Ramp
+        >>> from vitrim.training.schema import Ramp
         >>> ramp = Ramp(option="keep_rate", start=1.0, stop=0.7, begin_epoch=10, end_epoch=100, shape="cosine")
         >>> [round(ramp_value(ramp, epoch), 3) for epoch in (0, 10, 55, 100, 300)]
         [1.0, 1.0, 0.85, 0.7, 0.7]

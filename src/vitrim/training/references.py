@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from vitrim import reference
 from vitrim.errors import VitrimError
 from vitrim.files import save_file
-from vitrim.training.recipe import Recipe, load_recipe
+from vitrim.training.recipe import load_recipe
 from vitrim.training.runs import RECIPE, RECORDS, RESULT, WEIGHTS_FILE
+from vitrim.training.schema import Recipe
 
 STORAGE_DTYPE = torch.bfloat16
 

@@ -17,7 +17,7 @@ SHAPES = ((4, 8), (6, 6), (8, 4), (3, 5), (6, 6), (1, 7))
 HOSTS = ("naflex", "naflex_map_registers", "naflex_rope", "naflex_rope_mixed")
 PAIRS = pytest.mark.parametrize(
     ("host", "config"),
-    tiny.matrix(tiny.configs(), HOSTS, thorough=["naflex"], others=("tome", "topk", "mctf", "cropr")),
+    tiny.matrix(tiny.configs(), HOSTS, thorough=["naflex"], others=("tome", "topk", "mctf", "cropr"), full=HOSTS),
 )
 
 

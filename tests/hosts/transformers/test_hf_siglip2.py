@@ -133,8 +133,18 @@ def test_padding_of_the_dense_model_is_what_alone_means(make: Any) -> None:
         close(found.last_hidden_state[real], dense.last_hidden_state[real])
 
 
-@MAKERS
-@pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
+# the tower has the same layers: it differs in its head
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [
+        pytest.param(make, config, id=f"{name}-{config.describe()}", marks=marks)
+        for config in tiny.configs()
+        for make, name, marks in (
+            (CLASSIFIER, "mean", ()),
+            (TOWER, "map", () if config.name in tiny.FEW else pytest.mark.full),
+        )
+    ],
+)
 def test_every_image_of_a_padded_batch_equals_itself_alone(make: Any, config: vitrim.MethodConfig) -> None:
     """Every amount is of the image's own patches: 15 patches and 36 keep other numbers."""
     model = make().double()

@@ -8,6 +8,9 @@ A reader is a function in one file of this folder:
 
 Its further keyword-only parameters are options of `load_data`. It reads labels and paths, refuses what does not fit
 with a `DataError` of one line, and decodes no image.
+
+A reader declares the tasks its data is for, `@register_reader("ade20k", "segmentation")`, by default `classification`.
+A layout that holds data of several kinds has several functions under one name.
 """
 
 from __future__ import annotations
@@ -19,35 +22,49 @@ from functools import cache
 from typing import TypeVar
 
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
+from vitrim.data.dense import DetectionDataset, SegmentationDataset
 
-Reader = Callable[..., ImageDataset | MultiLabelDataset]
+Reader = Callable[..., ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset]
 R = TypeVar("R", bound=Reader)
 
-_READERS: dict[str, Reader] = {}
+TASKS = ("classification", "multilabel", "segmentation", "detection", "instances")
+"""The tasks that data can be for."""
+WITH_LABELS = TASKS[:2]
+"""Those whose labels are of whole images: they need not be named."""
+
+_READERS: dict[str, dict[str, Reader]] = {}
+"""Name -> task -> reader."""
 
 
-def register_reader(name: str) -> Callable[[R], R]:
-    """Decorator: register a reader under a name. A name can be registered only once.
+def register_reader(name: str, *tasks: str) -> Callable[[R], R]:
+    """Decorator: register a reader under a name, for tasks. A name can be registered only once for a task.
 
     Args:
         name: what stands before the colon in `name:path`.
+        tasks: what its data is for, of `TASKS`; by default `classification`. A reader that takes the keyword `task` is
+            told which of them was asked for.
 
     Raises:
-        ValueError: there is a reader of this name.
+        ValueError: there is a reader of this name for this task, or no such task.
 
     Example:
-        >>> "coco" in readers()
-        True
-        >>> @register_reader("coco")
+        >>> list(readers()["coco"])
+        ['multilabel', 'detection', 'instances']
+        >>> @register_reader("coco", "multilabel")
         ... def read_mine(path, *, split=None): ...
         Traceback (most recent call last):
         ValueError: reader 'coco' is registered twice
     """
 
     def enter(reader: R) -> R:
-        if name in _READERS:
-            raise ValueError(f"reader '{name}' is registered twice")
-        _READERS[name] = reader
+        forms = _READERS.get(name, {})
+        for task in tasks or TASKS[:1]:
+            if task not in TASKS:
+                raise ValueError(f"reader '{name}' is for no known task: '{task}'; valid: {', '.join(TASKS)}")
+            if task in forms:
+                raise ValueError(f"reader '{name}' is registered twice")
+            forms = forms | {task: reader}
+        _READERS[name] = forms
         return reader
 
     return enter
@@ -59,12 +76,12 @@ def _discover() -> None:
         importlib.import_module(f"{__name__}.{module.name}")
 
 
-def readers() -> dict[str, Reader]:
-    """Every reader by name, sorted.
+def readers() -> dict[str, dict[str, Reader]]:
+    """Every reader by name, sorted, and by the tasks that its data is for.
 
     Example:
-        >>> list(readers())
-        ['coco', 'imagenet', 'nabirds', 'nus_wide', 'webdataset']
+        >>> list(readers())  # doctest: +NORMALIZE_WHITESPACE
+        ['ade20k', 'cityscapes', 'coco', 'imagenet', 'masks', 'nabirds', 'nus_wide', 'voc', 'webdataset']
     """
     _discover()
     return dict(sorted(_READERS.items()))

@@ -26,7 +26,7 @@ class _Row:
     split: str
 
 
-@register_reader("nus_wide")
+@register_reader("nus_wide", "multilabel")
 def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = False) -> MultiLabelDataset:
     """NUS-WIDE: which concepts are in an image.
 

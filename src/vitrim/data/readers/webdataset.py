@@ -16,6 +16,7 @@ from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
     describe,
+    escaped,
     find_image_column,
     find_label_column,
     import_datasets,
@@ -61,8 +62,8 @@ def read_webdataset(
     source = f"webdataset:{path}"
     datasets = import_datasets()
     files, chosen = choose_files(_archives(path, source), split, source)
-    patterns = [glob.escape(str(file)) for file in files]  # datasets takes every path for a pattern
-    table = read_source(partial(datasets.load_dataset, "webdataset", data_files={_ALL: patterns}, split=_ALL), source)
+    data_files = {_ALL: escaped(files)}
+    table = read_source(partial(datasets.load_dataset, "webdataset", data_files=data_files, split=_ALL), source)
     image = find_image_column(table.features, image_column, source)
     rows = Rows(table, image)
     _check_images(rows, table, image, source)

@@ -27,18 +27,8 @@ class ReducedBeitBlock(PreNormGamma, Block):
         attn = self.attn
         q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         own = None if attn.relative_position_bias_table is None else attn._get_rel_pos_bias()[0]
-        return Attention(
-            q=q,
-            k=k,
-            v=v,
-            scale=attn.scale,
-            bias=add_bias(
-                state.key_bias(q.dtype, self.proportional),
-                position_bias(add_bias(own, host_args[0]), state, rows, q.dtype),
-            ),
-            dropout=attn.attn_drop.p if attn.training else 0.0,
-            fused=attn.fused_attn,
-        )
+        bias = position_bias(add_bias(own, host_args[0]), state, rows, q.dtype)
+        return self.attention_of(attn, state, q, k, v, bias=bias)
 
 
 @register_host("timm.models.beit.Beit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import isqrt
 from typing import Any, ClassVar
 
@@ -10,10 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from vitrim.core.block import ReducedBlock, class_of, split_heads
-from vitrim.core.facts import HostFacts
+from vitrim.core.attention import Attention, add_bias, project_parts
+from vitrim.core.block import ReducedBlock, split_heads
+from vitrim.core.facts import HostFacts, Starting
 from vitrim.core.hooks import DenseCall
 from vitrim.core.host import refuse_altered
+from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
@@ -40,14 +43,8 @@ def project_qkv(attn: Any, y: Tensor, rows: int | None, skip_values: bool) -> tu
     bias or with ``q_bias`` and ``v_bias`` beside it, or separate. Queries of the first ``rows`` tokens only if given;
     without that, no values if ``skip_values``. Where the layer comes apart, what is not asked for is not computed.
     """
-    apart = _comes_apart(attn)
-    if rows is not None and apart:
-        (q,) = _part(attn, y[:, :rows], 0, 1)
-        k, v = _part(attn, y, 1, 3)
-        return q, k, v
-    if skip_values and apart:
-        q, k = _part(attn, y, 0, 2)
-        return q, k, None
+    if _comes_apart(attn):
+        return project_parts(partial(_part, attn), y, rows, skip_values)
     q, k, v = _part(attn, y, 0, 3)
     return q[:, :, :rows], k, v
 
@@ -114,6 +111,30 @@ class TimmBlock(ReducedBlock):
         """The attention modules of a block, reduced or not."""
         return [block.attn]
 
+    def attention_of(
+        self,
+        attn: Any,
+        state: TokenState,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        *,
+        bias: Tensor | None = None,
+        k_raw: Tensor | None = None,
+    ) -> Attention:
+        """Attention with the settings of ``attn``; ``bias`` is that of positions, to which that of the state comes."""
+        own = state.key_bias(q.dtype, self.proportional)
+        return Attention(
+            q=q,
+            k=k,
+            v=v,
+            scale=attn.scale,
+            bias=own if bias is None else add_bias(own, bias),
+            dropout=attn.attn_drop.p if attn.training else 0.0,
+            k_raw=k_raw,
+            fused=attn.fused_attn,
+        )
+
 
 class SerialBlock(TimmBlock):
     """A block with one attention, ``attn``, and an MLP behind it. `PreNorm` and `PostNorm` say where its norms are."""
@@ -173,32 +194,6 @@ class PostNorm(SerialBlock):
 
     def mlp_branch(self, x: Tensor) -> Tensor:
         return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
-
-
-def geometry(model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rows and columns of patches, and height and width of the images, that a timm model was made for.
-
-    A patch embedding of the user's own need not say: the table of positions and the model's ``pretrained_cfg`` do then.
-
-    Raises:
-        UnsupportedModelError: nothing says it.
-    """
-    embed = getattr(model, "patch_embed", None)
-    grid_size, image_size = getattr(embed, "grid_size", None), getattr(embed, "img_size", None)
-    if grid_size is None and (table := getattr(model, "pos_embed", None)) is not None:
-        places = table.shape[1] - (0 if getattr(model, "no_embed_class", False) else model.num_prefix_tokens)
-        side = isqrt(max(places, 0))
-        grid_size = (side, side) if side * side == places > 0 else None
-    if image_size is None:
-        image_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (None, None))[-2:]
-    if grid_size is None or image_size is None or None in image_size:
-        raise UnsupportedModelError(
-            f"this {type(model).__name__} does not say how many patches it was made for: give its patch_embed "
-            "grid_size=(rows, columns) and img_size=(height, width) as attributes"
-        )
-    rows, columns = grid_size
-    height, width = image_size
-    return (rows, columns), (height, width)
 
 
 def check_size(model: Any, images: Tensor) -> None:
@@ -273,17 +268,49 @@ class TimmHost(TimmModel):
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
-        grid_size, image_size = geometry(model)
+        grid_size, image_size = cls.geometry(model)
         return HostFacts(
             dim=model.embed_dim,
             num_heads=sum(attn.num_heads for attn in cls.attentions(model.blocks[0])),
             num_classes=model.num_classes,
             num_prefix=model.num_prefix_tokens,
-            has_class_token=model.cls_token is not None,
+            has_class_token=cls.has_class_token(model),
             grid_size=grid_size,
             head_rows=cls.head_rows(model),
             input_size=(model.in_chans, *image_size),
         )
+
+    @classmethod
+    def geometry(cls, model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns of patches, and height and width of the images, that ``model`` was made for.
+
+        A patch embedding of the user's own need not say: the table of positions and the model's ``pretrained_cfg`` do
+        then.
+
+        Raises:
+            UnsupportedModelError: nothing says it.
+        """
+        embed = getattr(model, "patch_embed", None)
+        grid_size, image_size = getattr(embed, "grid_size", None), getattr(embed, "img_size", None)
+        if grid_size is None and (table := getattr(model, "pos_embed", None)) is not None:
+            places = table.shape[1] - (0 if getattr(model, "no_embed_class", False) else model.num_prefix_tokens)
+            side = isqrt(max(places, 0))
+            grid_size = (side, side) if side * side == places > 0 else None
+        if image_size is None:
+            image_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (None, None))[-2:]
+        if grid_size is None or image_size is None or None in image_size:
+            raise UnsupportedModelError(
+                f"this {type(model).__name__} does not say how many patches it was made for: give its patch_embed "
+                "grid_size=(rows, columns) and img_size=(height, width) as attributes"
+            )
+        rows, columns = grid_size
+        height, width = image_size
+        return (rows, columns), (height, width)
+
+    @classmethod
+    def has_class_token(cls, model: Any) -> bool:
+        """Tell whether token 0 of ``model`` is a class token."""
+        return model.cls_token is not None
 
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:
@@ -334,6 +361,20 @@ class TimmHost(TimmModel):
         tokens: Tensor = found["patches"] if isinstance(found, dict) else found  # a dict of NaFlexVit
         norm = getattr(model, "fc_norm", None)
         return tokens if norm is None else norm(tokens)
+
+    @classmethod
+    def starting(cls, model: Any) -> Starting | None:
+        positions: Tensor | None = getattr(model, "pos_embed", None)
+        attentions: list[Any] = [getattr(block, "attn", None) for block in cls.blocks(model)]
+        joint = [getattr(attn, "qkv", None) for attn in attentions]
+        square = all(isinstance(qkv, nn.Linear) and qkv.out_features == 3 * qkv.in_features for qkv in joint)
+        if positions is None or not square:
+            return None
+        rows, columns = cls.facts(model).grid_size
+        return Starting(
+            tuple((*attn.qkv.weight.detach().chunk(3), attn.proj.weight.detach()) for attn in attentions),
+            positions.detach()[0, -rows * columns :],
+        )
 
     @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:

@@ -48,16 +48,8 @@ class ReducedRopeBlock(SerialBlock):
         if rope is not None:
             table, k_raw = rope_of_tokens(rope, state), k
             q, k = (_rotate(each, table, state.num_prefix, attn.rotate_half).to(dtype) for each in (q, k))
-        return Attention(
-            q=q,
-            k=k,
-            v=None if v is None else expand_groups(v, attn.num_heads),
-            scale=attn.scale,
-            bias=state.key_bias(q.dtype, self.proportional),
-            dropout=attn.attn_drop.p if attn.training else 0.0,
-            k_raw=k_raw,
-            fused=attn.fused_attn,
-        )
+        v = None if v is None else expand_groups(v, attn.num_heads)
+        return self.attention_of(attn, state, q, k, v, k_raw=k_raw)
 
     def values(self, x: Tensor) -> Tensor:
         return expand_groups(super().values(x), self.attn.num_heads)

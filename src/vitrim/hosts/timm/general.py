@@ -34,10 +34,6 @@ class TimmModel(Host):
     }
 
     @classmethod
-    def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        return []  # not known in general
-
-    @classmethod
     def find_classifiers(cls, model: Any) -> list[nn.Module]:
         if not hasattr(model, "get_classifier"):
             return []

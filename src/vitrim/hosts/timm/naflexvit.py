@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
-from vitrim.core.facts import HostFacts
 from vitrim.core.hooks import DenseCall
 from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
@@ -110,19 +109,14 @@ class TimmNaFlexViT(TimmHost):
             )
 
     @classmethod
-    def facts(cls, model: Any) -> HostFacts:
+    def geometry(cls, model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
         rows, columns = model.embeds.pos_embed_grid_size
         height, width = model.embeds.patch_size
-        return HostFacts(
-            dim=model.embed_dim,
-            num_heads=sum(attn.num_heads for attn in cls.attentions(model.blocks[0])),
-            num_classes=model.num_classes,
-            num_prefix=model.num_prefix_tokens,
-            has_class_token=model.has_class_token,
-            grid_size=(rows, columns),
-            head_rows=cls.head_rows(model),
-            input_size=(model.in_chans, rows * height, columns * width),
-        )
+        return (rows, columns), (rows * height, columns * width)
+
+    @classmethod
+    def has_class_token(cls, model: Any) -> bool:
+        return model.has_class_token  # type: ignore[no-any-return]
 
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:

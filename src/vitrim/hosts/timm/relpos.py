@@ -12,7 +12,7 @@ from timm.models.vision_transformer_relpos import (
 )
 from torch import Tensor
 
-from vitrim.core.attention import Attention, add_bias
+from vitrim.core.attention import Attention
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.timm.common import PostNorm, PreNorm, SerialBlock, TimmHost, position_bias, project_qkv
@@ -30,19 +30,8 @@ class ReducedBiasBlock(SerialBlock):
         attn = self.attn
         q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         table = host_args[0] if attn.rel_pos is None else attn.rel_pos.get_bias()  # its own comes first, as in timm
-        table = None if table is None else table[0]
-        return Attention(
-            q=attn.q_norm(q),
-            k=attn.k_norm(k),
-            v=v,
-            scale=attn.scale,
-            bias=add_bias(
-                state.key_bias(q.dtype, self.proportional),
-                position_bias(table, state, rows, q.dtype),
-            ),
-            dropout=attn.attn_drop.p if attn.training else 0.0,
-            fused=attn.fused_attn,
-        )
+        bias = position_bias(None if table is None else table[0], state, rows, q.dtype)
+        return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v, bias=bias)
 
 
 class ReducedRelPosBlock(PreNorm, ReducedBiasBlock, RelPosBlock):

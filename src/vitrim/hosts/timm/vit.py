@@ -21,7 +21,7 @@ from timm.models.vision_transformer import (
 )
 from torch import Tensor, nn
 
-from vitrim.core.attention import Attention
+from vitrim.core.attention import Attention, project_parts
 from vitrim.core.block import split_heads
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
@@ -51,15 +51,7 @@ class ReducedPlainBlock(SerialBlock):
     def project(self, x: Tensor, state: TokenState, rows: int | None = None, *host_args: Any) -> Attention:
         attn = self.attn
         q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
-        return Attention(
-            q=attn.q_norm(q),
-            k=attn.k_norm(k),
-            v=v,
-            scale=attn.scale,
-            bias=state.key_bias(q.dtype, self.proportional),
-            dropout=attn.attn_drop.p if attn.training else 0.0,
-            fused=attn.fused_attn,
-        )
+        return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v)
 
 
 class ReducedTimmBlock(PreNorm, ReducedPlainBlock, Block):
@@ -106,27 +98,15 @@ class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         y = self.in_norm(x)
-        v: Tensor | None
-        if rows is not None and is_plain_linear(self.in_proj):
-            q = self._projected(y[:, :rows], 1, 2)
-            k, v = self._projected(y, 2, 4).chunk(2, dim=-1)
-        elif self.reducer.fresh_values and is_plain_linear(self.in_proj):
-            (q, k), v = self._projected(y, 1, 3).chunk(2, dim=-1), None
+        if is_plain_linear(self.in_proj):
+            q, k, v = project_parts(self._part, y, rows, self.reducer.fresh_values)
         else:
-            q, k, v = self._projected(y, 1, 4).chunk(3, dim=-1)
-            q = q[:, :rows]
-        return Attention(
-            q=self.q_norm(split_heads(q, self.num_heads)),
-            k=self.k_norm(split_heads(k, self.num_heads)),
-            v=None if v is None else split_heads(v, self.num_heads),
-            scale=self.scale,
-            bias=state.key_bias(q.dtype, self.proportional),
-            dropout=self.attn_drop.p if self.training else 0.0,
-            fused=self.fused_attn,
-        )
+            q, k, v = self._part(y, 0, 3)
+            q = q[:, :, :rows]
+        return self.attention_of(self, state, self.q_norm(q), self.k_norm(k), v)
 
     def values(self, x: Tensor) -> Tensor:
-        return split_heads(self._projected(self.in_norm(x), 3, 4), self.num_heads)
+        return self._part(self.in_norm(x), 2, 3)[0]
 
     def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
         # both branches at once: they share one output projection, one layer scale and one drop path
@@ -139,6 +119,11 @@ class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
         else:
             update = self.attn_out_proj(out) + self.mlp_out_proj(hidden)
         return x + self.drop_path(self.ls(update))  # type: ignore[no-any-return]
+
+    def _part(self, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
+        """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
+        parts = self._projected(y, first + 1, end + 1).chunk(end - first, dim=-1)
+        return tuple(split_heads(part, self.num_heads) for part in parts)
 
     def _projected(self, y: Tensor, first: int, end: int) -> Tensor:
         """Parts first..end of MLP, q, k, v (0, 1, 2, 3) of normed tokens (B, N, C), side by side."""
@@ -176,17 +161,9 @@ class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
             queries.append(branch.attn.q_norm(q))
             keys.append(branch.attn.k_norm(k))
             values.append(v)
-        attn = self.attns[0].attn
         present = [v for v in values if v is not None]
-        return Attention(
-            q=torch.cat(queries, dim=1),
-            k=torch.cat(keys, dim=1),
-            v=torch.cat(present, dim=1) if len(present) == len(values) else None,
-            scale=attn.scale,
-            bias=state.key_bias(queries[0].dtype, self.proportional),
-            dropout=attn.attn_drop.p if attn.training else 0.0,
-            fused=attn.fused_attn,
-        )
+        v = torch.cat(present, dim=1) if len(present) == len(values) else None
+        return self.attention_of(self.attns[0].attn, state, torch.cat(queries, dim=1), torch.cat(keys, dim=1), v)
 
     def values(self, x: Tensor) -> Tensor:
         return torch.cat([project_values(branch.attn, branch.norm(x)) for branch in self.attns], dim=1)

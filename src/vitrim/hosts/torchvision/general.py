@@ -25,17 +25,9 @@ class TorchvisionModel(Host):
     }
 
     @classmethod
-    def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        return []  # not known in general
-
-    @classmethod
     def undecayed(cls, model: nn.Module) -> Collection[str]:
         return cls.parts["tokens"]  # the library itself does not say
 
     @classmethod
     def num_classes(cls, model: nn.Module) -> int | None:
         return cast("int | None", getattr(model, "num_classes", None))
-
-    @classmethod
-    def input_size(cls, model: nn.Module) -> tuple[int, int, int] | None:
-        return None

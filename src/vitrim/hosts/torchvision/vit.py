@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from vitrim.core.attention import Attention
+from vitrim.core.attention import Attention, project_parts
 from vitrim.core.block import ReducedBlock, split_heads
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import input_channels, refuse_altered
@@ -37,15 +37,8 @@ class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
         return self.run(input)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attn, y = self.self_attention, self.ln_1(x)
-        v: Tensor | None
-        if rows is not None:
-            (q,) = self._part(y[:, :rows], 0, 1)
-            k, v = self._part(y, 1, 3)
-        elif self.reducer.fresh_values:
-            (q, k), v = self._part(y, 0, 2), None
-        else:
-            q, k, v = self._part(y, 0, 3)
+        attn = self.self_attention
+        q, k, v = project_parts(self._part, self.ln_1(x), rows, self.reducer.fresh_values)
         return Attention(
             q=q,
             k=k,
@@ -117,6 +110,14 @@ class TorchvisionViT(TorchvisionModel):
         return model.conv_proj  # type: ignore[no-any-return]
 
     @classmethod
+    def features_and_logits(cls, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        cls.classifiers(model)
+        # as in `VisionTransformer.forward`, which hands out no tokens
+        patches = model._process_input(images)
+        tokens: Tensor = model.encoder(torch.cat([model.class_token.expand(len(patches), -1, -1), patches], dim=1))
+        return tokens, model.heads(tokens[:, 0])
+
+    @classmethod
     def find_classifiers(cls, model: Any) -> list[nn.Module]:
         return [model.heads] if _last_linear(model) else []
 
@@ -155,10 +156,6 @@ class TorchvisionViT(TorchvisionModel):
             nn.init.zeros_(new.bias)
             model.set_submodule(name, new)
         model.num_classes = num_classes
-
-    @classmethod
-    def input_size(cls, model: Any) -> tuple[int, int, int]:
-        return cls.facts(model).input_size
 
 
 def _last_linear(model: Any) -> dict[str, nn.Linear]:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from vitrim.core.attention import Attention
-from vitrim.core.block import ReducedBlock, class_of, split_heads
+from vitrim.core.block import ReducedBlock, split_heads
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens, refuse_altered
+from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError, first_line
@@ -267,12 +268,20 @@ class TransformersHost(TransformersModel):
 
     @classmethod
     def prefix_of(cls, trunk: Any) -> int:
-        """Tokens in front of the patches."""
-        return cls.num_prefix
+        """Tokens in front of the patches; registers, where a family has them, are in the config."""
+        return cls.num_prefix + int(getattr(trunk.config, "num_register_tokens", 0))
 
     @classmethod
-    def input_size(cls, model: nn.Module) -> tuple[int, int, int]:
-        return cls.facts(model).input_size
+    def features_and_logits(cls, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        cls.classifiers(model)
+        seen: list[Tensor] = []
+        # a classifier's own output has no last hidden states, and `output_hidden_states` asks for full grids
+        hook = cls.trunk(model).register_forward_hook(lambda trunk, args, output: seen.append(output[0]))
+        try:
+            logits = cls.logits(model(images))
+        finally:
+            hook.remove()
+        return seen[0], logits
 
     @classmethod
     def without_head(cls, model: nn.Module) -> nn.Module:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Attention, Dinov2Backbone, Dinov2Layer, Dinov2Model
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
     Dinov2WithRegistersAttention,
@@ -62,7 +60,3 @@ class HFDinov2WithRegisters(_Dino):
     heads = ("patches",)
     reduced_blocks = (ReducedDinov2WithRegistersLayer,)
     trunk_classes = (Dinov2WithRegistersModel, Dinov2WithRegistersBackbone)
-
-    @classmethod
-    def prefix_of(cls, trunk: Any) -> int:
-        return 1 + int(trunk.config.num_register_tokens)

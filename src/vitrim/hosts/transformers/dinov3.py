@@ -68,7 +68,3 @@ class HFDINOv3(TransformersHost):
     reduced_blocks = (ReducedDINOv3ViTLayer,)
     trunk_classes = (DINOv3ViTModel, DINOv3ViTBackbone)
     layers_name = "model.layer"
-
-    @classmethod
-    def prefix_of(cls, trunk: Any) -> int:
-        return 1 + int(trunk.config.num_register_tokens)

@@ -50,10 +50,6 @@ class TransformersModel(Host):
     }
 
     @classmethod
-    def blocks(cls, model: nn.Module) -> list[nn.Module]:
-        return []  # not known in general
-
-    @classmethod
     def find_classifiers(cls, model: nn.Module) -> list[nn.Module]:
         return [getattr(model, name) for name in CLASSIFIERS if hasattr(model, name)]
 
@@ -101,10 +97,6 @@ class TransformersModel(Host):
     def configured_size(cls, config: Any) -> tuple[int, int] | None:
         """Height and width of the images according to a model's config, or to its vision part."""
         return pair(getattr(getattr(config, "vision_config", config), "image_size", None))
-
-    @classmethod
-    def input_size(cls, model: nn.Module) -> tuple[int, int, int] | None:
-        return None
 
     @classmethod
     def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:

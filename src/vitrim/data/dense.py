@@ -1,0 +1,369 @@
+"""Images with a label at every pixel, or with boxes and outlines, decoded together when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vitrim.data.boxes import SLACK, Objects, areas, checked_boxes, clamped
+from vitrim.data.dataset import Chosen, DecodedImages
+from vitrim.data.decoding import EncodedImages, decode_at, decode_labels, place, to_tensor
+from vitrim.data.errors import DataError
+from vitrim.data.outlines import decode_outline, import_pycocotools
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+IGNORED = 255
+"""Label of a pixel that counts in no loss and in no metric."""
+DenseTransform = Callable[["Image.Image", Any], tuple[Tensor, Any]]
+"""From a PIL image and its target to a tensor (C, H, W) and the changed target."""
+
+
+def plain(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
+    """Return the pixels of an image and its target as they are: the default transform."""
+    return to_tensor(image), target
+
+
+class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
+    """Images with a label at every pixel, decoded when they are read. Usually made by `load_data`.
+
+    Args:
+        images: encoded images: a sequence of paths, or of the bytes of image files.
+        masks: encoded images whose pixel values are labels, as long as ``images``.
+        class_names: the names of the K classes, or None if they have none.
+        num_classes: K, needed where there are no names.
+        ignore: pixel values that become `IGNORED`.
+        relabel: from pixel values to classes, or to `IGNORED`; None: a value below K is the class.
+        source, split, mode: as of `ImageDataset`.
+        transform: from a PIL image and a mask (H, W) uint8 to (C, H, W) and the mask.
+
+    Attributes:
+        images, masks, class_names, source, split, transform, mode: as given; `transform` and `mode` may be replaced.
+
+    Raises:
+        DataError: no images, another number of masks, no number of classes or one above 255, a value that is relabelled
+            to no class, or an unknown mode.
+
+    Example:
+        >>> from io import BytesIO
+        >>> from PIL import Image
+        >>> files = {mode: BytesIO() for mode in ("RGB", "L")}
+        >>> for mode, file in files.items():
+        ...     Image.new(mode, (4, 2)).save(file, "png")
+        >>> image, mask = SegmentationDataset([files["RGB"].getvalue()], [files["L"].getvalue()], num_classes=2)[0]
+        >>> image.shape, mask.shape, mask.unique().tolist()
+        (torch.Size([3, 2, 4]), torch.Size([2, 4]), [0])
+    """
+
+    transform: Any
+
+    def __init__(
+        self,
+        images: EncodedImages,
+        masks: EncodedImages,
+        *,
+        class_names: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        ignore: int | Sequence[int] = IGNORED,
+        relabel: Mapping[int, int] | None = None,
+        source: str = "memory",
+        split: str | None = None,
+        transform: DenseTransform = plain,
+        mode: str = "RGB",
+    ) -> None:
+        super().__init__(images, class_names, source, split, transform, mode)  # type: ignore[arg-type]
+        if len(masks) != len(images):
+            raise DataError(f"{source} has {len(images)} images, but {len(masks)} masks: each image has one")
+        self.masks = masks
+        self._classes = number_of_classes(class_names, num_classes, source)
+        if self._classes > IGNORED:
+            raise DataError(f"{source} has {self._classes} classes; at most {IGNORED}: {IGNORED} is an ignored pixel")
+        ignored = [ignore] if isinstance(ignore, int) else list(ignore)
+        table = {value: value for value in range(self._classes)} if relabel is None else dict(relabel)
+        self._labels = _lookup(table | dict.fromkeys(ignored, IGNORED), self._classes, source)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes K, ignored pixels not counted."""
+        return self._classes
+
+    @property
+    def table(self) -> np.ndarray[Any, np.dtype[np.int16]]:
+        """(65536,) int16: the label of every pixel value, -1 of those that are not valid."""
+        return self._labels
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Read one image and its mask.
+
+        Returns:
+            What the transform makes of them, by default (C, H, W) float32 in [0, 1] and (H, W) uint8: a class, or
+            `IGNORED`.
+
+        Raises:
+            DataError: one of them cannot be read, they differ in size, or the mask has a value that is not valid; the
+                message names the row or file.
+            IndexError: no such image.
+        """
+        from torchvision import tv_tensors
+
+        index = range(len(self))[index]
+        image = decode_at(self.images[index], index, self.source).convert(self.mode)
+        mask = self.read_mask(index)
+        if image.size != mask.shape[::-1]:
+            raise DataError(
+                f"image {index} of {self.source} has {image.width} x {image.height} pixels, its "
+                f"{place('mask', self.masks[index], index, self.source)} has {mask.shape[1]} x {mask.shape[0]}"
+            )
+        pixels, target = self.transform(image, tv_tensors.Mask(torch.from_numpy(mask)))
+        return pixels, target
+
+    def read_mask(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Read one mask: (H, W) uint8.
+
+        Raises:
+            DataError: it cannot be read, or has a value that is not valid.
+        """
+        file = self.masks[index]
+        where = place("mask", file, index, self.source)
+        values = decode_labels(file, where)
+        within = (values >= 0) & (values < len(self._labels))
+        labels = self._labels[np.where(within, values, 0)]
+        wrong = ~within | (labels < 0)
+        if wrong.any():
+            valid = _ranges(np.flatnonzero(self._labels >= 0).tolist())
+            raise DataError(f"{where} has a pixel of value {values[wrong][0]}; valid: {valid}")
+        return labels.astype(np.uint8)
+
+    def _choose(self, indices: Sequence[int]) -> None:
+        self.masks = Chosen(self.masks, indices)
+
+
+class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
+    """Images with boxes and, for instance segmentation, outlines. Usually made by `load_data`.
+
+    Args:
+        images: encoded images: a sequence of paths, or of the bytes of image files.
+        boxes: for each image (n, 4) numbers, x1 y1 x2 y2 in pixels; n may be 0.
+        labels: for each image (n,) integers in [0, K).
+        crowd: for each image (n,) truths, of boxes around many objects; None: none is.
+        area: for each image (n,) areas in square pixels, of the outline where there is one; None: of the box.
+        outlines: for each image n outlines as `decode_outline` takes them; None: there are boxes only.
+        sizes: for each image its height and width; None: boxes are compared with the image when it is read.
+        class_names, num_classes, source, split, mode: as of `SegmentationDataset`.
+        transform: from a PIL image and a dict with `boxes`, `labels`, `iscrowd`, `area` and, with outlines, `masks`
+            (n, H, W) uint8, to (C, H, W) and the dict.
+
+    Attributes:
+        boxes, labels, crowd, area: lists with one array per image: float32 (n, 4), int64 (n,), bool (n,), float32 (n,).
+        images, outlines, sizes, class_names, source, split, transform, mode: as given; `transform` and `mode` may be
+            replaced.
+
+    Raises:
+        DataError: no images; a box without area, beyond its image, of other than 4 numbers or of numbers that are not
+            finite; a label out of range; the message names the image and the box. Or lists of several lengths.
+        MissingPackageError: there are outlines and `pycocotools` is not installed.
+
+    Example:
+        >>> from io import BytesIO
+        >>> from PIL import Image
+        >>> file = BytesIO()
+        >>> Image.new("RGB", (8, 6)).save(file, "png")
+        >>> image, target = DetectionDataset([file.getvalue()], [[[1, 1, 4, 3]]], [[1]], num_classes=2)[0]
+        >>> image.shape, target["boxes"].tolist(), target["labels"].tolist(), target["area"].tolist()
+        (torch.Size([3, 6, 8]), [[1.0, 1.0, 4.0, 3.0]], [1], [6.0])
+    """
+
+    transform: Any
+
+    def __init__(
+        self,
+        images: EncodedImages,
+        boxes: Sequence[Any],
+        labels: Sequence[Any],
+        *,
+        crowd: Sequence[Any] | None = None,
+        area: Sequence[Any] | None = None,
+        outlines: Sequence[Sequence[bytes]] | None = None,
+        sizes: Sequence[tuple[int, int]] | None = None,
+        class_names: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        source: str = "memory",
+        split: str | None = None,
+        transform: DenseTransform = plain,
+        mode: str = "RGB",
+    ) -> None:
+        super().__init__(images, class_names, source, split, transform, mode)  # type: ignore[arg-type]
+        if outlines is not None:
+            import_pycocotools()
+        self._classes = number_of_classes(class_names, num_classes, source)
+        lists = {"boxes": boxes, "labels": labels, "crowd": crowd, "area": area, "outlines": outlines, "sizes": sizes}
+        for name, given in lists.items():
+            if given is not None and len(given) != len(images):
+                raise DataError(f"{source} has {len(images)} images, but {name} of {len(given)}")
+        self.boxes = [checked_boxes(each, f"image {row} of {source}") for row, each in enumerate(boxes)]
+        self.labels = [np.asarray(each).reshape(-1) for each in labels]
+        self.sizes = None if sizes is None else [(int(height), int(width)) for height, width in sizes]
+        self.outlines = None if outlines is None else list(outlines)
+        for row, box in enumerate(self.boxes):
+            for name in ("labels", "crowd", "area", "outlines"):
+                given = lists[name]
+                if given is not None and len(given[row]) != len(box):
+                    raise DataError(f"image {row} of {source} has {len(box)} boxes, but {name} of {len(given[row])}")
+            self._check(row)
+        self.labels = [each.astype(np.int64) for each in self.labels]
+        self.crowd = [np.zeros(len(box), bool) for box in self.boxes] if crowd is None else _arrays(crowd, np.bool_)
+        self.area = [areas(box) for box in self.boxes] if area is None else _arrays(area, np.float32)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes K, background not counted."""
+        return self._classes
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Objects]:
+        """Read one image and its objects.
+
+        Returns:
+            What the transform makes of them, by default (C, H, W) float32 in [0, 1] and a dict as of `transform`.
+
+        Raises:
+            DataError: the image cannot be read, has another size than was said, or its boxes lie beyond it; an outline
+                of another form; the message names the row or file.
+            IndexError: no such image.
+        """
+        from torchvision import tv_tensors
+
+        index = range(len(self))[index]
+        image = decode_at(self.images[index], index, self.source).convert(self.mode)
+        size = (image.height, image.width)
+        if self.sizes is None:
+            self._check_within(index, size)
+        elif self.sizes[index] != size:
+            raise DataError(
+                f"{place('image', self.images[index], index, self.source)} has {size[1]} x {size[0]} pixels, its boxes "
+                f"are of one of {self.sizes[index][1]} x {self.sizes[index][0]}"
+            )
+        boxes = torch.from_numpy(clamped(self.boxes[index], size))
+        target: Objects = {
+            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
+            "labels": torch.from_numpy(self.labels[index].copy()),
+            "iscrowd": torch.from_numpy(self.crowd[index].astype(np.int64)),
+            "area": torch.from_numpy(self.area[index].copy()),
+        }
+        if self.outlines is not None:
+            target["masks"] = tv_tensors.Mask(torch.from_numpy(self._masks(index, size)))
+        pixels, changed = self.transform(image, target)
+        return pixels, changed
+
+    def _masks(self, index: int, size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        assert self.outlines is not None
+        masks = np.zeros((len(self.boxes[index]), *size), dtype=np.uint8)
+        for box, outline in enumerate(self.outlines[index]):
+            masks[box] = decode_outline(outline, size, f"the outline of box {box} of image {index} of {self.source}")
+        return masks
+
+    def _choose(self, indices: Sequence[int]) -> None:
+        for name in ("boxes", "labels", "crowd", "area", "outlines", "sizes"):
+            every = getattr(self, name)
+            setattr(self, name, None if every is None else [every[index] for index in indices])
+
+    def _check(self, row: int) -> None:
+        """Check the boxes and labels of one image, before anything is read."""
+        boxes, labels = self.boxes[row], self.labels[row]
+        if labels.size and labels.dtype.kind not in "iu":
+            raise DataError(f"labels of image {row} of {self.source} are not integers but {labels.dtype}")
+        finite = np.isfinite(boxes).all(axis=1)
+        if not finite.all():
+            self._refuse(row, int(finite.argmin()), "expected finite numbers")
+        empty = (boxes[:, 2] <= boxes[:, 0]) | (boxes[:, 3] <= boxes[:, 1])
+        if empty.any():
+            self._refuse(row, int(empty.argmax()), "it has no area; expected x1 < x2 and y1 < y2")
+        wrong = (labels < 0) | (labels >= self._classes)
+        if wrong.any():
+            box = int(wrong.argmax())
+            raise DataError(
+                f"box {box} of image {row} of {self.source} has label {labels[box]}; valid: 0 to {self._classes - 1}"
+            )
+        if self.sizes is not None:
+            self._check_within(row, self.sizes[row])
+
+    def _check_within(self, row: int, size: tuple[int, int]) -> None:
+        boxes, (height, width) = self.boxes[row], size
+        beyond = (boxes[:, :2] < -SLACK).any(axis=1) | (boxes[:, 2:] > np.array([width, height]) + SLACK).any(axis=1)
+        gone = areas(clamped(boxes, size)) <= 0
+        if (beyond | gone).any():
+            self._refuse(
+                row, int((beyond | gone).argmax()), f"it reaches beyond the image of {width} x {height} pixels"
+            )
+
+    def _refuse(self, row: int, box: int, problem: str) -> NoReturn:
+        corners = ", ".join(f"{number:g}" for number in self.boxes[row][box])
+        raise DataError(f"box {box} of image {row} of {self.source} is x1, y1, x2, y2 = {corners}: {problem}")
+
+
+def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None, source: str) -> int:
+    """Return the number of classes: given, or that of their names.
+
+    Raises:
+        DataError: neither is given, or they do not agree.
+
+    Example:
+        >>> number_of_classes(["cat", "dog"], None, "x")
+        2
+    """
+    if class_names is None and num_classes is None:
+        raise DataError(f"{source} does not say how many classes it has: give num_classes=K or class_names=[...]")
+    found = num_classes if class_names is None or num_classes is not None else len(class_names)
+    if found is None or found < 1 or (class_names is not None and len(class_names) != found):
+        names = "" if class_names is None else f" and {len(class_names)} class names"
+        raise DataError(f"{source} is given num_classes={num_classes}{names}; expected at least one, and as many names")
+    return found
+
+
+def pairs(images: Mapping[str, Any], masks: Mapping[str, Any], source: str) -> list[str]:
+    """Return the sorted stems that images and masks share.
+
+    Raises:
+        DataError: an image without a mask, or a mask without an image; the message names it.
+
+    Example:
+        >>> pairs({"b": 1, "a": 2}, {"a": 3, "b": 4}, "x")
+        ['a', 'b']
+    """
+    for names, others, what in ((images, masks, ("image", "mask")), (masks, images, ("mask", "image"))):
+        alone = sorted(set(names) - set(others))
+        if alone:
+            raise DataError(f"{what[0]} {names[alone[0]]} of {source} has no {what[1]} ({len(alone)} have none)")
+    return sorted(images)
+
+
+def _lookup(table: Mapping[int, int], classes: int, source: str) -> np.ndarray[Any, np.dtype[np.int16]]:
+    labels = np.full(2**16, -1, dtype=np.int16)
+    for value, label in table.items():
+        if not 0 <= value < len(labels) or not (0 <= label < classes or label == IGNORED):
+            raise DataError(
+                f"pixel value {value} of {source} is relabelled to {label}; valid: values 0 to {len(labels) - 1}, "
+                f"labels 0 to {classes - 1} and {IGNORED}"
+            )
+        labels[value] = label
+    return labels
+
+
+def _ranges(values: Iterable[int]) -> str:
+    """List ascending numbers by their runs: "0 to 10, 255"."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][1] + 1:
+            runs[-1][1] = value
+        else:
+            runs.append([value, value])
+    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in runs)
+
+
+def _arrays(rows: Sequence[Any], kind: Any) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(row, dtype=kind).reshape(-1) for row in rows]

@@ -1,0 +1,63 @@
+"""Cityscapes: `cityscapes:ROOT`, with ROOT/leftImg8bit and ROOT/gtFine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitrim.data.dense import IGNORED, SegmentationDataset, pairs
+from vitrim.data.errors import DataError
+from vitrim.data.paths import existing, from_home, pick_split, subfolders
+from vitrim.data.readers import register_reader
+
+CLASSES = {
+    7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light",
+    20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car", 27: "truck",
+    28: "bus", 31: "train", 32: "motorcycle", 33: "bicycle",
+}  # fmt: skip
+"""The ids that count in the benchmark, and their names: 19 of 34."""
+IDS = 34
+_IMAGE, _LABEL_IDS, _TRAIN_IDS = "_leftImg8bit.png", "_gtFine_labelIds.png", "_gtFine_labelTrainIds.png"
+
+
+@register_reader("cityscapes", "segmentation")
+def read_cityscapes(path: str, *, split: str | None = None) -> SegmentationDataset:
+    """Cityscapes, finely annotated, with the 19 classes of its benchmark; the other ids are ignored.
+
+    Masks of ids (`labelIds`) are taken where they are, otherwise those of classes (`labelTrainIds`).
+
+    Args:
+        path: the root, with leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and gtFine/SPLIT/CITY/*_gtFine_labelIds.png.
+        split: `train`, `val` (also `validation`) or `test`, whose masks are empty; may be left out where only one is on
+            disk.
+
+    Returns:
+        A dataset in the order of the cities and names.
+
+    Raises:
+        DataError: no such folder or split, an image without a mask, or a mask without an image.
+    """
+    root, source = existing(from_home(path)), f"cityscapes:{path}"
+    name = pick_split(split, subfolders(root / "leftImg8bit", source), source)
+    folder = root / "gtFine" / name
+    images = _files(root / "leftImg8bit" / name, _IMAGE)
+    masks, relabel = _files(folder, _LABEL_IDS), dict.fromkeys((*range(IDS), IGNORED), IGNORED)
+    relabel |= {value: label for label, value in enumerate(CLASSES)}
+    if not masks:
+        masks, relabel = _files(folder, _TRAIN_IDS), {label: label for label in (*range(len(CLASSES)), IGNORED)}
+    if images and not masks:
+        raise DataError(f"{source} has no masks *{_LABEL_IDS} and no *{_TRAIN_IDS} in the folders of {folder}")
+    stems = pairs(images, masks, source)
+    return SegmentationDataset(
+        [images[stem] for stem in stems],
+        [masks[stem] for stem in stems],
+        class_names=list(CLASSES.values()),
+        relabel=relabel,
+        source=source,
+        split=name,
+    )
+
+
+def _files(folder: Path, ending: str) -> dict[str, Path]:
+    """The files of all cities by city and name without its ending."""
+    found = sorted(folder.glob(f"*/*{ending}"))
+    return {f"{file.parent.name}/{file.name.removesuffix(ending)}": file for file in found}

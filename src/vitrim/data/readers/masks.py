@@ -1,0 +1,46 @@
+"""Pairs of folders: `masks:ROOT`, with ROOT/images/SPLIT/* and ROOT/masks/SPLIT/*.png."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitrim.data.dense import IGNORED, SegmentationDataset, pairs
+from vitrim.data.folders import files_by_stem
+from vitrim.data.paths import existing, from_home, pick_split, subfolders
+from vitrim.data.readers import register_reader
+
+
+@register_reader("masks", "segmentation")
+def read_masks(
+    path: str,
+    *,
+    split: str | None = None,
+    ignore: int | Sequence[int] = IGNORED,
+    class_names: Sequence[str] | None = None,
+    num_classes: int | None = None,
+) -> SegmentationDataset:
+    """Images and masks of the same name but for the suffix, in two trees of one folder per split.
+
+    Args:
+        path: the root, with images/SPLIT/ and masks/SPLIT/; masks are PNG files whose pixel values are labels.
+        split: the name of the folders; may be left out where there is only one.
+        ignore, class_names, num_classes: as of `SegmentationDataset`.
+
+    Returns:
+        A dataset in the order of the names.
+
+    Raises:
+        DataError: no such folder or split, an image without a mask, a mask without an image, or two images of one name.
+    """
+    root, source = existing(from_home(path)), f"masks:{path}"
+    name = pick_split(split, subfolders(root / "images", source), source)
+    images, masks = (
+        files_by_stem(root / "images" / name, source),
+        files_by_stem(root / "masks" / name, source, (".png",)),
+    )
+    stems = pairs(images, masks, source)
+    found: list[list[Path]] = [[every[stem] for stem in stems] for every in (images, masks)]
+    return SegmentationDataset(
+        *found, class_names=class_names, num_classes=num_classes, ignore=ignore, source=source, split=name
+    )

@@ -1,0 +1,41 @@
+"""Pascal VOC: `voc:ROOT`, with ROOT/ImageSets/Segmentation, ROOT/JPEGImages and ROOT/SegmentationClass."""
+
+from __future__ import annotations
+
+from vitrim.data.dense import SegmentationDataset
+from vitrim.data.errors import DataError
+from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.readers import register_reader
+
+_NAMES = (
+    "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "
+    "pottedplant sheep sofa train tvmonitor"
+)
+CLASSES = tuple(_NAMES.split())
+
+
+@register_reader("voc", "segmentation")
+def read_voc(path: str, *, split: str | None = None) -> SegmentationDataset:
+    """Pascal VOC's segmentation: 20 classes and the background, which is class 0; pixel value 255 is ignored.
+
+    Args:
+        path: the folder of one year, such as VOCdevkit/VOC2012.
+        split: a list of ImageSets/Segmentation, `train`, `val` (also `validation`) or `trainval`.
+
+    Returns:
+        A dataset in the order of the list.
+
+    Raises:
+        DataError: no such folder or list, or an image or a mask that is missing.
+    """
+    root, source = existing(from_home(path)), f"voc:{path}"
+    lists = sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))
+    if not lists:
+        raise DataError(f"{source} has no lists ImageSets/Segmentation/*.txt: expected the folder of one year")
+    name = pick_split(split, [file.stem for file in lists], source)
+    stems = read_text(root / "ImageSets" / "Segmentation" / f"{name}.txt", source).split()
+    images = [root / "JPEGImages" / f"{stem}.jpg" for stem in stems]
+    masks = [root / "SegmentationClass" / f"{stem}.png" for stem in stems]
+    check_files(images, source)
+    check_files(masks, source, "masks")
+    return SegmentationDataset(images, masks, class_names=CLASSES, source=source, split=name)

@@ -1,0 +1,180 @@
+"""The models of a comparison: the dense one and a reduced copy for every method, which share their parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from vitrim.core.config import MethodConfig
+from vitrim.core.reduce import HANDLE, Reduction, reduce_, saved_method
+from vitrim.core.registry import host_of, parse_method
+from vitrim.errors import VitrimError
+from vitrim.measure.latency import shared_copy
+from vitrim.measure.macs import count_parts
+from vitrim.measure.records import DENSE
+from vitrim.tasks.base import Task
+
+__all__ = ["Contestant", "Output", "contestants"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of one model for a batch.
+
+    Attributes:
+        prediction: of the task; logits (B, K) for classification.
+        feature: (B, C), what the classifier reads, the mean where there are two; None for a model that is not watched.
+        tokens_per_block: tokens after each block, prefix included, padding not, summed over the batch.
+        tokens_at_end: tokens left after the last block, summed over the batch; more than the last entry of
+            ``tokens_per_block`` where the last block computes only what the head reads.
+        macs: multiply-accumulates by part, if they were counted, of ``macs_images`` images together.
+        macs_images: how many images ``macs`` is of.
+    """
+
+    prediction: Any
+    feature: Tensor | None = None
+    tokens_per_block: tuple[int, ...] = ()
+    tokens_at_end: int = 0
+    macs: Mapping[str, int] | None = None
+    macs_images: int = 0
+
+
+class Contestant:
+    """One model of a comparison.
+
+    Args:
+        model: what runs. If it is ``watched`` it must be a private copy: hooks that are never taken off are set on it.
+        task: makes the prediction.
+        reduction: the handle of a reduced ``model``, made with ``record=True``; None for the dense one.
+        watched: whether features and tokens are wanted; ``model`` must be a supported host.
+    """
+
+    def __init__(
+        self, model: nn.Module, task: Task, reduction: Reduction | None = None, *, watched: bool = False
+    ) -> None:
+        self.forward = _Forward(model, task, watched).eval()
+        self.reduction = reduction
+        self.name = DENSE if reduction is None else reduction.config.describe()
+        self.adaptive = reduction is not None and reduction.config.adaptive
+        self.watched = watched
+
+    def run(self, images: Tensor, *, count: bool = False) -> Output:
+        """One forward of images (B, C, H, W).
+
+        Args:
+            images: on the device of the model.
+            count: count multiply-accumulates too. What adapts to the images is counted on this very forward, the whole
+                batch at once, since counts may depend on the batch mates; anything else on one image more.
+
+        Raises:
+            VitrimError: the outputs are not finite.
+        """
+        macs, counted = None, 0
+        if count and self.adaptive:
+            macs, counted = count_parts(self.forward, images), len(images)
+        else:
+            if count:
+                # what the counted forward draws must not change what the next one does
+                with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
+                    macs, counted = count_parts(self.forward, images[:1]), 1
+            self.forward(images)
+        feature = self.forward.feature() if self.watched else None
+        self._check_finite(feature)
+        tokens = self._tokens(len(images)) if self.watched else ((), 0)
+        return Output(self.forward.prediction, feature, *tokens, macs, counted)
+
+    def _check_finite(self, feature: Tensor | None) -> None:
+        for value in (feature, *tree_leaves(self.forward.prediction)):
+            if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise VitrimError(
+                    f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype"
+                )
+
+    def _tokens(self, batch: int) -> tuple[tuple[int, ...], int]:
+        """Tokens after every block of the last forward, and those left at the end, summed over the batch."""
+        if self.reduction is None:
+            everything = batch * self.forward.num_tokens
+            return (everything,) * self.forward.num_blocks, everything
+        counts = tuple(round(batch * count) for count in self.reduction.mean_tokens_per_block)
+        return counts, round(batch * self.reduction.state.mean_tokens())
+
+
+class _Forward(nn.Module):
+    """The model as a module that keeps its prediction, the input of its classifier and its number of tokens."""
+
+    prediction: Any
+    num_tokens: int
+
+    def __init__(self, model: nn.Module, task: Task, watched: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.task = task
+        self.inputs: list[Tensor] = []
+        if watched:
+            host = host_of(model)
+            blocks = host.blocks(model)
+            self.num_blocks = len(blocks)
+            for classifier in host.classifiers(model):
+                classifier.register_forward_pre_hook(self._note_input)
+            blocks[-1].register_forward_hook(self._note_tokens)
+
+    def forward(self, images: Tensor) -> None:
+        self.inputs.clear()
+        self.prediction = self.task.predict(self.model, images)
+
+    def feature(self) -> Tensor:
+        """(B, C), what the classifier reads; the mean where there are two."""
+        return torch.stack(self.inputs).mean(0)
+
+    def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.inputs.append(args[0])
+
+    def _note_tokens(self, module: nn.Module, args: object, output: Tensor) -> None:
+        self.num_tokens = output.shape[1]
+
+
+def contestants(
+    model: nn.Module,
+    methods: Sequence[MethodConfig | str],
+    task: Task,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    learned: Path | None = None,
+) -> list[Contestant]:
+    """The dense model and its reductions, in the order of ``methods``.
+
+    ``model`` is not touched: it is copied once, and the reduced models share the parameters of that copy, so a further
+    method costs no memory for parameters. All are in eval mode.
+
+    Args:
+        model: a supported host that is not reduced.
+        methods: configs or their text form.
+        task: what the models predict.
+        device: where to compute; None for where the model is.
+        dtype: of the parameters; None for what the model has.
+        learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name get; others
+            that learn keep random ones.
+
+    Raises:
+        VitrimError: the model is reduced, or a method is unknown or does not fit the model.
+    """
+    configs = [parse_method(method) if isinstance(method, str) else method for method in methods]
+    if hasattr(model, HANDLE):
+        raise VitrimError("evaluation starts from the dense model: call vitrim.restore_(model) first")
+    dense = copy.deepcopy(model).to(device=device, dtype=dtype).eval()
+    reduced = []
+    for config in configs:
+        candidate = shared_copy(dense)
+        reduction = reduce_(candidate, config, record=True)
+        if learned is not None and config.name == saved_method(learned):
+            reduction.load_parameters(learned)
+        reduced.append(Contestant(candidate, task, reduction, watched=True))
+    return [Contestant(dense, task, watched=True), *reduced]

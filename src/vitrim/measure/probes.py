@@ -1,0 +1,272 @@
+"""Measurements of every model in a pass over the data.
+
+A `Probe` says what; its `Gauge` holds what was seen of one model. Gauges keep torchmetrics metrics whose states are
+sums or lists, so what several processes saw adds up, and what was seen so far can be written and read again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from math import fsum
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.macs import PARTS
+from vitrim.measure.records import Batch
+from vitrim.tasks.base import Task
+
+__all__ = ["Agreement", "Gauge", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "joined"]
+
+State = dict[str, Tensor | list[Tensor]]
+"""The content of a gauge: sums and lists of tensors by name."""
+
+
+class Probe(Protocol):
+    """A measurement of every model of a comparison."""
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """Return the gauge of one model, which has seen nothing yet."""
+        ...
+
+
+class Gauge(ABC):
+    """A probe's view of one model.
+
+    Args:
+        metrics: what holds what was seen, by name; their states are sums or lists of tensors.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self.metrics = dict(metrics)
+        for metric in self.metrics.values():
+            metric.distributed_available_fn = _alone  # states are gathered in one place, `Measurement.findings`
+            metric.compute_with_cache = False
+
+    @property
+    def counts_macs(self) -> bool:
+        """Tell whether the next forward should count multiply-accumulates too."""
+        return False
+
+    @abstractmethod
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        """Take in what the model, and what the dense model, made of a batch."""
+
+    @abstractmethod
+    def result(self) -> Mapping[str, Any]:
+        """The numbers, by name with units, that can be written to JSON."""
+
+    def state(self) -> State:
+        """A copy of what was seen so far; later batches do not change it."""
+        found: State = {}
+        for name, metric in self.metrics.items():
+            for key, value in metric.metric_state.items():
+                found[f"{name}.{key}"] = list(value) if isinstance(value, list) else value.detach().clone()
+        return found
+
+    def load(self, state: State) -> None:
+        """Go back to a state of `state`."""
+        for name, metric in self.metrics.items():
+            for key, old in metric.metric_state.items():
+                if isinstance(old, Tensor) and f"{name}.{key}" not in state:
+                    raise KeyError(f"no {name}.{key} in the state of a gauge")
+                value = state.get(f"{name}.{key}", [])  # a list without entries leaves none in a file
+                setattr(metric, key, _on(value, metric.device) if isinstance(old, list) else _on(value, old.device))
+            metric._update_count = 1  # or torchmetrics warns that nothing was seen
+
+
+def _alone() -> bool:
+    return False
+
+
+def joined(states: Iterable[State]) -> State:
+    """The state of a gauge that has seen what gauges with these ``states`` have seen together, in their order."""
+    whole: State = {}
+    for state in states:
+        for name, value in state.items():
+            whole[name] = _joined(whole[name], value) if name in whole else value
+    return whole
+
+
+def _joined(first: Tensor | list[Tensor], second: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
+    if isinstance(first, list) and isinstance(second, list):
+        return [*first, *second]
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first + second.to(first.device)
+    raise TypeError("the state of a metric is a list in one process and a tensor in another")
+
+
+def _on(value: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    return [one.to(device) for one in value] if isinstance(value, list) else value.to(device)
+
+
+# ---- the probes ------------------------------------------------------------------------------------------------------
+
+
+class TaskMetrics:
+    """The metrics of a task, shares in [0, 1] by name.
+
+    Args:
+        task: has the metrics, and feeds them.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The metrics of one model."""
+        return _OfTask(self.task)
+
+
+class _OfTask(Gauge):
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.collection = task.metrics()
+        super().__init__({str(name): metric for name, metric in self.collection.items(keep_base=True)})
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        self.collection.to(batch.images.device)
+        self.task.update(self.collection, output.prediction, batch.targets)
+
+    def result(self) -> Mapping[str, Any]:
+        return {name: float(value) for name, value in self.collection.compute().items()}
+
+
+class Agreement:
+    """Agreement with the dense model.
+
+    * ``agreement``: how far the predictions are the dense model's, in [0, 1], as `Task.agreement` says; for
+      classification the share of images with the same first class.
+    * ``cosine``: the mean cosine, to the dense model's, of the feature the classifier reads: the class token after the
+      last norm; the mean of class and distillation token; or the pooled patches of a model that pools them.
+
+    Args:
+        task: compares predictions.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The agreement of one model with the first one."""
+        return _Agreement(self.task)
+
+
+class _Agreement(Gauge):
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.agreement, self.cosine = _Values(), _Values()
+        super().__init__({"agreement": self.agreement, "cosine": self.cosine})
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        self.agreement.update(self.task.agreement(output.prediction, dense.prediction, batch.targets))
+        if output.feature is not None and dense.feature is not None:
+            feature, other = output.feature.double(), dense.feature.double()
+            self.cosine.update(torch.cosine_similarity(feature, other, dim=-1))
+
+    def result(self) -> Mapping[str, Any]:
+        return {name: metric.compute().item() for name, metric in self.metrics.items()}
+
+
+class _Values(Metric):
+    """The mean of values in float64, the same in whatever order they came; nan without any."""
+
+    full_state_update = False
+    values: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("values", default=[], dist_reduce_fx="cat")
+
+    def update(self, values: Tensor) -> None:
+        self.values.append(values.detach().double().cpu().flatten())
+
+    def compute(self) -> Tensor:
+        values = dim_zero_cat(self.values).tolist() if self.values else []
+        return torch.tensor(fsum(values) / len(values) if values else torch.nan, dtype=torch.float64)
+
+
+class _Sums(Metric):
+    """Sums of integers (K,), and of how many images they are."""
+
+    full_state_update = False
+    sums: Tensor
+    images: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.add_state("sums", default=torch.zeros(count, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("images", default=torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, sums: Iterable[int], images: int) -> None:
+        self.sums = self.sums + torch.tensor(list(sums), dtype=torch.int64)
+        self.images = self.images + images
+
+    def compute(self) -> Tensor:
+        return self.sums.double() / self.images
+
+
+class Macs:
+    """Multiply-accumulates per image.
+
+    * ``gmacs``: 10^9 per image, by part (linear, attention, matching, norm); padding counts.
+    * ``gmacs_images``: how many images that is the mean of: 1 where it follows from shapes, otherwise all.
+    """
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The cost of one model."""
+        return _Macs(contestant.adaptive)
+
+
+class _Macs(Gauge):
+    def __init__(self, adaptive: bool) -> None:
+        self.adaptive = adaptive
+        self.sums = _Sums(len(PARTS))
+        super().__init__({"macs": self.sums})
+
+    @property
+    def counts_macs(self) -> bool:
+        return self.adaptive or not self.sums.images
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        if output.macs is not None and self.counts_macs:
+            self.sums.update((output.macs[part] for part in PARTS), output.macs_images)
+
+    def result(self) -> Mapping[str, Any]:
+        images = int(self.sums.images)
+        gmacs = {part: int(macs) / images / 1e9 for part, macs in zip(PARTS, self.sums.sums, strict=True)}
+        return {"gmacs": gmacs, "gmacs_images": images if self.adaptive else 1}
+
+
+class Tokens:
+    """Numbers of tokens, means over the images.
+
+    * ``tokens_per_block``: after each block, prefix included, padding not.
+    * ``tokens_at_end``: left after the last block, also where that computes only what the head reads.
+    """
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The tokens of one model."""
+        return _Tokens(contestant.forward.num_blocks)
+
+
+class _Tokens(Gauge):
+    def __init__(self, num_blocks: int) -> None:
+        self.sums = _Sums(num_blocks + 1)
+        super().__init__({"tokens": self.sums})
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        self.sums.update((*output.tokens_per_block, output.tokens_at_end), len(batch))
+
+    def result(self) -> Mapping[str, Any]:
+        *per_block, at_end = (_tidy(mean) for mean in self.sums.compute().tolist())
+        return {"tokens_per_block": per_block, "tokens_at_end": at_end}
+
+
+def _tidy(count: float) -> float:
+    return int(count) if count.is_integer() else count

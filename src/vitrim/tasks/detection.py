@@ -1,0 +1,196 @@
+"""Boxes of objects, and their outlines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchvision.ops import box_iou
+
+from vitrim.data.boxes import Boxes
+from vitrim.data.dense import DetectionDataset
+from vitrim.data.errors import DataError
+from vitrim.errors import VitrimError
+from vitrim.tasks.base import Task, register_task
+from vitrim.tasks.detection_scores import DetectionScores
+from vitrim.tasks.segmentation import refuse_mix
+from vitrim.tasks.transforms_dense import BoxEvalTransform, DenseTrainTransform
+
+if TYPE_CHECKING:
+    from vitrim.data.boxes import Objects
+    from vitrim.tasks.criteria import Criterion
+    from vitrim.tasks.options import DenseAugment, Loss, Mix
+    from vitrim.tasks.transforms_dense import Geometry
+
+SURE = 0.5
+"""Score above which a detection of the dense model counts in the agreement with it."""
+
+
+@register_task
+class Detection(Task):
+    """Detection: boxes around the objects of K classes.
+
+    * Loss: `rcnn`, the losses of the model itself (`vitdet:NAME`).
+    * Metrics: `box_AP`, `box_AP50`, `box_AP75` and those of small, medium and large objects, see `DetectionScores`.
+
+    A model gives for each image a dict of `boxes` (n, 4) x1 y1 x2 y2 in pixels of its input, `labels` (n,), `scores`
+    (n,) and, for the task `instances`, `masks` (n, H, W).
+
+    Example:
+        >>> task = Detection(3)
+        >>> from vitrim.tasks.options import Loss
+        >>> objects = Boxes([{"labels": torch.tensor([2, 2])}])
+        >>> round(task.auxiliary(Loss(name="rcnn"))(torch.zeros(1, 3), objects).item(), 4)  # which classes are there
+        0.6931
+    """
+
+    name = "detection"
+    reads = "detection"
+    selects_by = "box_AP"
+    losses = ("rcnn",)
+    agreement_means = "best IoU with the dense model's boxes"
+    outlines = False
+
+    def check(self, dataset: Any) -> None:
+        source = getattr(dataset, "source", type(dataset).__name__)
+        if not isinstance(dataset, DetectionDataset):
+            raise VitrimError(f"{source} has no boxes, which task {self.name} learns")
+        if self.outlines and dataset.outlines is None:
+            raise VitrimError(f"{source} has boxes without outlines, which task {self.name} learns")
+        if dataset.num_classes != self.num_classes:
+            found = f"{source} has {dataset.num_classes} classes"
+            raise VitrimError(f"{found}, but the training data has {self.num_classes} classes")
+
+    def criterion(self, loss: Loss) -> Criterion:
+        self.check_loss(loss)
+        return _own_losses
+
+    def auxiliary(self, loss: Loss) -> Criterion:
+        self.check_loss(loss)
+        return ClassesPresent()
+
+    def mixer(self, mix: Mix) -> None:
+        refuse_mix(self.name, mix)
+
+    def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
+        return DenseTrainTransform(geometry, augment)
+
+    def eval_transform(self, geometry: Geometry) -> BoxEvalTransform:
+        return BoxEvalTransform(geometry)
+
+    def collate(self, items: list[tuple[Tensor, Objects]]) -> tuple[Tensor, Boxes]:
+        """Stack images (B, C, H, W), padded to one size by the transforms, and list their objects."""
+        return torch.stack([image for image, _ in items]), Boxes(objects for _, objects in items)
+
+    def check_targets(self, targets: Any, count: int) -> None:
+        if not isinstance(targets, Boxes) or len(targets) != count:
+            raise DataError(f"expected the boxes of {count} images, got {type(targets).__name__}")
+        for place, objects in enumerate(targets):
+            labels = objects["labels"]
+            wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+            if len(wrong):
+                raise DataError(
+                    f"image {place} of a batch has a box of label {int(wrong[0])}, beyond the model's "
+                    f"{self.num_classes} classes, 0 to {self.num_classes - 1}"
+                )
+
+    def predict(self, model: nn.Module, images: Tensor) -> list[Objects]:
+        """The objects ``model`` finds in images (B, C, H, W), one dict per image."""
+        found: list[Objects] = model(images)
+        return found
+
+    def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
+        pairs = zip(prediction, targets, strict=True)
+        metrics.update([in_stored_pixels(found, target) for found, target in pairs], targets)
+
+    def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
+        """For each detection of the dense model above `SURE` the best IoU with a detection of the same class."""
+        return torch.cat([_best_overlaps(found, other) for found, other in zip(prediction, dense, strict=True)])
+
+    def metrics(self) -> MetricCollection:
+        return MetricCollection({"scores": DetectionScores(masks=self.outlines)}, compute_groups=False)
+
+
+@register_task
+class Instances(Detection):
+    """Instance segmentation: detection with the outline of every object.
+
+    Metrics: those of detection, and `mask_AP` and so on, by which a model is chosen.
+
+    Example:
+        >>> Instances(3).selects_by
+        'mask_AP'
+    """
+
+    name = "instances"
+    reads = "instances"
+    selects_by = "mask_AP"
+    outlines = True
+
+
+class ClassesPresent(nn.Module):
+    """Binary cross entropy of which classes are among the boxes of an image, mean over classes and images (Cropr)."""
+
+    def forward(self, logits: Tensor, targets: Boxes) -> Tensor:
+        """The loss, a scalar, from logits (B, K), or (B, 1, K) of one query, and the objects of B images.
+
+        Raises:
+            VitrimError: logits of several queries.
+        """
+        if logits.ndim == 3 and logits.shape[1] == 1:
+            logits = logits[:, 0]
+        if logits.ndim != 2:
+            raise VitrimError(f"expected one output (B, K) per image, got {tuple(logits.shape)}: set num_queries=1")
+        kind = torch.promote_types(logits.dtype, torch.float32)
+        present = torch.zeros(logits.shape, dtype=kind, device=logits.device)
+        for row, objects in zip(present, targets, strict=True):
+            row[objects["labels"].to(row.device)] = 1
+        return F.binary_cross_entropy_with_logits(logits.to(kind), present)
+
+
+def in_stored_pixels(prediction: Objects, target: Objects) -> Objects:
+    """Bring a prediction from the pixels of the padded input to those of the stored image.
+
+    Args:
+        prediction: boxes, labels, scores and, with outlines, masks (n, H, W) of the input.
+        target: has `size`, height and width of the image within the input, and `original`, as it is stored; without
+            these the prediction stays as it is.
+
+    Returns:
+        The same with boxes cut off at the image, and masks of its size.
+
+    Example:
+        >>> prediction = {"boxes": torch.tensor([[1.0, 2, 9, 4]])}
+        >>> target = {"size": torch.tensor([4, 8]), "original": torch.tensor([8, 16])}
+        >>> in_stored_pixels(prediction, target)["boxes"].tolist()
+        [[2.0, 4.0, 16.0, 8.0]]
+    """
+    if "original" not in target:
+        return prediction
+    (height, width), (tall, wide) = target["size"].tolist(), target["original"].tolist()
+    boxes = prediction["boxes"]
+    factors = boxes.new_tensor([wide / width, tall / height] * 2)
+    most = boxes.new_tensor([wide, tall] * 2)
+    moved = {**prediction, "boxes": torch.minimum((boxes * factors).clamp(min=0), most)}
+    if "masks" in prediction:
+        inside = prediction["masks"][:, None, :height, :width].float()
+        resized = F.interpolate(inside, size=(tall, wide), mode="bilinear", align_corners=False)
+        moved["masks"] = resized[:, 0] > 0.5
+    return moved
+
+
+def _best_overlaps(found: Objects, dense: Objects) -> Tensor:
+    sure = dense["scores"] > SURE
+    boxes, labels = dense["boxes"][sure].double(), dense["labels"][sure]
+    if not len(found["boxes"]):
+        return boxes.new_zeros(len(boxes))
+    same = labels[:, None] == found["labels"][None]
+    overlaps: Tensor = box_iou(boxes, found["boxes"].double()) * same
+    return overlaps.amax(dim=1)
+
+
+def _own_losses(logits: Any, targets: Any) -> Tensor:
+    raise VitrimError("this model has no losses of its own, which detection needs: train vitdet:NAME")

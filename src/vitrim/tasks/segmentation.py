@@ -1,0 +1,265 @@
+"""A class for every pixel."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+from vitrim.core.ask import ask
+from vitrim.data.dense import IGNORED, SegmentationDataset
+from vitrim.data.errors import DataError
+from vitrim.errors import VitrimError
+from vitrim.tasks.base import Task, register_task
+from vitrim.tasks.sliding import Protocol, predict
+from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
+
+if TYPE_CHECKING:
+    from vitrim.tasks.criteria import Criterion
+    from vitrim.tasks.options import DenseAugment, Loss, Mix
+    from vitrim.tasks.transforms_dense import Geometry
+
+
+@register_task
+class Segmentation(Task):
+    """Semantic segmentation: each pixel is of one of K classes, or ignored.
+
+    * Loss: `pixel_cross_entropy`, the mean over the pixels that are not ignored, 0 where all are.
+    * Metrics: `mIoU`, `mAcc` and `aAcc`, see `SegmentationScores`.
+
+    Args:
+        num_classes: K.
+
+    Attributes:
+        protocol: how images are evaluated; may be replaced.
+
+    Example:
+        >>> from vitrim.tasks.options import Loss
+        >>> task = Segmentation(2)
+        >>> mask = torch.tensor([[[0, 1, 255]]])
+        >>> round(task.criterion(Loss(name="pixel_cross_entropy"))(torch.zeros(1, 2, 1, 3), mask).item(), 4)
+        0.6931
+        >>> metrics = task.metrics()
+        >>> metrics.update(torch.tensor([[[[1.0, 1, 1]], [[0, 0, 0]]]]), mask)
+        >>> {name: value.item() for name, value in sorted(metrics.compute().items())}
+        {'aAcc': 0.5, 'mAcc': 0.5, 'mIoU': 0.25}
+    """
+
+    name = "segmentation"
+    reads = "segmentation"
+    selects_by = "mIoU"
+    losses = ("pixel_cross_entropy",)
+    agreement_means = "pixels of the same class"
+
+    def __init__(self, num_classes: int) -> None:
+        if not 2 <= num_classes <= IGNORED:
+            raise VitrimError(f"segmentation needs 2 to {IGNORED} classes, the data has {num_classes}")
+        super().__init__(num_classes)
+        self.protocol = Protocol()
+
+    def check(self, dataset: Any) -> None:
+        source = getattr(dataset, "source", type(dataset).__name__)
+        if not isinstance(dataset, SegmentationDataset):
+            raise VitrimError(f"{source} has no label for every pixel, which task segmentation learns")
+        if dataset.num_classes != self.num_classes:
+            found = f"{source} has {dataset.num_classes} classes"
+            raise VitrimError(f"{found}, but the training data has {self.num_classes} classes")
+
+    def criterion(self, loss: Loss) -> Criterion:
+        self.check_loss(loss)
+        return PixelCrossEntropy(loss.smoothing)
+
+    def auxiliary(self, loss: Loss) -> Criterion:
+        self.check_loss(loss)
+        return PatchCrossEntropy(loss.smoothing)
+
+    def mixer(self, mix: Mix) -> None:
+        refuse_mix(self.name, mix)
+
+    def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
+        return DenseTrainTransform(geometry, augment)
+
+    def eval_transform(self, geometry: Geometry) -> MaskEvalTransform:
+        return MaskEvalTransform(geometry)
+
+    def collate(self, items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Stack images (B, C, H, W) and masks (B, H, W) int64.
+
+        Raises:
+            VitrimError: they differ in size.
+        """
+        sizes = sorted({(image.shape[-1], image.shape[-2]) for image, _ in items})
+        if len(sizes) > 1:
+            found = ", ".join(f"{width} x {height}" for width, height in sizes[:3])
+            raise VitrimError(f"images of {len(sizes)} sizes ({found}) are no batch: evaluate them one at a time")
+        return torch.stack([image for image, _ in items]), torch.stack([mask for _, mask in items]).long()
+
+    def check_targets(self, targets: Any, count: int) -> None:
+        if targets.ndim != 3 or len(targets) != count or targets.is_floating_point():
+            raise DataError(f"expected {count} masks of integers, got {targets.dtype} of {tuple(targets.shape)}")
+        wrong = targets[(targets != IGNORED) & ((targets < 0) | (targets >= self.num_classes))]
+        if len(wrong):
+            end = self.num_classes - 1
+            raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
+
+    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+        """The prediction of ``model`` for images (B, C, H, W) by the protocol: (B, K, H, W)."""
+        host = ask(model)
+
+        def forward(batch: Tensor) -> Tensor:
+            return host.logits(model(batch))
+
+        if self.protocol.plain:
+            return forward(images)
+        return torch.stack([predict(forward, image, self.protocol) for image in images])
+
+    def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:
+        """For each image that is not ignored as a whole the share of its pixels with the dense model's class."""
+        valid = (targets != IGNORED).flatten(1)
+        same = (prediction.argmax(1) == dense.argmax(1)).flatten(1) & valid
+        some = valid.any(dim=1)
+        shares: Tensor = same[some].sum(dim=1).double() / valid[some].sum(dim=1)
+        return shares
+
+    def metrics(self) -> MetricCollection:
+        return MetricCollection({"scores": SegmentationScores(self.num_classes)}, compute_groups=False)
+
+
+class SegmentationScores(Metric):
+    """Scores of the confusion of classes over all pixels of a dataset, shares in [0, 1] in float64.
+
+    * `mIoU`: the mean intersection over union of the classes that occur in truth or prediction;
+    * `mAcc`: the mean share of right pixels of the classes that occur in truth;
+    * `aAcc`: the share of right pixels. All are nan without any pixel.
+
+    Counts are integers: in float32 those above 2^24 would be lost.
+
+    Args:
+        num_classes: K.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    confusion: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        empty = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        self.add_state("confusion", default=empty, dist_reduce_fx="sum")
+
+    def update(self, prediction: Tensor, targets: Tensor) -> None:
+        """A batch: logits (B, K, H, W) or classes (B, H, W), and labels (B, H, W) in [0, K) or `IGNORED`."""
+        classes = prediction.argmax(1) if prediction.ndim == 4 else prediction
+        valid = targets != IGNORED
+        pairs = targets[valid].long() * self.num_classes + classes[valid].long()
+        counts = torch.bincount(pairs, minlength=self.num_classes**2)
+        self.confusion += counts.view(self.num_classes, self.num_classes)
+
+    def per_class(self) -> Tensor:
+        """(K,) float64: the intersection over union of each class; nan if it does not occur."""
+        right = self.confusion.diagonal().double()
+        return right / (self.confusion.sum(0) + self.confusion.sum(1) - self.confusion.diagonal())
+
+    def compute(self) -> dict[str, Tensor]:
+        """The three scores."""
+        right, true = self.confusion.diagonal().double(), self.confusion.sum(1)
+        return {
+            "mIoU": self.per_class().nanmean(),
+            "mAcc": (right / true).nanmean(),
+            "aAcc": right.sum() / true.sum(),
+        }
+
+
+class PixelCrossEntropy(nn.Module):
+    """Cross entropy of every pixel that is not ignored, their mean; 0 where all are ignored.
+
+    Args:
+        smoothing: of labels, in [0, 1).
+
+    Example:
+        >>> PixelCrossEntropy()(torch.randn(1, 3, 2, 2), torch.full((1, 2, 2), 255)).item()
+        0.0
+    """
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.smoothing = smoothing
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss, a scalar, from logits (B, K, H, W) and labels (B, H, W) in [0, K) or `IGNORED`.
+
+        Raises:
+            VitrimError: the sizes differ.
+        """
+        if logits.ndim != 4 or logits.shape[-2:] != labels.shape[-2:]:
+            given, wanted = tuple(logits.shape), tuple(labels.shape)
+            raise VitrimError(
+                f"the model gives {given} for labels {wanted}; expected logits of every pixel, (B, K, H, W)"
+            )
+        return _cross_entropy(logits, labels, self.smoothing)
+
+
+class PatchCrossEntropy(nn.Module):
+    """Cross entropy of every patch, with labels taken at its first pixel (Cropr: nearest down-sampling).
+
+    The patches are those of square ones that fill the labels' height and width.
+
+    Args:
+        smoothing: of labels, in [0, 1).
+
+    Example:
+        >>> PatchCrossEntropy()(torch.zeros(1, 6, 4), torch.zeros(1, 8, 12, dtype=torch.int64)).item()  # log 4
+        1.3862943649291992
+    """
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.smoothing = smoothing
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss, a scalar, from logits (B, P, K), row by row, and labels (B, H, W) in [0, K) or `IGNORED`.
+
+        Raises:
+            VitrimError: no grid of P square patches fills the labels.
+        """
+        grid = patch_grid(logits.shape[1], (labels.shape[-2], labels.shape[-1]))
+        small = F.interpolate(labels[:, None].float(), size=grid, mode="nearest").long()
+        return _cross_entropy(logits.transpose(1, 2), small.flatten(1), self.smoothing)
+
+
+def patch_grid(patches: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Return rows and columns of a number of square patches that fill an image.
+
+    Raises:
+        VitrimError: there is no such grid.
+
+    Example:
+        >>> patch_grid(6, (8, 12))
+        (2, 3)
+    """
+    height, width = size
+    side = isqrt(height * width // max(patches, 1))
+    if not side or height % side or width % side or height * width != patches * side**2:
+        raise VitrimError(
+            f"{patches} query outputs are no grid of square patches on a crop of {width} x {height} pixels: "
+            "num_queries must be the number of its patches"
+        )
+    return height // side, width // side
+
+
+def refuse_mix(task: str, mix: Mix) -> None:
+    """Raise `VitrimError` if a recipe mixes images, which dense targets do not allow."""
+    if mix.on:
+        raise VitrimError(f"task {task} does not mix images: set mix.mixup=0 and mix.cutmix=0")
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    kind = torch.promote_types(logits.dtype, torch.float32)  # a sum over pixels in half precision would lose most of it
+    total = F.cross_entropy(logits.to(kind), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp(min=1)

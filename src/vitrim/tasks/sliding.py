@@ -1,0 +1,163 @@
+"""Protocols that put an image of any size through a model that gives a map: whole, in windows, at several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.errors import VitrimError
+from vitrim.tasks.options import Section
+from vitrim.tasks.transforms_dense import resized_to
+
+ModelFunction = Callable[[Tensor], Tensor]
+"""From images (B, C, h, w) to logits (B, K, h, w)."""
+
+
+class Protocol(Section):
+    """The way a dense task evaluates images.
+
+    Example:
+        >>> Protocol(mode="slide", window=512, stride=384, size=512).side
+        'short'
+    """
+
+    mode: Literal["whole", "slide"] = Field("whole", description="whole: one forward per image; slide: by windows")
+    size: int | None = Field(None, ge=1, description="pixels that `side` is resized to; null: as the image is")
+    side: Literal["long", "short"] = Field("short", description="the side that is resized to `size`")
+    window: int | None = Field(
+        None, ge=1, description="side of the windows; whole: smaller images are padded to a square of it"
+    )
+    stride: int | None = Field(None, ge=1, description="slide: pixels from one window to the next; null: the window")
+    scales: tuple[float, ...] = Field((1.0,), min_length=1, description="factors on the size, averaged over")
+    flip: bool = Field(False, description="average with the result of the mirrored image")
+    average: Literal["logits", "probabilities"] = Field(
+        "logits", description="what is averaged over scales and flips, and returned"
+    )
+
+    @model_validator(mode="after")
+    def _windows(self) -> Protocol:
+        if self.mode == "slide" and self.window is None:
+            raise ValueError("mode slide needs a window")
+        if self.window is not None and self.stride is not None and self.stride > self.window:
+            raise ValueError(f"stride {self.stride} leaves gaps between windows of {self.window}")
+        if any(scale <= 0 for scale in self.scales):
+            raise ValueError("scales are factors above 0")
+        return self
+
+    @property
+    def plain(self) -> bool:
+        """Tell whether an image goes through the model once, as it is."""
+        once = self.scales == (1.0,) and not self.flip and self.average == "logits"
+        return once and self.mode == "whole" and self.size is None and self.window is None
+
+
+def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: int | None = None) -> Tensor:
+    """Predict the map of one image.
+
+    The image is resized for each scale, mirrored, put through the model whole or by windows, whose logits are averaged
+    where they overlap; the logits are resized to the image, and averaged over scales and mirrorings (Segmenter,
+    Strudel et al., 2021). The windows of an image form one batch, so methods whose decisions depend on the batch decide
+    by all of them.
+
+    Args:
+        model_fn: from images (B, C, h, w) to logits (B, K, h, w).
+        image: (C, H, W), normalised.
+        protocol: how.
+        most: most windows at once; None: all.
+
+    Returns:
+        (K, H, W): logits, or probabilities if the protocol averages these.
+
+    Raises:
+        VitrimError: the windows do not fit into memory, or the model gives a map of another size.
+
+    Example:
+        >>> image = torch.rand(3, 20, 30)
+        >>> double = lambda images: 2 * images
+        >>> torch.allclose(predict(double, image, Protocol(mode="slide", window=16, stride=8)), 2 * image)
+        True
+    """
+    total: Tensor | None = None
+    for scale in protocol.scales:
+        resized = _resized(image, protocol, scale)
+        for mirrored in (False, True) if protocol.flip else (False,):
+            given = resized.flip(-1) if mirrored else resized
+            if protocol.mode == "whole":
+                logits = _whole(model_fn, given, protocol)
+            else:
+                logits = _slide(model_fn, given, protocol, most)
+            logits = _enlarged(logits.flip(-1) if mirrored else logits, (image.shape[-2], image.shape[-1]))
+            result = logits.softmax(dim=0) if protocol.average == "probabilities" else logits
+            total = result if total is None else total + result
+    assert total is not None
+    return total / (len(protocol.scales) * (1 + protocol.flip))
+
+
+def window_places(length: int, window: int, stride: int) -> list[int]:
+    """Return where the windows along one side begin: every `stride` pixels, and the last one at the border.
+
+    Example:
+        >>> window_places(20, 8, 6), window_places(20, 8, 5), window_places(8, 8, 8), window_places(5, 8, 8)
+        ([0, 6, 12], [0, 5, 10, 12], [0], [0])
+    """
+    last = max(length - window, 0)
+    return [*range(0, last, stride), last]
+
+
+def _resized(image: Tensor, protocol: Protocol, scale: float) -> Tensor:
+    """Resize to the size of a protocol; for windows at least so that the short side fills one."""
+    size = (image.shape[-2], image.shape[-1])
+    now = max(size) if protocol.side == "long" else min(size)
+    wanted = resized_to(size, protocol.side, scale * (protocol.size or now))
+    if protocol.mode == "slide" and protocol.window is not None and min(wanted) < protocol.window:
+        wanted = resized_to(size, "short", protocol.window)
+    if wanted == size:
+        return image
+    return F.interpolate(image[None], size=wanted, mode="bilinear", align_corners=False, antialias=True)[0]
+
+
+def _whole(model_fn: ModelFunction, image: Tensor, protocol: Protocol) -> Tensor:
+    height, width = image.shape[-2:]
+    side = protocol.window or 0
+    padded = F.pad(image, (0, max(0, side - width), 0, max(0, side - height)))
+    return _forward(model_fn, padded[None], protocol)[0, :, :height, :width]
+
+
+def _slide(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: int | None) -> Tensor:
+    assert protocol.window is not None
+    window, stride = protocol.window, protocol.stride or protocol.window
+    height, width = image.shape[-2:]
+    places = [(y, x) for y in window_places(height, window, stride) for x in window_places(width, window, stride)]
+    crops = torch.stack([image[:, y : y + window, x : x + window] for y, x in places])
+    logits = torch.cat([_forward(model_fn, part, protocol) for part in crops.split(most or len(crops))])
+    total = logits.new_zeros(logits.shape[1], height, width)
+    count = logits.new_zeros(height, width)
+    for (y, x), part in zip(places, logits, strict=True):
+        total[:, y : y + window, x : x + window] += part
+        count[y : y + window, x : x + window] += 1
+    return total / count
+
+
+def _forward(model_fn: ModelFunction, images: Tensor, protocol: Protocol) -> Tensor:
+    try:
+        logits = model_fn(images)
+    except torch.OutOfMemoryError as error:
+        raise VitrimError(
+            f"{len(images)} images of {images.shape[-2]} x {images.shape[-1]} pixels do not fit into memory: lower "
+            f"protocol.window (now {protocol.window}) or protocol.size (now {protocol.size})"
+        ) from error
+    if logits.ndim != 4 or logits.shape[-2:] != images.shape[-2:]:
+        expected = f"(B, K, {images.shape[-2]}, {images.shape[-1]})"
+        raise VitrimError(f"the model gives a map of shape {tuple(logits.shape)}; expected {expected}")
+    return logits
+
+
+def _enlarged(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    if tuple(logits.shape[-2:]) == size:
+        return logits
+    return F.interpolate(logits[None], size=size, mode="bilinear", align_corners=False)[0]

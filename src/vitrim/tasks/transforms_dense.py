@@ -1,0 +1,390 @@
+"""Changes made to an image together with its mask or its boxes. All draw from torch's global stream only.
+
+Built on `torchvision.transforms.v2`: masks are resized to the nearest pixel, boxes are cut off at the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from vitrim.data.dense import IGNORED
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from vitrim.data.boxes import Objects
+    from vitrim.tasks.options import DenseAugment
+
+Side = Literal["long", "short"]
+LONGEST = 4.0
+"""Most the long side may be of what is drawn for the short one: 2048 of 512, as published."""
+
+
+class Geometry(Protocol):
+    """Format of the images a model takes: height and width in pixels, and the normalisation of its 1 or 3 channels."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+
+    @property
+    def std(self) -> tuple[float, ...]: ...
+
+
+def resized_to(size: tuple[int, int], side: Side, pixels: float, *, longest: float | None = None) -> tuple[int, int]:
+    """Return the size whose long or short side has so many pixels, in the same ratio.
+
+    Args:
+        size: height and width.
+        side: which of them.
+        pixels: what it is to be, not necessarily whole.
+        longest: most pixels of the long side; None: any number.
+
+    Example:
+        >>> resized_to((360, 480), "long", 240), resized_to((360, 480), "short", 180), resized_to((10, 90), "short", 20)
+        ((180, 240), (180, 240), (20, 180))
+        >>> resized_to((10, 90), "short", 20, longest=80)
+        (9, 80)
+    """
+    scale = pixels / (max(size) if side == "long" else min(size))
+    if longest is not None:
+        scale = min(scale, longest / max(size))
+    height, width = (max(1, int(length * scale + 0.5)) for length in size)
+    return height, width
+
+
+def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
+    """Return the largest size in the same ratio that fits within another.
+
+    Example:
+        >>> fitted((480, 640), (160, 224)), fitted((480, 640), (224, 160))
+        ((160, 213), (120, 160))
+    """
+    scale = min(most / length for length, most in zip(size, within, strict=True))
+    height, width = (max(1, min(most, round(length * scale))) for length, most in zip(size, within, strict=True))
+    return height, width
+
+
+class ResizeRange(v2.Transform):
+    """Resize in the same ratio, so that one side has a number of pixels drawn uniformly from a range.
+
+    With `side="short"` the long side has at most `LONGEST` times what was drawn.
+
+    Args:
+        side: which side.
+        low, high: the range in pixels.
+
+    Example:
+        >>> ResizeRange("long", 20, 20)(tv_tensors.Mask(torch.zeros(5, 10))).shape
+        torch.Size([10, 20])
+    """
+
+    def __init__(self, side: Side, low: float, high: float) -> None:
+        super().__init__()
+        self.side, self.low, self.high = side, low, high
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        pixels = self.low + (self.high - self.low) * torch.rand(()).item()
+        longest = None if self.side == "long" else LONGEST * pixels
+        return {"size": list(resized_to(size_of(flat_inputs), self.side, pixels, longest=longest))}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return self._call_kernel(F.resize, inpt, params["size"], antialias=True)
+
+
+class ScaleJitter(v2.Transform):
+    """Resize to a random factor times the largest size in the same ratio that fits.
+
+    torchvision's transform of this name takes height for width where the two differ.
+
+    Args:
+        size: height and width that factor 1 fits.
+        low, high: the range of the factor.
+
+    Example:
+        >>> ScaleJitter((20, 60), 0.5, 0.5)(tv_tensors.Mask(torch.zeros(10, 20))).shape
+        torch.Size([10, 20])
+    """
+
+    def __init__(self, size: tuple[int, int], low: float = 0.1, high: float = 2.0) -> None:
+        super().__init__()
+        self.size, self.low, self.high = size, low, high
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        factor = self.low + (self.high - self.low) * torch.rand(()).item()
+        height, width = (max(1, round(length * factor)) for length in fitted(size_of(flat_inputs), self.size))
+        return {"size": [height, width]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return self._call_kernel(F.resize, inpt, params["size"], antialias=True)
+
+
+class CropUnderShare(v2.Transform):
+    """Cut a window out at random, again and again while one class covers too much of it.
+
+    As published: of the pixels that are not ignored at most ``share`` are of one class, and there are two classes at
+    least; the last of ``tries`` further windows is taken as it is. An image that is smaller than the window is taken
+    whole in that direction; `PadTo` fills it up. Without a mask the first window is taken.
+
+    Args:
+        size: height and width of the window.
+        share: in (0, 1]; 1: the first window is taken.
+        tries: windows after the first.
+
+    Example:
+        >>> CropUnderShare((2, 3))(tv_tensors.Mask(torch.zeros(5, 10))).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, size: tuple[int, int], share: float = 0.75, tries: int = 10) -> None:
+        super().__init__()
+        self.size, self.share, self.tries = size, share, tries
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        masks = [each for each in flat_inputs if isinstance(each, tv_tensors.Mask) and each.ndim == 2]
+        height, width = size_of(flat_inputs)
+        window = self._window(height, width)
+        for _ in range(self.tries if masks and self.share < 1 else 0):
+            if self._varied(masks[0], **window):
+                break
+            window = self._window(height, width)
+        return window
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return self._call_kernel(F.crop, inpt, **params)
+
+    def _window(self, height: int, width: int) -> dict[str, int]:
+        within = (min(height, self.size[0]), min(width, self.size[1]))
+        top = int(torch.randint(height - within[0] + 1, ()))
+        left = int(torch.randint(width - within[1] + 1, ()))
+        return {"top": top, "left": left, "height": within[0], "width": within[1]}
+
+    def _varied(self, mask: Tensor, top: int, left: int, height: int, width: int) -> bool:
+        part = mask.as_subclass(Tensor)[top : top + height, left : left + width]
+        counts = part[part != IGNORED].unique(return_counts=True)[1]
+        return len(counts) > 1 and int(counts.max()) < self.share * int(counts.sum())
+
+
+class PhotometricDistort(v2.Transform):
+    """Distort brightness, contrast, saturation and hue at random, each with probability 1/2.
+
+    As published for segmentation: an offset of the brightness of up to 32/255; contrast and saturation times 0.5 to
+    1.5; hue turned by up to 18 degrees; the contrast before or after saturation and hue. Values are clipped after each.
+    (torchvision's transform of a similar name multiplies the brightness, and blends with grey.)
+
+    Grey images get brightness and contrast only. Takes float images in [0, 1].
+
+    Example:
+        >>> image = tv_tensors.Image(torch.rand(3, 4, 4))
+        >>> changed = PhotometricDistort()(image)
+        >>> changed.shape, bool((changed >= 0).all() and (changed <= 1).all())
+        (torch.Size([3, 4, 4]), True)
+    """
+
+    _transformed_types = (tv_tensors.Image,)
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        chances = torch.rand(5).tolist()
+        ranges = {"brightness": (-32 / 255, 32 / 255), "contrast": (0.5, 1.5), "saturation": (0.5, 1.5)}
+        ranges["hue"] = (-18 / 360, 18 / 360)
+        drawn = torch.rand(4).tolist()
+        values = {
+            name: low + (high - low) * part for (name, (low, high)), part in zip(ranges.items(), drawn, strict=True)
+        }
+        order = ["brightness", "contrast", "saturation", "hue"]
+        if chances[4] < 0.5:
+            order = ["brightness", "saturation", "hue", "contrast"]
+        chosen = {name for name, chance in zip(ranges, chances, strict=False) if chance < 0.5}
+        return {"changes": [(name, values[name]) for name in order if name in chosen]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        image = inpt.as_subclass(Tensor)
+        for name, value in params["changes"]:
+            image = distorted(image, name, value)
+        return tv_tensors.wrap(image, like=inpt)
+
+
+def distorted(image: Tensor, name: str, value: float) -> Tensor:
+    """Change one property of an image (C, H, W) in [0, 1], as `PhotometricDistort` does.
+
+    Args:
+        image: float, of 1 or 3 channels.
+        name: `brightness`, `contrast`, `saturation` or `hue`.
+        value: an offset in brightness, a factor on contrast or saturation, or a share of the circle of hues.
+
+    Example:
+        >>> distorted(torch.tensor([0.5, 0.25, 0.0]).view(3, 1, 1), "saturation", 0.5).flatten().tolist()
+        [0.5, 0.375, 0.25]
+    """
+    if name == "brightness":
+        return (image + value).clamp(0, 1)
+    if name == "contrast":
+        return (image * value).clamp(0, 1)
+    if len(image) == 1:
+        return image
+    if name == "hue":
+        return cast(Tensor, F.adjust_hue(image, value))
+    # saturation of HSV is (most - least) / most: rgb moves away from the largest channel, until one is 0
+    most, least = image.amax(dim=0), image.amin(dim=0)
+    factor = torch.minimum(torch.full_like(most, value), most / (most - least).clamp(min=1e-12))
+    return most - (most - image) * factor
+
+
+class PadTo(v2.Transform):
+    """Fill up at the right and at the bottom to a size: images with 0, masks of labels with `IGNORED`, others with 0.
+
+    Args:
+        size: height and width; what is larger stays as it is.
+
+    Example:
+        >>> PadTo((2, 3))(tv_tensors.Mask(torch.zeros(2, 2))).tolist()
+        [[0.0, 0.0, 255.0], [0.0, 0.0, 255.0]]
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = size
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = size_of(flat_inputs)
+        return {"padding": [0, 0, max(0, self.size[1] - width), max(0, self.size[0] - height)]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        fill = IGNORED if isinstance(inpt, tv_tensors.Mask) and inpt.ndim == 2 else 0
+        return self._call_kernel(F.pad, inpt, padding=params["padding"], fill=fill)
+
+
+def size_of(flat_inputs: Sequence[Any]) -> tuple[int, int]:
+    """Return height and width of the first image, mask or boxes."""
+    kinds = (tv_tensors.Image, tv_tensors.Mask, tv_tensors.BoundingBoxes)
+    found = next(each for each in flat_inputs if isinstance(each, kinds))
+    height, width = F.get_size(found)
+    return height, width
+
+
+class DenseTrainTransform:
+    """Transform of a PIL image of any mode and its target, changed together at random.
+
+    Random size, random window, mirroring, photometric distortion, normalisation, and padding at the right and bottom to
+    the size of the model. Padding is 0 after normalisation, as published.
+
+    Args:
+        geometry: what the model takes.
+        augment: which changes. `scaled` draws the long or short side from ``range`` times that of the model, then cuts
+            a window that no class fills; `jitter` draws a factor on the largest size that fits the model (LSJ).
+
+    Example:
+        >>> from collections import namedtuple
+        >>> from PIL import Image
+        >>> from vitrim.tasks.options import DenseAugment
+        >>> geometry = namedtuple("Geometry", "size mean std")((32, 32), (0.5,) * 3, (0.5,) * 3)
+        >>> transform = DenseTrainTransform(geometry, DenseAugment())
+        >>> image, mask = transform(Image.new("RGB", (40, 30)), tv_tensors.Mask(torch.zeros(30, 40, dtype=torch.uint8)))
+        >>> image.shape, mask.shape, mask.dtype
+        (torch.Size([3, 32, 32]), torch.Size([32, 32]), torch.int64)
+    """
+
+    def __init__(self, geometry: Geometry, augment: DenseAugment) -> None:
+        self.mode = "L" if len(geometry.mean) == 1 else "RGB"
+        self.change = v2.Compose(_changes(geometry, augment))
+        self.finish = v2.Compose([v2.Normalize(list(geometry.mean), list(geometry.std)), PadTo(geometry.size)])
+        self.sanitize = v2.SanitizeBoundingBoxes(min_size=1)
+
+    def __call__(self, image: Image.Image, target: Any) -> tuple[Tensor, Any]:
+        """The changed image, (C, H, W) float32, and its target: a mask (H, W) int64, or objects without crowds."""
+        pixels = v2.functional.to_image(image.convert(self.mode))
+        if not isinstance(target, dict):
+            pixels, mask = self.finish(*self.change(pixels, target))
+            return plain_tensor(pixels), plain_tensor(mask).long()
+        alone = target["iscrowd"] == 0
+        names = [name for name in ("boxes", "labels", "masks") if name in target]
+        objects = {name: tv_tensors.wrap(target[name][alone], like=target[name]) for name in names if name != "labels"}
+        pixels, objects = self.sanitize(*self.change(pixels, {**objects, "labels": target["labels"][alone]}))
+        size = torch.tensor(F.get_size(pixels))
+        pixels, objects = self.finish(pixels, objects)
+        return plain_tensor(pixels), {**plain_objects(objects), "size": size}
+
+
+def _changes(geometry: Geometry, augment: DenseAugment) -> list[Any]:
+    low, high = augment.range or ((0.1, 2.0) if augment.crop == "jitter" else (0.5, 2.0))
+    if augment.crop == "jitter":
+        steps = [ScaleJitter(geometry.size, low, high), CropUnderShare(geometry.size, share=1.0)]
+    else:
+        pixels = max(geometry.size) if augment.side == "long" else min(geometry.size)
+        window = CropUnderShare(geometry.size, augment.cat_max_share)
+        steps = [ResizeRange(augment.side, low * pixels, high * pixels), window]
+    if augment.hflip:
+        steps.append(v2.RandomHorizontalFlip(augment.hflip))
+    if augment.vflip:
+        steps.append(v2.RandomVerticalFlip(augment.vflip))
+    steps.append(v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True))
+    if augment.photometric:
+        steps.append(PhotometricDistort())
+    return steps
+
+
+class MaskEvalTransform:
+    """Transform of a PIL image of any mode and its mask for evaluation: of the size they have, normalised.
+
+    The `Protocol` of an evaluation resizes the image, and its logits back, so that every pixel of the mask is scored.
+
+    Args:
+        geometry: what the model takes.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.mode = "L" if len(geometry.mean) == 1 else "RGB"
+        self.finish = _normalised(geometry)
+
+    def __call__(self, image: Image.Image, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The image, (C, H, W) float32, and its mask (H, W) int64."""
+        pixels = self.finish(v2.functional.to_image(image.convert(self.mode)))
+        return plain_tensor(pixels), plain_tensor(target).long()
+
+
+class BoxEvalTransform:
+    """Transform of a PIL image of any mode and its objects for evaluation: fitted into the model's size and padded.
+
+    The objects stay in the pixels of the stored image, in which they are scored; `size` and `original` tell how to
+    bring predictions there.
+
+    Args:
+        geometry: what the model takes.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.mode = "L" if len(geometry.mean) == 1 else "RGB"
+        self.size = geometry.size
+        self.finish = v2.Compose([_normalised(geometry), PadTo(geometry.size)])
+
+    def __call__(self, image: Image.Image, target: Objects) -> tuple[Tensor, Objects]:
+        """The image, (C, H, W) float32, and its objects, crowds included."""
+        size = fitted((image.height, image.width), self.size)
+        pixels = F.resize(v2.functional.to_image(image.convert(self.mode)), list(size), antialias=True)
+        sizes = {"size": torch.tensor(size), "original": torch.tensor((image.height, image.width))}
+        return plain_tensor(self.finish(pixels)), {**plain_objects(target), **sizes}
+
+
+def _normalised(geometry: Geometry) -> Any:
+    to_float = v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)
+    return v2.Compose([to_float, v2.Normalize(list(geometry.mean), list(geometry.std))])
+
+
+def plain_tensor(value: Tensor) -> Tensor:
+    """Return a tensor without torchvision's class."""
+    return value.as_subclass(Tensor)
+
+
+def plain_objects(objects: Objects) -> Objects:
+    """Return objects as plain tensors, masks as truths."""
+    plain = {name: plain_tensor(value) for name, value in objects.items()}
+    return {**plain, "masks": plain["masks"].bool()} if "masks" in plain else plain

@@ -1,0 +1,224 @@
+"""The part of a run that learns: a model under a method, its objective, optimiser, average and amounts.
+
+A `Learner` makes updates of batches. It knows no files; `vitrim.training.loop` does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import broadcast
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from vitrim.core.ask import ask
+from vitrim.core.reduce import REDUCERS_FILE, get_reduction, reduce_
+from vitrim.core.registry import parse_method
+from vitrim.errors import VitrimError
+from vitrim.tasks.base import Task
+from vitrim.training import checkpoint
+from vitrim.training.checks import check_amounts, check_even, check_objective
+from vitrim.training.images import seed_all
+from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
+from vitrim.training.schema import PATCH_DROP, Recipe
+from vitrim.training.step import MODEL, Distillation, Objective
+from vitrim.weights import load_checkpoint, weights_file
+
+
+class Learner:
+    """A model that learns by a recipe, in all processes of a run.
+
+    Args:
+        recipe: of the run.
+        model: the host with its starting weights; it is given the head of the task, moved to the device, then reduced.
+        task: its head and its criterion.
+        accelerator: devices and processes.
+        updates_per_epoch: of the data.
+        start: as of `vitrim.training.loop.Trainer`.
+
+    Attributes:
+        model: the host, reduced if the recipe has a method.
+        reduction: its handle, or None.
+        ema: the moving average of the model, or None.
+        objective: model and loss in one module; ``wrapped`` is the same as its processes share it.
+
+    Raises:
+        VitrimError: a method or options that do not fit the model or each other.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        task: Task,
+        accelerator: Accelerator,
+        updates_per_epoch: int,
+        start: Path | None = None,
+    ) -> None:
+        self.recipe, self.task, self.accelerator = recipe, task, accelerator
+        self.updates_per_epoch = updates_per_epoch
+        config = parse_method(recipe.method)
+        criterion = task.criterion(recipe.loss)
+        self.mixer = task.mixer(recipe.mix)
+        check_even(recipe, self.mixer is not None, accelerator.num_processes)
+        task.fit_head(model)
+        teacher = _teacher(model, recipe)
+        if teacher is not None:
+            teacher.to(accelerator.device)
+        self.model = model.to(accelerator.device)
+        self.reduction = None if config.kind == "none" else reduce_(self.model, config)
+        if self.reduction is not None and start is not None and (start / REDUCERS_FILE).is_file():
+            self.reduction.load_parameters(start)
+        if recipe.grad_checkpointing:
+            ask(self.model).checkpoint_gradients(self.model)
+        select_trainable(self.model, recipe.trainable)
+        check_amounts(recipe, self.model, self.reduction)
+        check_objective(recipe, config)
+        self.objective = Objective(
+            self.model.train(),
+            criterion,
+            reduction=self.reduction,
+            teacher=teacher,
+            distillation=_distillation(recipe),
+            options=recipe.objective,
+        )
+        optimizer = make_optimizer(self.model, recipe)
+        self.ema = self._average()
+        self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
+        self.rates = Rates(self.optimizer.optimizer, recipe, updates_per_epoch)
+
+    # ---- updates -----------------------------------------------------------------------------------------------------
+
+    def backward(self, batches: Iterator[Any], update: int) -> dict[str, float]:
+        """Add up the gradients of an update; return the mean losses over all its images."""
+        recipe, accelerator = self.recipe, self.accelerator
+        self.rates.set(update)
+        self.set_amounts(update)
+        self.objective.train()
+        share = recipe.batch_size // accelerator.num_processes
+        parts = share // (recipe.micro_batch or share)
+        sums: dict[str, Tensor] = {}
+        for part in range(parts):
+            images, targets = self.task.read(next(batches))
+            images = images.to(accelerator.device, non_blocking=True)
+            targets = targets.to(accelerator.device, non_blocking=True)
+            seed_all(recipe.seed, 1, update, accelerator.process_index, part)
+            if self.mixer is not None:
+                images, targets = self.mixer(images, targets)
+            last = part == parts - 1
+            with nullcontext() if last else accelerator.no_sync(self.wrapped):
+                losses = self.wrapped(images, targets)
+                accelerator.backward(losses["total"] / parts)
+            for name, loss in losses.items():
+                sums[name] = sums.get(name, 0.0) + loss.detach().float().mean() / parts
+        together = torch.stack([torch.as_tensor(value, device=accelerator.device) for value in sums.values()])
+        means = cast(Tensor, accelerator.reduce(together, "mean"))  # of all processes, in one exchange
+        return dict(zip(sums, means.tolist(), strict=True))
+
+    def apply(self, update: int) -> None:
+        """Make the update of the gradients that `backward` has added up."""
+        if self.recipe.optimizer.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.update(self.model, step=update)
+
+    def set_amounts(self, update: int) -> None:
+        """Give the method the amounts of this point in time, in the model and in its average."""
+        epoch = update / self.updates_per_epoch
+        for ramp in self.recipe.ramps:
+            value = ramp_value(ramp, epoch)
+            if ramp.option == PATCH_DROP:
+                cast(Any, ask(self.model).patch_dropout(self.model)).prob = value
+            else:
+                self._set(ramp.option, value)
+        for switch in self.recipe.switches:
+            if epoch >= switch.epoch:
+                self._set(switch.option, switch.value)
+
+    def _set(self, option: str, value: Any) -> None:
+        for reduction in map(get_reduction, (self.model, self.learned)):
+            if _plain(getattr(reduction.config, option)) != _plain(value):
+                reduction.set(**{option: value})
+
+    # ---- what was learned --------------------------------------------------------------------------------------------
+
+    @property
+    def average(self) -> nn.Module | None:
+        """The model with averaged weights, or None."""
+        return None if self.ema is None else cast(nn.Module, self.ema.module)
+
+    @property
+    def learned(self) -> nn.Module:
+        """The model that is evaluated and written: the average where there is one."""
+        return self.model if self.average is None else self.average
+
+    @property
+    def sharded(self) -> bool:
+        """Tell whether each process has only a part of the parameters (FSDP): then the outermost module must run."""
+        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
+
+    def evaluated(self, update: int) -> nn.Module:
+        """The module to run in an evaluation, under the amounts of ``update``. All processes must call it."""
+        self.set_amounts(update)
+        model = self.wrapped if self.sharded else self.learned
+        self.share_buffers(model)
+        return cast(nn.Module, model)
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give all processes the first one's running statistics (BatchNorm), the ones that are written."""
+        if self.accelerator.num_processes > 1:
+            for buffer in model.buffers():
+                if buffer.is_floating_point():
+                    broadcast(buffer, from_process=0)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of `learned`. All processes must call it; only those of the first are whole."""
+        return checkpoint.weights_of(self.wrapped, MODEL) if self.average is None else dict(self.average.state_dict())
+
+    def snapshot(self, values: Mapping[str, Any]) -> checkpoint.Snapshot:
+        """All that learning goes on from, with the ``values`` of the run. All processes must call it."""
+        scaler = self.accelerator.scaler
+        values = {**values, "scaler": None if scaler is None else scaler.state_dict()}
+        return checkpoint.take(self.wrapped, self.optimizer.optimizer, self.average, values)
+
+    def put_back(self, snapshot: checkpoint.Snapshot) -> None:
+        """Go back to a snapshot of the same run. All processes must call it."""
+        checkpoint.put_back(snapshot, self.wrapped, self.optimizer.optimizer, self.average)
+        if snapshot.values["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(snapshot.values["scaler"])
+
+    def _average(self) -> ModelEmaV3 | None:
+        options = self.recipe.ema
+        if options is None:
+            return None
+        if self.sharded:
+            raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
+        return ModelEmaV3(self.model, decay=options.decay, use_warmup=options.warmup)
+
+
+def _teacher(model: nn.Module, recipe: Recipe) -> nn.Module | None:
+    """The frozen dense model of a recipe that has one."""
+    if recipe.teacher is None:
+        return None
+    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    if recipe.teacher_checkpoint is not None:
+        load_checkpoint(teacher, weights_file(Path(recipe.teacher_checkpoint)))
+    return teacher
+
+
+def _distillation(recipe: Recipe) -> Distillation | None:
+    options = recipe.distil
+    return None if options is None else Distillation(options.kind == "hard", options.alpha, options.tau)
+
+
+def _plain(value: Any) -> Any:
+    """Turn a config's tuples into YAML's lists."""
+    return list(value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,246 @@
+"""The schema of a recipe: its keys, their defaults and ranges, and which of them fit together."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from vitrim.tasks.options import Loss, Mix, Section
+
+MAX_EPOCHS = 1e5
+MAX_REPEATS = 1000
+"""Far above any useful value: typing errors are reported at once."""
+
+
+class Augment(Section):
+    """Changes to a training image. Sizes, mean and standard deviation are the model's."""
+
+    crop: Literal["resized", "padded", "squash"] = Field(
+        "resized",
+        description="resized: a random area, resized; padded: a random window of the image with a margin; "
+        "squash: the whole image, whatever its sides",
+    )
+    scale: tuple[float, float] = Field((0.08, 1.0), description="area of a resized crop, as a share of the image")
+    ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width over height of a resized crop")
+    padding: int = Field(4, ge=0, description="margin of a padded crop in pixels, a reflection")
+    hflip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left and right")
+    cutout: float = Field(
+        0.0, ge=0, le=1, description="probability of a rectangle of half the sides, of a random colour"
+    )
+    color_jitter: float = Field(0.0, ge=0, description="strength; unused where auto is given")
+    auto: str | None = Field(None, description="timm's name of a policy, e.g. rand-m9-mstd0.5-inc1")
+    erase: float = Field(0.0, ge=0, le=1, description="probability of erasing a rectangle, filled with noise")
+    interpolation: Literal["bicubic", "bilinear", "random"] = Field(
+        "bicubic", description="of resizing, and of the rotations and shears of auto"
+    )
+    repeats: int = Field(
+        1,
+        ge=1,
+        le=MAX_REPEATS,
+        description="times an image comes in an epoch, each time changed anew; an epoch "
+        "stays as long and sees fewer images",
+    )
+    shuffle: bool = Field(
+        True,
+        description="false: images come in the order of the data in every epoch, as of DeiT's repeated augmentation "
+        "with shuffle=False, which then sees the first 1 / repeats of them only",
+    )
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Augment:
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high:
+                raise ValueError(f"{name} is a range from low to high above 0, not {low:g} to {high:g}")
+        return self
+
+
+class Distil(Section):
+    """Learning from the dense model's logits (DeiT)."""
+
+    kind: Literal["soft", "hard"] = "soft"
+    alpha: float = Field(0.5, ge=0, le=1, description="weight of the teacher")
+    tau: float = Field(3.0, gt=0, description="temperature of soft distillation")
+
+
+class Optimizer(Section):
+    """The optimiser, by timm's name, and its groups of parameters."""
+
+    name: str = "adamw"
+    lr: float = Field(1e-3, ge=0, description="learning rate for a batch of lr_batch images, or of any size")
+    lr_batch: int | None = Field(None, ge=1, description="lr is scaled by batch_size / lr_batch; null: not scaled")
+    weight_decay: float = Field(0.05, ge=0)
+    decay_all: bool = Field(False, description="decay biases, norms, positions and class tokens as well")
+    betas: tuple[float, float] | None = Field(None, description="of Adam's kind; null: the optimiser's own")
+    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD and Muon; null: the optimiser's own")
+    layer_decay: float | None = Field(
+        None, gt=0, le=1, description="factor on the learning rate, min_lr and warmup_lr per layer from the top"
+    )
+    backbone_scale: float = Field(
+        1.0,
+        ge=0,
+        description="factor on the learning rate of all that a new task or method "
+        "leaves as it is: blocks, class token, last norm",
+    )
+    backbone: Literal["trunk", "host"] = Field(
+        "trunk",
+        description="what backbone_scale and freeze_epochs are for; trunk: blocks, class token, last norm; host: "
+        "everything but what the method adds, so that the head, positions and patch embedding belong to it as well",
+    )
+    freeze_epochs: float = Field(
+        0.0, ge=0, le=MAX_EPOCHS, description="epochs in which the learning rate of the backbone is 0"
+    )
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
+
+
+class Schedule(Section):
+    """The learning rate over time: linear warm-up, then a cosine, changed at every update."""
+
+    warmup_epochs: float = Field(0.0, ge=0, le=MAX_EPOCHS)
+    warmup_lr: float = Field(1e-6, ge=0, description="at the first update")
+    min_lr: float = Field(1e-5, ge=0, description="at the end, of all groups")
+    shift: bool = Field(False, description="true: the cosine begins after the warm-up; false: it runs from the start")
+    cooldown_epochs: float = Field(
+        0.0, ge=0, le=MAX_EPOCHS, description="epochs at min_lr after the cosine, beyond `epochs`"
+    )
+
+
+class Ema(Section):
+    """The moving average of the weights."""
+
+    decay: float = Field(0.9999, gt=0, lt=1)
+    warmup: bool = Field(False, description="start from a small decay, as timm's ModelEmaV3")
+
+
+PATCH_DROP = "patch_drop"
+"""A ramp of this name sets the share of patches that a timm model drops in training."""
+
+
+class Ramp(Section):
+    """An amount that changes over the epochs."""
+
+    option: str = Field(
+        description="a run-time option of the method, e.g. keep_rate or r; or patch_drop, the share of patches that a "
+        "timm model created with patch_drop_rate drops at random in training"
+    )
+    start: float
+    stop: float
+    begin_epoch: float = Field(0.0, ge=0, description="until then it is `start`")
+    end_epoch: float = Field(gt=0, description="from then on it is `stop`")
+    shape: Literal["linear", "cosine", "step"] = Field("linear", description="step: `start` until end_epoch")
+    whole: bool = Field(False, description="round to a whole number (r, not keep_rate)")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Ramp:
+        if self.end_epoch <= self.begin_epoch:
+            raise ValueError(f"end_epoch must be after begin_epoch {self.begin_epoch:g}")
+        return self
+
+
+class Switch(Section):
+    """An option of the method that changes its value at an epoch, where a ramp of numbers will not do."""
+
+    option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
+    value: Any = Field(description="from that epoch on; before it is as the method says")
+    epoch: float = Field(gt=0)
+
+
+class Recipe(Section):
+    """A training run but for its data.
+
+    Example:
+        >>> Recipe(model="vit_tiny_patch16_224", epochs=3).optimizer.name
+        'adamw'
+    """
+
+    paper: str = Field("", description="what it reproduces, and where the paper says so")
+    notes: str = Field("", description="what is read into the paper, or differs from it, and why")
+    dataset: str = Field("", description="what --data should be")
+
+    model: str = Field(description="as on the command line: of timm, torchvision:NAME, hf:NAME or vitrim:NAME")
+    model_options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the library's model; null: none, whatever the base has"
+    )
+    pretrained: bool = Field(False, description="start from the library's weights; --checkpoint replaces them")
+    init: Literal["default", "mimetic"] = Field(
+        "default",
+        description="starting weights of a model that is not pretrained; mimetic: attention and positions "
+        "as pretrained ViTs have them (Trockman and Kolter 2023)",
+    )
+    method: str = Field("none", description="name:key=value,key=value")
+    objective: dict[str, Any] = Field(
+        default_factory=dict, description="options of the method's own loss; null: none, whatever the base has"
+    )
+    teacher: Literal["dense"] | None = Field(None, description="dense: a frozen copy of the model as it starts")
+    teacher_checkpoint: str | None = Field(
+        None, description="safetensors file with the weights of the teacher; null: those the model starts from"
+    )
+    distil: Distil | None = None
+    trainable: tuple[str, ...] = Field(("*",), description="patterns of parameter names that are trained")
+
+    task: str = "classification"
+    stream: bool = Field(
+        False,
+        description="read the training images from front to back, shuffled by file and within a buffer: for tables "
+        "that are too large to download or to index",
+    )
+    split: str | None = Field("train", description="the part of the data to train on; null where it has only one")
+    eval_split: str | float | None = Field(
+        "test",
+        description="what is watched while training: a part of the data, or a share of the training images, e.g. 0.1, "
+        "that are held out (the same ones whatever the seed); null for none",
+    )
+    test_split: str | None = Field(None, description="the part that is scored once, at the end; null for none")
+
+    epochs: float = Field(gt=0, le=MAX_EPOCHS)
+    batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
+    micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
+    augment: Augment = Augment()
+    mix: Mix = Mix()
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    ema: Ema | None = None
+    ramps: tuple[Ramp, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    grad_checkpointing: bool = False
+    seed: int = Field(0, ge=0, lt=2**40)
+    eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
+
+    @field_validator("model_options", "objective", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @field_validator("eval_split", mode="before")
+    @classmethod
+    def _split_or_share(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            raise ValueError("expected the name of a part of the data, a share of the training images, or null")
+        if isinstance(value, int | float) and not 0 < value < 1:
+            raise ValueError("a share of the training images is above 0 and below 1")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
+        if self.distil is not None and self.teacher is None:
+            raise ValueError("distil needs a teacher: set teacher=dense")
+        if self.teacher_checkpoint is not None and self.teacher is None:
+            raise ValueError("teacher_checkpoint needs a teacher: set teacher=dense")
+        if self.init != "default" and (self.pretrained or ":" in self.model):
+            raise ValueError("init is for models of timm that are not pretrained: set init=default")
+        if self.stream and self.augment.repeats > 1:
+            raise ValueError("a stream gives every image once in an epoch: set augment.repeats=1 or stream=false")
+        if self.stream and isinstance(self.eval_split, float):
+            raise ValueError("of a stream no images can be held out: name an eval_split, or set it to null")
+        optimizer = self.optimizer
+        if optimizer.layer_decay is not None and (optimizer.backbone_scale != 1 or optimizer.freeze_epochs > 0):
+            raise ValueError(
+                "layer_decay has rates of its own: set optimizer.backbone_scale=1, optimizer.freeze_epochs=0"
+            )
+        if self.loss.name == "asl" and self.mix.on:
+            raise ValueError("asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0")
+        return self

@@ -1,0 +1,121 @@
+"""COCO's boxes and outlines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dense_files import SIDE, photo, save
+from vitrim.data import DataError, DetectionDataset, load_data
+
+TRIANGLE = [[2.0, 2.0, 18.0, 2.0, 2.0, 12.0]]
+RUNS = {"counts": [0, 32, 992], "size": [SIDE, SIDE]}
+"""The first column."""
+
+
+def content() -> dict[str, Any]:
+    """An image with a polygon and a box without area, one with run lengths, a crowd alone, and an empty image."""
+    return {
+        "images": [{"id": 9 - row, "file_name": f"{row}.jpg", "height": SIDE, "width": SIDE} for row in range(4)],
+        "categories": [{"id": 90, "name": "dog"}, {"id": 3, "name": "cat"}],
+        "annotations": [
+            annotation(1, 9, 3, [2, 2, 16, 10], 80.0, TRIANGLE),
+            annotation(2, 8, 90, [0, 0, 1, 32], 32.0, RUNS),
+            annotation(3, 7, 90, [0, 0, 1, 32], 32.0, RUNS) | {"iscrowd": 1},
+            annotation(4, 9, 90, [4, 4, 2, 0], 0.0, TRIANGLE),
+        ],
+    }
+
+
+def annotation(number: int, image: int, category: int, box: list[float], area: float, outline: Any) -> dict[str, Any]:
+    values = {"id": number, "image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": 0}
+    return values | {"segmentation": outline}
+
+
+def write(root: Path, written: Any, split: str = "val", year: int = 2017) -> str:
+    for row in range(4):
+        save(root / f"{split}{year}" / f"{row}.jpg", photo(row))
+    file = root / "annotations" / f"instances_{split}{year}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(written), encoding="utf-8")
+    return f"coco:{root}"
+
+
+def load(source: str, task: str = "detection", **options: Any) -> DetectionDataset:
+    data = load_data(source, task=task, **options)
+    assert isinstance(data, DetectionDataset)
+    return data
+
+
+def test_boxes_of_every_image(tmp_path: Path) -> None:
+    data = load(write(tmp_path, content()))
+    assert (len(data), data.class_names, data.split, data.outlines) == (4, ["dog", "cat"], "val", None)
+    targets = [data[row][1] for row in range(4)]
+    assert [target["boxes"].tolist() for target in targets] == [[[2, 2, 18, 12]], [[0, 0, 1, 32]], [[0, 0, 1, 32]], []]
+    assert [target["labels"].tolist() for target in targets] == [[1], [0], [0], []]
+    assert [target["iscrowd"].tolist() for target in targets] == [[0], [0], [1], []]
+    assert [target["area"].tolist() for target in targets] == [[80], [32], [32], []]  # of outlines, as the file says
+    assert "masks" not in targets[0]
+
+
+def test_outlines_of_every_image(tmp_path: Path) -> None:
+    data = load(write(tmp_path, content()), "instances")
+    masks = [data[row][1]["masks"] for row in range(4)]
+    assert [tuple(each.shape) for each in masks] == [(1, 32, 32), (1, 32, 32), (1, 32, 32), (0, 32, 32)]
+    assert masks[1][0, :, 0].all()
+    assert masks[1].sum() == 32
+    assert abs(int(masks[0].sum()) - 80) < 12  # a triangle of 80 square pixels
+    assert not masks[0][0, 12:].any()
+
+
+def test_training_images_have_objects(tmp_path: Path) -> None:
+    source = write(tmp_path, content(), "train")
+    assert [file.name for file in load(source).images] == ["0.jpg", "1.jpg"]
+
+
+def test_the_year_is_2017_where_both_are_there(tmp_path: Path) -> None:
+    source = write(tmp_path, content(), year=2014)
+    assert load(source).images[0].parent.name == "val2014"
+    write(tmp_path, content())
+    assert load(source).images[0].parent.name == "val2017"
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "task", "message"),
+    [
+        (0, {"image_id": 5}, "detection", "annotation 0 in .* is of image 5, which is not in its list of images"),
+        (0, {"category_id": 5}, "detection", "annotation 0 in .* is of class 5; valid: 2 classes"),
+        (0, {"segmentation": []}, "instances", "annotation 1 in .* has no outline, which task instances needs"),
+        (0, {"segmentation": None}, "instances", "annotation 1 in .* has no outline"),
+        (0, {"bbox": [1, 2, 3]}, "detection", r"box 0 of image 0 of coco:.* is \[1, 2, 3\]; expected 4 numbers"),
+        (1, {"bbox": [1, 2, 3, 40]}, "detection", "box 0 of image 1 of coco:.* reaches beyond the image of 32 x 32"),
+        (1, {"bbox": [1, 2, -3, 4]}, "detection", "box 0 of image 1 of coco:.* has no area"),
+    ],
+)
+def test_annotations_that_are_refused(
+    tmp_path: Path, number: int, changes: dict[str, Any], task: str, message: str
+) -> None:
+    written = content()
+    written["annotations"][number] |= changes
+    with pytest.raises(DataError, match=message):
+        load(write(tmp_path, written), task)
+
+
+@pytest.mark.parametrize("gone", ["area", "iscrowd", "bbox"])
+def test_files_of_another_form(tmp_path: Path, gone: str) -> None:
+    written = content()
+    del written["annotations"][0][gone]
+    with pytest.raises(DataError, match=f"is not of COCO's form: '{gone}' is missing$"):
+        load(write(tmp_path, written))
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no annotations.instances_train2017.json and no annotations"):
+        load(f"coco:{tmp_path}")
+    source = write(tmp_path, content())
+    (tmp_path / "val2017" / "3.jpg").unlink()
+    with pytest.raises(DataError, match=r"^1 of the 4 images of coco:.* are missing"):
+        load(source)

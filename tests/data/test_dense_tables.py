@@ -1,0 +1,148 @@
+"""Tables of masks and of boxes, and which task a source has data for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dense_files import write_boxes_table, write_masks_table
+from image_files import write_table, write_tree
+from vitrim.data import DataError, DetectionDataset, ImageDataset, SegmentationDataset, load_data, load_images
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+CAMVID = "sky,building,pole,road,pavement,tree,sign_symbol,fence,car,pedestrian,bicyclist"
+OBJECTS: list[dict[str, list[Any]]] = [
+    {"bbox": [[1, 2, 10, 20], [0, 0, 32, 32]], "category": [2, 0]},
+    {"bbox": [], "category": []},
+]
+
+
+@pytest.mark.parametrize("column", ["annotation", "mask", "label", "segmentation", "other"])
+def test_a_column_of_masks(tmp_path: Path, column: str) -> None:
+    file = write_masks_table(tmp_path / "x.parquet", [[0, 3], [1, 2]], column)
+    named = {"label_column": column} if column == "other" else {}
+    data = load_data(file, task="segmentation", num_classes=3, ignore=3, **named)
+    assert isinstance(data, SegmentationDataset)
+    assert [target.unique().tolist() for _, target in (data[0], data[1])] == [[0, 255], [1, 2]]
+    if column == "other":
+        with pytest.raises(DataError, match=r"^no label column \(of masks \(images\)\) in .*; its columns: image"):
+            load_data(file, task="segmentation", num_classes=3)
+
+
+@pytest.mark.parametrize("names", [None, ["a", "b", "c"]])
+def test_a_column_of_boxes(tmp_path: Path, names: list[str] | None) -> None:
+    file = write_boxes_table(tmp_path / "x.parquet", OBJECTS, names)
+    options = {} if names else {"num_classes": 3}
+    data = load_data(file, task="detection", **options)
+    assert isinstance(data, DetectionDataset)
+    assert data.class_names == names
+    assert data[0][1]["boxes"].tolist() == [[1, 2, 11, 22], [0, 0, 32, 32]]
+    assert [len(target["labels"]) for _, target in (data[0], data[1])] == [2, 0]
+    if names is None:
+        with pytest.raises(DataError, match="does not say how many classes"):
+            load_data(file, task="detection")
+
+
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ({"bbox": [[1, 2, 10]], "category": [0]}, r"box 0 of image 0 of .* expected 4 numbers"),
+        ({"bbox": [[1, 2, 10, 0]], "category": [0]}, "box 0 of image 0 of .* has no area"),
+        ({"bbox": [[1, 2, 10, 3]], "category": [3]}, "box 0 of image 0 of .* has label 3; valid: 0 to 2"),
+        ({"bbox": [[1, 2, 10, 3]], "category": [0, 1]}, "image 0 of .* has 1 boxes, but labels of 2"),
+        ({"bbox": None, "category": []}, "image 0 of .* has no bbox or no category in column 'objects'"),
+        (None, "image 0 of .* has no bbox"),
+    ],
+)
+def test_rows_that_are_refused(tmp_path: Path, objects: Any, message: str) -> None:
+    file = write_boxes_table(tmp_path / "x.parquet", [objects])
+    with pytest.raises(DataError, match=message):
+        load_data(file, task="detection", num_classes=3)
+
+
+def test_columns_that_are_not_there(tmp_path: Path) -> None:
+    labels = write_table(tmp_path / "labels.parquet", [0, 1])
+    with pytest.raises(DataError, match=r"^no label column \(of masks \(images\)\) in .*; its columns: img \(Image\)"):
+        load_data(labels, task="segmentation", num_classes=3)
+    with pytest.raises(DataError, match=r"^no 'objects' in .*; its columns: img"):
+        load_data(labels, task="detection", num_classes=3)
+    with pytest.raises(DataError, match=r"^column 'label' of .* is not of structs with bbox and category"):
+        load_data(labels, task="detection", num_classes=3, label_column="label")
+    with pytest.raises(DataError, match=r"^several image columns"):
+        load_images(write_masks_table(tmp_path / "masks.parquet", [0]))
+
+
+def test_each_source_says_what_it_is_for(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "x.parquet", [0, 1])
+    tree = write_tree(tmp_path / "tree", "a/0.png")
+    assert isinstance(load_data(table, task="classification"), ImageDataset)
+    assert isinstance(load_data(tree, task="classification"), ImageDataset)
+    refused = {
+        (table, "instances"): "is a table of one label, mask or list of boxes per image: no data of task instances$",
+        (table, "multilabel"): "no data of task multilabel$",
+        (tree, "segmentation"): "is a folder of one folder per class: it has no data of task segmentation$",
+        ("imagenet:x", "detection"): "^reader imagenet has no data of task detection; it has data of: classification$",
+        ("coco:x", "segmentation"): "^reader coco has no data of task segmentation; it has data of: multilabel, detec",
+        ("ade20k:x", None): "^ade20k has no labels of whole images: name a task, task=segmentation$",
+        (table, "segmentaton"): r"^unknown task of data 'segmentaton'; did you mean 'segmentation'\? valid: ",
+    }
+    for (source, task), message in refused.items():
+        with pytest.raises(DataError, match=message):
+            load_data(source, task=task)
+
+
+def test_options_of_tables(tmp_path: Path) -> None:
+    file = write_masks_table(tmp_path / "x.parquet", [0])
+    with pytest.raises(DataError, match=r"^a table for segmentation has no option 'names'; valid: image_column"):
+        load_data(file, task="segmentation", names=["a"])
+    with pytest.raises(DataError, match=r"has no options \(ignore\): they are of readers"):
+        load_data(write_table(tmp_path / "y.parquet", [0]), ignore=3)
+
+
+# ---- the real data ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real images are not here")
+def test_camvid() -> None:
+    counts = {}
+    for split in ("train", "val", "test"):
+        file = REAL / f"camvid-{split}.parquet"
+        data = load_data(file, task="segmentation", class_names=CAMVID.split(","), ignore=11)
+        assert isinstance(data, SegmentationDataset)
+        counts[split] = len(data)
+        if split == "train":
+            train = data
+    assert counts == {"train": 367, "val": 101, "test": 233}
+    pixels = np.zeros(256, dtype=np.int64)
+    for row in range(len(train)):
+        mask = train.read_mask(row)
+        assert mask.shape == (360, 480)
+        pixels += np.bincount(mask.reshape(-1), minlength=256)
+    share = 100 * pixels / pixels.sum()
+    assert share[255] == pytest.approx(3.95, abs=0.005)
+    printed = [16.9, 23.3, 1.0, 31.7, 4.5, 9.7, 1.2, 1.1, 5.9, 0.64, 0.29]
+    assert share[:11].tolist() == pytest.approx(printed, abs=0.06)
+    assert train[0][0].shape == (3, 360, 480)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real images are not here")
+def test_bccd() -> None:
+    found, parts = {}, []
+    for split in ("train", "val", "test"):
+        data = load_data(REAL / f"bccd-{split}.parquet", task="detection")
+        assert isinstance(data, DetectionDataset)
+        assert data.class_names == ["RBC", "WBC", "Platelets"]
+        assert data.sizes == [(480, 640)] * len(data)
+        found[split] = (len(data), *np.bincount(np.concatenate(data.labels)).tolist())
+        parts.append(data)
+    assert found == {"train": (205, 2381, 214, 209), "val": (87, 967, 87, 83), "test": (72, 805, 71, 69)}
+    per_image = [len(boxes) for data in parts for boxes in data.boxes]
+    assert (min(per_image), max(per_image), round(np.mean(per_image))) == (1, 30, 13)
+    sides, labels = np.sqrt(np.concatenate(parts[0].area)), np.concatenate(parts[0].labels)
+    assert [round(float(np.median(sides[labels == label]))) for label in range(3)] == [102, 189, 38]
+    image, target = parts[0][0]
+    assert image.shape == (3, 480, 640)
+    assert len(target["boxes"]) == per_image[0]

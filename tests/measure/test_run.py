@@ -1,0 +1,311 @@
+"""The measuring engine: several labels, processes, partial results that are resumed, records of decisions."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+from test_evaluation import ATM, classifier, images
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+import vitrim
+from vitrim.data import DataError
+from vitrim.errors import VitrimError
+from vitrim.measure.contestants import contestants
+from vitrim.measure.decisions import Decisions, Record, file_name, save_decisions
+from vitrim.measure.evaluation import evaluate, standard_probes
+from vitrim.measure.partial import Partial
+from vitrim.measure.processes import Processes
+from vitrim.measure.reading import read
+from vitrim.measure.records import Batch, Row, as_batches
+from vitrim.measure.run import Measurement, run
+from vitrim.tasks import Task, make_task
+
+METHODS = ["tome:r=4", "random:keep_rate=0.5", ATM]
+SETTINGS = {"model": "made", "methods": METHODS}
+
+
+def dataset(count: int = 11, several: bool = False) -> TensorDataset:
+    generator = torch.Generator().manual_seed(4)
+    labels = torch.randint(12, (count,), generator=generator)
+    many = (torch.rand(count, 12, generator=generator) < 0.3).float()
+    return TensorDataset(images(count, seed=8), many if several else labels)
+
+
+def started(several: bool = False, processes: Processes | None = None) -> Measurement:
+    task = make_task("multilabel" if several else "classification", 12)
+    models = contestants(classifier(), METHODS, task)
+    return Measurement(models, [*standard_probes(task), Record()], task, processes=processes, seed=3)
+
+
+def gathered(measurements: list[Measurement]) -> Measurement:
+    """The first one, to which `Processes.gather` hands what all have seen, as it does between real processes."""
+
+    class Together(Processes):
+        def gather(self, value: object) -> list[object]:
+            return [
+                (one.images, [[gauge.state() for gauge in gauges] for gauges in one.gauges]) for one in measurements
+            ]
+
+    first = measurements[0]
+    first.processes = Together(0, len(measurements))
+    return first
+
+
+# ---- tasks
+
+
+def test_several_labels_are_scored_as_by_sklearn():
+    data = dataset(several=True)
+    dense, tome = evaluate(classifier(), ["tome:r=4"], read(data, 4), task="multilabel")
+    reduced = classifier()
+    vitrim.reduce_(reduced, "tome:r=4")
+    with torch.no_grad():
+        logits, changed = classifier()(data.tensors[0]), reduced(data.tensors[0])
+    targets = data.tensors[1].numpy()
+    precisions = [
+        average_precision_score(targets[:, k], logits[:, k].double().numpy()) for k in range(12) if targets[:, k].any()
+    ]
+    assert dense["mAP"] == pytest.approx(sum(precisions) / 12, abs=1e-6)
+    assert dense["mAP_occurring"] == pytest.approx(np.mean(precisions), abs=1e-6)
+    found = [
+        len(a & b) / len(a | b) if a | b else 1.0
+        for a, b in (
+            (set((one > 0).nonzero().flatten().tolist()), set((other > 0).nonzero().flatten().tolist()))
+            for one, other in zip(changed, logits, strict=True)
+        )
+    ]
+    assert tome["agreement"] == pytest.approx(np.mean(found), abs=1e-12)
+    assert 0 < tome["agreement"] < 1
+
+
+def test_targets_of_another_task_are_refused():
+    with pytest.raises(DataError, match=r"expected 4 rows of 12 classes, 0 or 1 each, got torch.int64 of \(4,\)"):
+        evaluate(classifier(), [], read(dataset(), 4), task="multilabel")
+    with pytest.raises(DataError, match=r"expected 4 integer labels, one per image, got torch.float32 of \(4, 12\)"):
+        evaluate(classifier(), [], read(dataset(several=True), 4))
+
+
+def test_probes_may_be_any():
+    class Brightest:
+        """The largest pixel, to show what a probe needs."""
+
+        def start(self, contestant: object) -> object:
+            return _Brightest()
+
+    class _Brightest:
+        counts_macs = False
+        value = -np.inf
+
+        def see(self, batch: Batch, output: object, dense: object) -> None:
+            self.value = max(self.value, float(batch.images.max()))
+
+        def result(self) -> dict[str, float]:
+            return {"brightest": self.value}
+
+        def state(self) -> dict[str, Tensor]:
+            return {"value": torch.tensor(self.value, dtype=torch.float64)}
+
+        def load(self, state: dict[str, Tensor]) -> None:
+            self.value = float(state["value"])
+
+    task = make_task("classification", 12)
+    rows = run(classifier(), ["none"], read(dataset(), 4), [Brightest()], task=task)
+    assert [row["brightest"] for row in rows] == [float(dataset().tensors[0].max())] * 2
+
+
+# ---- processes
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_rows_are_the_same_however_many_processes_share_the_batches(processes: int, several: bool):
+    alone = started(several)
+    for batch in read(dataset(several=several), 3):
+        alone.update(batch)
+    measurements = []
+    for index in range(processes):
+        part = Processes(index, processes)
+        measurements.append(started(several, part))
+        turns = list(read(dataset(several=several), 3, processes=part))
+        assert len(turns) == -(-4 // processes)
+        for batch in turns:
+            measurements[-1].update(batch)
+    together = gathered(measurements)
+    assert together.rows() == alone.rows()
+    found = [gauges[-1].decisions() for gauges in together.findings().gauges[1:]]
+    expected = [gauges[-1].decisions() for gauges in alone.findings().gauges[1:]]
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one.source, other.source)
+        assert np.array_equal(one.ids, np.arange(11))
+
+
+def test_every_image_is_read_once_in_batches_that_do_not_depend_on_processes():
+    def batches(processes: int) -> dict[int, list[int]]:
+        found = {}
+        for index in range(processes):
+            for batch in read(dataset(10), 3, processes=Processes(index, processes)):
+                assert torch.equal(batch.images, dataset(10).tensors[0][batch.ids])
+                if batch.counts:
+                    assert found.setdefault(batch.index, batch.ids.tolist()) == batch.ids.tolist()
+        return found
+
+    assert batches(1) == {0: [0, 1, 2], 1: [3, 4, 5], 2: [6, 7, 8], 3: [9]}
+    assert batches(2) == batches(3) == batches(8) == batches(1)
+
+
+def test_batches_without_processes_are_numbered():
+    made = [(torch.zeros(2, 3, 4, 4), torch.zeros(2)), (torch.zeros(1, 3, 4, 4), torch.zeros(1))]
+    assert [(b.index, b.ids.tolist(), b.counts) for b in as_batches(made)] == [(0, [0, 1], True), (1, [2], True)]
+    with pytest.raises(DataError, match=r"expected images \(B, C, H, W\), got a tensor of \(3, 4, 4\)"):
+        list(as_batches([(torch.zeros(3, 4, 4), torch.zeros(3))]))
+
+
+# ---- partial results
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path, stop: int, several: bool):
+    whole = started(several)
+    for batch in read(dataset(several=several), 3):
+        whole.update(batch)
+    first, partial = started(several), Partial(tmp_path / "part", SETTINGS, Processes())
+    for batch in list(read(dataset(several=several), 3))[:stop]:
+        first.update(batch)
+    partial.keep(first, now=True)
+
+    second, partial = started(several), Partial(tmp_path / "part", SETTINGS, Processes(), resume=True)
+    done = partial.restore(second)
+    assert (done, second.images) == (stop, 3 * stop)
+    assert second.rows() == first.rows()
+    for batch in read(dataset(several=several), 3, done=done):
+        second.update(batch)
+    assert second.rows() == whole.rows()
+    records = [one.findings().gauges[1][-1].decisions() for one in (second, whole)]
+    assert np.array_equal(records[0].source, records[1].source)
+
+
+def test_nothing_is_resumed_from_a_folder_that_is_not_there(tmp_path: Path):
+    partial, measurement = Partial(tmp_path / "part", SETTINGS, Processes()), started()
+    assert partial.restore(measurement) == 0
+    assert not (tmp_path / "part").exists()
+    partial.keep(measurement)  # only now and then: nothing is written yet
+    assert not (tmp_path / "part").exists()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A folder with a partial measurement of one batch."""
+    measurement = started()
+    measurement.update(next(read(dataset(), 3)))
+    Partial(tmp_path / "part", SETTINGS, Processes()).keep(measurement, now=True)
+    return tmp_path / "part"
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes", "message"),
+    [
+        ({**SETTINGS, "methods": ["tome:r=5"]}, 1, r"holds an evaluation with methods=\['tome:r=4', .*, this one has"),
+        ({**SETTINGS, "limit": 3}, 1, "holds an evaluation with limit=None, this one has 3: resume with the same"),
+        (SETTINGS, 2, "holds an evaluation with processes=1, this one has 2"),
+    ],
+)
+def test_other_settings_are_refused_and_nothing_is_written(kept: Path, settings, processes, message):
+    before = (kept / "part-0.safetensors").read_bytes()
+    with pytest.raises(VitrimError, match=message) as caught:
+        Partial(kept, settings, Processes(0, processes), resume=True)
+    assert "\n" not in str(caught.value)
+    assert [file.name for file in kept.iterdir()] == ["part-0.safetensors"]
+    assert (kept / "part-0.safetensors").read_bytes() == before
+
+
+def test_a_folder_in_use_is_not_begun_anew(kept: Path):
+    with pytest.raises(VitrimError, match="holds an evaluation: add --resume to go on, or name another folder"):
+        Partial(kept, SETTINGS, Processes())
+
+
+def test_a_damaged_partial_measurement_is_one_line(kept: Path):
+    file = kept / "part-0.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(VitrimError, match="is no partial evaluation, or is damaged: name another folder"):
+        Partial(kept, SETTINGS, Processes(), resume=True)
+
+
+# ---- rows and decisions
+
+
+def test_a_row_is_a_mapping_that_json_takes():
+    row = Row("tome:r=4", {"top1": 0.5})
+    assert json.loads(json.dumps(dict(row))) == {"method": "tome:r=4", "top1": 0.5} == row
+    assert row != Row("tome:r=5", {"top1": 0.5})
+    with pytest.raises(KeyError):
+        row["top5"]
+
+
+def recorded(method: str) -> Decisions:
+    task: Task = make_task("classification", 12)
+    measurement = Measurement(contestants(classifier(), [method], task), [Record()], task)
+    for batch in read(dataset(), 4):
+        measurement.update(batch)
+    dense, (gauge,) = measurement.findings().gauges
+    assert dense[0].decisions() is None
+    return gauge.decisions()
+
+
+@pytest.mark.parametrize("method", ["tome:r=4", "topk:keep_rate=0.5", f"{ATM},granularity=image"])
+def test_decisions_are_those_of_the_states(method: str, tmp_path: Path):
+    found = recorded(method)
+    model = copy.deepcopy(classifier())
+    reduction = vitrim.reduce_(model, method, record=True)
+    for first in range(0, 11, 4):
+        with torch.no_grad():
+            model(dataset().tensors[0][first : first + 4])
+        for block, state in enumerate(reduction.states[1:]):
+            for image in range(len(state.size)):
+                assert found.source[first + image, block].tolist() == state.source[image].tolist()
+                tokens = state.num_tokens if state.mask is None else int(state.mask[image].sum())
+                assert found.num_tokens[first + image, block] == tokens
+    assert found.header == {"method": reduction.config.describe(), "num_prefix": 1, "soft": False}
+
+    found.save(tmp_path / "one.npz")
+    again = Decisions.load(tmp_path / "one.npz")
+    assert np.array_equal(again.source, found.source)
+    assert np.array_equal(again.num_tokens, found.num_tokens)
+    assert np.array_equal(again.ids, found.ids)
+    assert again.header["method"] == found.header["method"]
+    with np.load(tmp_path / "one.npz") as arrays:
+        assert arrays["source"].dtype == np.uint8
+
+
+def test_more_tokens_than_a_byte_counts_are_kept(tmp_path: Path):
+    source = np.arange(-1, 299, dtype=np.int32).reshape(1, 1, 300)
+    Decisions({"method": "none"}, np.arange(1), source, np.full((1, 1), 300)).save(tmp_path / "many.npz")
+    assert np.array_equal(Decisions.load(tmp_path / "many.npz").source, source)
+
+
+def test_decisions_of_every_method_get_a_file(tmp_path: Path):
+    measurement = started()
+    measurement.update(next(read(dataset(), 3)))
+    files = save_decisions([gauges[-1] for gauges in measurement.findings().gauges], tmp_path / "new")
+    assert [file.name for file in files] == [f"{file_name(model.name)}.npz" for model in measurement.models[1:]]
+    assert [Decisions.load(file).header["method"] for file in files] == [m.name for m in measurement.models[1:]]
+
+
+def test_what_is_no_record_of_decisions_is_one_line(tmp_path: Path):
+    (tmp_path / "text.npz").write_text("no archive")
+    np.savez(tmp_path / "other.npz", a=np.zeros(1))
+    for name, message in (
+        ("text", "is no record of"),
+        ("other", "is no record of"),
+        ("none", "cannot read .*none.npz"),
+    ):
+        with pytest.raises(VitrimError, match=message) as caught:
+            Decisions.load(tmp_path / f"{name}.npz")
+        assert "\n" not in str(caught.value)

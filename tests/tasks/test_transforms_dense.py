@@ -1,0 +1,206 @@
+"""Images change together with their masks and boxes."""
+
+from __future__ import annotations
+
+import colorsys
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from dense_files import photo
+from vitrim.tasks.options import DenseAugment
+from vitrim.tasks.transforms_dense import (
+    BoxEvalTransform,
+    CropUnderShare,
+    DenseTrainTransform,
+    MaskEvalTransform,
+    PhotometricDistort,
+    ResizeRange,
+    ScaleJitter,
+    distorted,
+)
+
+
+class Geometry(NamedTuple):
+    size: tuple[int, int] = (32, 32)
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+
+def objects(size: tuple[int, int], boxes: list[list[float]], crowd: list[int] | None = None) -> dict[str, Any]:
+    masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes, strict=True):
+        mask[int(y1) : int(y2), int(x1) : int(x2)] = 1
+    given = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    return {
+        "boxes": tv_tensors.BoundingBoxes(given, format="XYXY", canvas_size=size),
+        "labels": torch.arange(len(boxes)),
+        "iscrowd": torch.tensor(crowd or [0] * len(boxes)),
+        "area": torch.ones(len(boxes)),
+        "masks": tv_tensors.Mask(masks),
+    }
+
+
+def painted(size: tuple[int, int]) -> tuple[Image.Image, tv_tensors.Mask]:
+    """An image whose red is its mask: quarters of 10, 60, 110 and 160."""
+    labels = np.full(size, 10, np.uint8)
+    labels[size[0] // 2 :] += 50
+    labels[:, size[1] // 2 :] += 100
+    return Image.fromarray(np.repeat(labels[:, :, None], 3, axis=2)), tv_tensors.Mask(torch.from_numpy(labels))
+
+
+@pytest.mark.parametrize("crop", ["scaled", "jitter"])
+@pytest.mark.parametrize("size", [(60, 40), (20, 90), (32, 32)])
+def test_masks_follow_their_image(crop: str, size: tuple[int, int]) -> None:
+    geometry = Geometry((32, 48), (0.0,) * 3, (1.0,) * 3)
+    transform = DenseTrainTransform(geometry, DenseAugment(crop=crop, vflip=0.5, range=(0.4, 2.0)))
+    for seed in range(8):
+        torch.manual_seed(seed)
+        image, mask = transform(*painted(size))
+        assert (image.shape, mask.shape, mask.dtype, type(mask)) == ((3, 32, 48), (32, 48), torch.int64, torch.Tensor)
+        inside = mask != 255
+        assert (image[0][~inside] == 0).all()
+        same = (255 * image[0] - mask).abs()[inside] < 1
+        assert same.float().mean() > 0.4  # the image is mixed between the quarters, of which small ones are thin
+
+
+@pytest.mark.parametrize("crop", ["scaled", "jitter"])
+def test_boxes_and_outlines_follow_their_image(crop: str) -> None:
+    geometry = Geometry((64, 96))
+    transform = DenseTrainTransform(geometry, DenseAugment(crop=crop, vflip=0.5, range=(0.5, 2.0)))
+    counts = set()
+    for seed in range(12):
+        torch.manual_seed(seed)
+        given = objects((60, 80), [[0, 0, 14, 16], [66, 42, 80, 60], [0, 0, 80, 60]], crowd=[0, 0, 1])
+        image, target = transform(photo(seed, (60, 80)), given)
+        counts.add(len(target["labels"]))
+        assert image.shape == (3, 64, 96)
+        assert set(target) == {"boxes", "labels", "masks", "size"}
+        assert 2 not in target["labels"]  # a crowd
+        height, width = target["size"].tolist()
+        assert (image[:, height:] == 0).all()
+        assert (image[:, :, width:] == 0).all()
+        for box, mask in zip(target["boxes"], target["masks"], strict=True):
+            rows, columns = mask.any(dim=1).nonzero(), mask.any(dim=0).nonzero()
+            around = torch.tensor([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+            assert (around - box).abs().max() <= 1.5
+            assert (box[2:] <= torch.tensor([width, height])).all()
+    assert len(counts) > 1  # some windows miss one of them
+
+
+def test_no_box_at_all() -> None:
+    transform = DenseTrainTransform(Geometry(), DenseAugment(crop="jitter"))
+    image, target = transform(photo(0), objects((32, 32), []))
+    assert (image.shape, target["boxes"].shape, target["labels"].shape) == ((3, 32, 32), (0, 4), (0,))
+    assert target["masks"].shape == (0, 32, 32)
+
+
+def test_everything_is_drawn_from_the_stream_of_torch() -> None:
+    transform = DenseTrainTransform(Geometry(), DenseAugment(photometric=True, vflip=0.5))
+    transform = pickle.loads(pickle.dumps(transform))  # as a worker gets it
+
+    def drawn(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return transform(*painted((60, 50)))
+
+    first, again, other = drawn(1), drawn(1), drawn(2)
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_grey_images() -> None:
+    transform = DenseTrainTransform(Geometry(mean=(0.5,), std=(0.5,)), DenseAugment(photometric=True))
+    for seed in range(4):
+        torch.manual_seed(seed)
+        assert transform(*painted((40, 40)))[0].shape == (1, 32, 32)
+
+
+@pytest.mark.parametrize("side", ["long", "short"])
+def test_a_side_is_drawn_from_the_range(side: str) -> None:
+    resize = ResizeRange(side, 20, 40)  # type: ignore[arg-type]
+    drawn = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        height, width = resize(tv_tensors.Mask(torch.zeros(30, 45))).shape
+        drawn.append(width if side == "long" else height)
+        assert abs(width - 1.5 * height) <= 1
+    assert 20 <= min(drawn) < 25
+    assert 35 < max(drawn) <= 40
+
+
+def test_factors_are_of_the_size_that_fits() -> None:
+    shapes = set()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        shapes.add(tuple(ScaleJitter((30, 90), 0.5, 2.0)(tv_tensors.Mask(torch.zeros(10, 20))).shape))
+    assert min(shapes)[0] < 20
+    assert max(shapes)[0] > 50
+    assert all(abs(width - 2 * height) <= 1 for height, width in shapes)
+
+
+def test_no_class_fills_the_window() -> None:
+    mask = torch.zeros(40, 40, dtype=torch.uint8)
+    mask[:, 30:] = 1
+    mask[:4] = 255
+    shares = {share: [] for share in (0.75, 1.0)}  # type: ignore[var-annotated]
+    for share, found in shares.items():
+        for seed in range(40):
+            torch.manual_seed(seed)
+            window = CropUnderShare((20, 20), share)(tv_tensors.Mask(mask))
+            valid = window[window != 255]
+            found.append(torch.bincount(valid.long()).max().item() / len(valid))
+    assert sum(share > 0.75 for share in shares[1.0]) > 20
+    assert sum(share > 0.75 for share in shares[0.75]) < 5
+
+
+@pytest.mark.parametrize(("name", "value"), [("saturation", 0.5), ("saturation", 1.5), ("hue", 0.05), ("hue", -0.05)])
+def test_colours_change_as_in_hsv(name: str, value: float) -> None:
+    pixels = torch.rand(3, 40, generator=torch.Generator().manual_seed(0))
+    pixels[:, 0] = 0
+    changed = distorted(pixels[:, None].clone(), name, value)[:, 0]
+    for before, after in zip(pixels.T.tolist(), changed.T.tolist(), strict=True):
+        hue, saturation, level = colorsys.rgb_to_hsv(*before)
+        if name == "hue":
+            expected = colorsys.hsv_to_rgb((hue + value) % 1, saturation, level)
+        else:
+            expected = colorsys.hsv_to_rgb(hue, min(1.0, saturation * value), level)
+        assert after == pytest.approx(expected, abs=1e-5)
+
+
+def test_each_distortion_comes_half_the_time() -> None:
+    seen, last = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0), 0
+    for seed in range(400):
+        torch.manual_seed(seed)
+        changes = PhotometricDistort().make_params([])["changes"]
+        last += len(changes) > 1 and changes[-1][0] == "contrast"
+        limits = {"brightness": (-32 / 255, 32 / 255), "hue": (-0.05, 0.05)}
+        for name, value in changes:
+            seen[name] += 1
+            low, high = limits.get(name, (0.5, 1.5))
+            assert low <= value <= high
+    assert all(150 < count < 250 for count in seen.values())
+    assert 50 < last < 150
+    assert distorted(torch.tensor([0.2, 0.9]), "brightness", 0.125).tolist() == pytest.approx([0.325, 1.0])
+    assert distorted(torch.tensor([0.2, 0.9]), "contrast", 1.5).tolist() == pytest.approx([0.3, 1.0])
+
+
+def test_masks_are_evaluated_at_the_size_they_have() -> None:
+    image, mask = MaskEvalTransform(Geometry())(*painted((50, 70)))
+    assert (image.shape, mask.shape, mask.dtype) == ((3, 50, 70), (50, 70), torch.int64)
+    assert torch.equal(((image[0] * 0.5 + 0.5) * 255).round().long(), mask)
+
+
+def test_boxes_are_evaluated_in_the_stored_pixels() -> None:
+    given = objects((60, 80), [[4, 6, 30, 40]], crowd=[1])
+    image, target = BoxEvalTransform(Geometry((32, 48)))(photo(0, (60, 80)), given)
+    assert image.shape == (3, 32, 48)
+    assert (image[:, :, 43:] == 0).all()
+    assert (image[:, :, 42] != 0).any()
+    found = {name: target[name].tolist() for name in ("boxes", "iscrowd", "size", "original")}
+    assert found == {"boxes": [[4, 6, 30, 40]], "iscrowd": [1], "size": [32, 43], "original": [60, 80]}
+    assert target["masks"].shape == (1, 60, 80)
