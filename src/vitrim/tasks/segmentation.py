@@ -107,7 +107,7 @@ class Segmentation(Task):
             raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:
-        """The prediction of ``model`` for images (B, C, H, W) by the protocol: (B, K, H, W)."""
+        """Logits (B, K, H, W) of ``model`` for images (B, C, H, W), by the protocol."""
         host = ask(model)
 
         def forward(batch: Tensor) -> Tensor:
@@ -140,11 +140,15 @@ class SegmentationScores(Metric):
 
     Args:
         num_classes: K.
+
+    Attributes:
+        names: the scores.
     """
 
     is_differentiable = False
     higher_is_better = True
     full_state_update = False
+    names = ("mIoU", "mAcc", "aAcc")
     confusion: Tensor
 
     def __init__(self, num_classes: int) -> None:
