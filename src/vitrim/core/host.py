@@ -85,6 +85,12 @@ class Host:
         return tuple(name for name, module in model.named_modules() if id(module) in linear)
 
     @classmethod
+    def classes_in(cls, model: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
+        """Classes that ``weights`` of such a model, by name, were made for; None where they do not say."""
+        keys = (f"{name}.weight" for name in cls.classifier_names(model))
+        return next((len(weights[key]) for key in keys if key in weights), None)
+
+    @classmethod
     def num_classes(cls, model: nn.Module) -> int | None:
         """Classes of the head; None where the model does not say."""
         return cls.facts(model).num_classes
