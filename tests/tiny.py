@@ -58,6 +58,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"r": 4, "attention": "after"},
     ],
     "tome": [{"r": 4}, {"keep_rate": 0.6}],
+    "algm": [{"threshold": 0.5}],
     "atm": [
         {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1},
         {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1, "granularity": "image"},

@@ -1,5 +1,5 @@
 """Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``,
-``vitrim:cifar10_vit``, ``run:FOLDER``.
+``vitrim:cifar10_vit``, ``run:FOLDER``, and any of them as a backbone, ``segmenter:NAME``, ``vitdet:NAME``.
 
     model = create_model("torchvision:vit_b_16", pretrained=True)
 
@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,7 @@ def creator(name: str) -> tuple[Creator, str]:
     if not rest:
         raise VitrimError(
             f"'{name}' names no model: write torchvision:vit_b_16, hf: and a folder or name, vitrim: and a reference "
-            "checkpoint, or run: and the folder of a finished run"
+            "checkpoint, run: and the folder of a finished run, or segmenter: or vitdet: and a backbone"
         )
     return LIBRARIES[library], rest
 
@@ -274,12 +275,16 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     load = not _on_meta() and (pretrained or has_weights(folder))
     if load:
-        model: nn.Module = kind.from_pretrained(source, config=config)
-    elif kind.__name__.startswith("AutoModel"):
-        model = kind.from_config(config)
-    else:
-        model = kind(config)
-    return model
+        return kind.from_pretrained(source, config=config)  # type: ignore[no-any-return]
+    return (kind.from_config if kind.__name__.startswith("AutoModel") else kind)(config)  # type: ignore[no-any-return]
+
+
+def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.Module:
+    """A head for dense tasks, ``segmenter`` or ``vitdet``, on the model ``name`` of any library."""
+    from vitrim.models.dense import KINDS
+
+    create, own_name = creator(name)
+    return KINDS[kind](partial(create, own_name), pretrained, options)
 
 
 def load_reference(name: str, **options: Any) -> nn.Module:
@@ -390,4 +395,6 @@ LIBRARIES: dict[str, Creator] = {
     # these two always have their weights
     "vitrim": lambda name, pretrained, options: load_reference(name, **options),
     "run": lambda folder, pretrained, options: load_run(Path(folder).expanduser(), **options),
+    "segmenter": partial(dense_model, "segmenter"),
+    "vitdet": partial(dense_model, "vitdet"),
 }

@@ -103,8 +103,7 @@ def load_host(model: nn.Module, path: Path) -> None:
         3
     """
     weights, host = _read(path), ask(model)
-    keys = (f"{name}.weight" for name in host.classifier_names(model))
-    found = next((len(weights[key]) for key in keys if key in weights), None)
+    found = host.classes_in(model, weights)
     if found not in (None, host.num_classes(model)):
         trial = _without_memory(model)
         host.reset_head(trial, found)

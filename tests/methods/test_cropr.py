@@ -17,6 +17,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.methods.cropr import CrossAttention
+from vitrim.models.segmenter import LinearDecoder, Segmenter
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of
 from vitrim.training.objectives.cropr import curriculum, objective
@@ -150,38 +151,57 @@ def test_the_reference_without_pruning(ref: golden.Reference) -> None:
     learned.check_float32(ref, model.eval())
 
 
-def segmenter(ref: dict[str, Any]) -> nn.Module:
-    """The EVA-02 behind the segmentation files: the head reads every patch. float64, evaluation mode."""
+WHOLE = ("", "segmenter")
+"""Segmentation as a bare host whose head reads every patch, and as a `Segmenter` around it."""
+
+
+def segmenter(ref: dict[str, Any], whole: str) -> Any:
+    """The EVA-02 behind the segmentation files. float64, evaluation mode."""
     geometry = ref["config"]["model"]
-    model = Eva(
+    named = {key: value for key, value in geometry.items() if key not in ("image_size", "norm_eps")}
+    model: Any = Eva(
         img_size=geometry["image_size"],
         norm_layer=partial(nn.LayerNorm, eps=geometry["norm_eps"]),
         global_pool="",
         use_fc_norm=True,
-        **{key: value for key, value in geometry.items() if key not in ("image_size", "norm_eps")},
+        **{**named, "num_classes": 0 if whole else named["num_classes"]},
     )
+    given = golden.published(ref)
+    if whole:
+        model = Segmenter(model, LinearDecoder(model.embed_dim, named["num_classes"]), named["num_classes"])
+        given = {whole_name(name): value for name, value in given.items()}
     expected = set(model.state_dict())
-    state = {name: value for name, value in golden.published(ref).items() if name in expected}
-    model.load_state_dict(state, strict=True)
+    model.load_state_dict({name: value for name, value in given.items() if name in expected}, strict=True)
     model = model.double().eval()
-    table = golden.tensor(ref, "rope")
-    ref.check("rope", model.rope.get_embed(), Tensor.float)  # timm computes it in float32
-    model.rope.pos_embed = table
+    table, rope = golden.tensor(ref, "rope"), bare(model).rope
+    ref.check("rope", rope.get_embed(), Tensor.float)  # timm computes it in float32
+    rope.pos_embed = table
     return model
+
+
+def whole_name(name: str) -> str:
+    """The name in a `Segmenter` of a weight of the bare host."""
+    return f"decoder.{name}" if name.startswith("head.") else f"backbone.{name}"
+
+
+def bare(model: Any) -> Any:
+    """The host, alone or in a `Segmenter`."""
+    return getattr(model, "backbone", model)
 
 
 SEGMENTERS: dict[str, vitrim.MethodConfig] = {
     "cropr/cropr_segm_llf": vitrim.Cropr(r=8, num_queries=64),
     "cropr/cropr_segm_noprune": vitrim.NoReduction(),
 }
+SEGMENTING = [(name, whole) for name in SEGMENTERS for whole in WHOLE]
 
 
-def segmenting(ref: golden.Reference) -> tuple[nn.Module, vitrim.Reduction, Sequence[int]]:
+def segmenting(ref: golden.Reference, whole: str) -> tuple[Any, vitrim.Reduction, Sequence[int]]:
     config = SEGMENTERS[ref.part.file]
-    model = segmenter(ref)
+    model = segmenter(ref, whole)
     reduction = vitrim.reduce_(model, config, record=True)
     routers = config.routers(6) if isinstance(config, vitrim.Cropr) else range(0)
-    learned.load_reducers(model, ref, {depth: f"cropr.{depth - 1}." for depth in routers}, RENAME)
+    learned.load_reducers(bare(model), ref, {depth: f"cropr.{depth - 1}." for depth in routers}, RENAME)
     return model, reduction, routers
 
 
@@ -190,32 +210,46 @@ def enlarged(logits: Tensor) -> Tensor:
     return nn.functional.interpolate(logits.transpose(1, 2).unflatten(2, (8, 8)), size=(64, 64), mode="bilinear")
 
 
-@golden.cases(SEGMENTERS, arrays=(*EVALUATION, "logits_tokens*", "masks_row", "rope", "pruning_rate_curriculum"))
-def test_segmentation_reference(ref: golden.Reference) -> None:
-    model, reduction, routers = segmenting(ref)
-    scores = router_scores(model, routers)
+def segmented(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of the patches (B, P, classes), and the masks (B, classes, H, W)."""
+    if isinstance(model, Segmenter):
+        seen: list[Tensor] = []
+        hook = model.decoder.register_forward_hook(lambda module, args, out: seen.append(out))
+        masks = model(images)
+        hook.remove()
+        return seen[0], masks
+    logits = model(images)[:, 1:]
+    return logits, enlarged(logits)
+
+
+@golden.cases(
+    SEGMENTING, "whole", arrays=(*EVALUATION, "logits_tokens*", "masks_row", "rope", "pruning_rate_curriculum")
+)
+def test_segmentation_reference(ref: golden.Reference, whole: str) -> None:
+    model, reduction, routers = segmenting(ref, whole)
+    scores = router_scores(bare(model), routers)
     with torch.no_grad():
-        logits = model(golden.images(ref))[:, 1:]
+        logits, masks = segmented(model, golden.images(ref))
     ref.check("logits_tokens", logits)
-    ref.check("masks_row", enlarged(logits)[:, :, ::7])
+    ref.check("masks_row", masks[:, :, ::7])
     check_routers(ref, reduction, routers, scores)
     if "pruning_rate_curriculum" in ref:
         args = ref["config"]["args"]
         ref.check("pruning_rate_curriculum", curriculum(args["pruning_rate"], args["epochs"]), Tensor.tolist)
     with torch.no_grad():
-        ref.check("logits_tokens_f32", model.float()(golden.images(ref).float())[:, 1:])
+        ref.check("logits_tokens_f32", segmented(model.float(), golden.images(ref).float())[0])
 
 
-@golden.cases(SEGMENTERS, arrays=TRAINING)
-def test_segmentation_training(ref: golden.Reference) -> None:
-    model, reduction, routers = segmenting(ref)
+@golden.cases(SEGMENTING, "whole", arrays=TRAINING)
+def test_segmentation_training(ref: golden.Reference, whole: str) -> None:
+    model, reduction, routers = segmenting(ref, whole)
     labels = np.random.RandomState(7).randint(0, 7, (2, 64, 64))
     labels[:, :5] = 255
     masks = torch.from_numpy(labels)
     grid = masks[:, ::8, ::8]  # nearest label of every patch
     ref.check("train/label_grid", grid)
     cross_entropy = partial(nn.functional.cross_entropy, ignore_index=255)
-    losses = [cross_entropy(enlarged(model.train()(golden.images(ref))[:, 1:]), masks)]
+    losses = [cross_entropy(segmented(model.train(), golden.images(ref))[1], masks)]
     for index, auxiliary in enumerate(reduction.aux("auxiliary_logits") if routers else []):
         maps = auxiliary.transpose(1, 2).unflatten(2, (8, 8))
         if f"train/aux_logits/{index}" in ref:
@@ -223,12 +257,14 @@ def test_segmentation_training(ref: golden.Reference) -> None:
         losses.append(cross_entropy(maps, grid))
     ref.check("train/losses", torch.stack(losses))
     torch.stack(losses).sum().backward()
+    prefix = "backbone." if whole else ""
     names = {
-        f"cropr.{depth - 1}.{old}": f"blocks.{depth}.reducer.{new}"
+        f"cropr.{depth - 1}.{old}": f"{prefix}blocks.{depth}.reducer.{new}"
         for depth in routers
         for old, new in {"": "", **RENAME}.items()
     }
-    learned.check_gradients(ref, model, names, "train/")
+    own = {"": "backbone.", "head.": "decoder.head."} if whole else {}
+    learned.check_gradients(ref, model, {**own, **names}, "train/")
 
 
 @pytest.mark.parametrize("term", ["main", "auxiliary"])

@@ -19,6 +19,7 @@ from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.errors import VitrimError
 from vitrim.measure.macs import count_macs, profile
 from vitrim.models import streams, vittm, vittm_mae
+from vitrim.models.segmenter import LinearDecoder, Segmenter
 from vitrim.models.streams import objective
 from vitrim.models.vittm import ViTTM, checkpoint_filter_fn, unused_names
 from vitrim.models.vittm_mae import MaskedViTTM, StreamMask, matched_mask, pixels, random_mask
@@ -101,6 +102,17 @@ def test_segmentation_features(ref: golden_models.Reference) -> None:
     assert [list(found.shape) for found in maps] == ref["config"]["feature_shapes"]
     for block, found in zip(blocks, maps, strict=True):
         ref.check(f"features/{block}", found[:, ::stride])
+
+
+@golden_models.cases([golden_models.Part("vittm/vittm_seg_eq_lin", ("features/5",))])
+@torch.no_grad()
+def test_a_segmenter_reads_the_last_map(ref: golden_models.Reference) -> None:
+    model = loaded(ref, build(ref), checkpoint_filter_fn)
+    whole = Segmenter(model, LinearDecoder(192, 7).double(), num_classes=7)
+    tokens, grid = whole.tokens(golden_models.images(ref))
+    assert grid == (8, 8)
+    ref.check("features/5", tokens.transpose(1, 2).unflatten(2, grid)[:, :: ref["config"]["channel_stride"]])
+    assert whole(golden_models.images(ref)).shape == (2, 7, 64, 64)
 
 
 @golden_models.cases(["vittm/vittm_mae_eq_lin_normpix", "vittm/vittm_mae_neq_lin"])

@@ -27,6 +27,7 @@ HEADS: dict[Head, str] = {
     "class token": "the head reads the class token (and other tokens in front of the patches) only",
     "patches": "the head reads the patches too (mean, attention pool), or the model hands out its tokens",
     "no class token": "as patches, and there is no class token",
+    "grid": "a dense head (segmentation, detection) reads every patch at its place",
 }
 
 Kind = Annotated[str, typer.Argument(metavar="{methods|hosts|models|recipes}", help="what to list")]

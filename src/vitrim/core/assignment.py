@@ -116,6 +116,8 @@ class Hard:
         bank = state.bank
         if self.dropped is not None:
             bank = (*bank, self._banked(x, state, self.dropped))
+            if state.banking and self.moved is not None:  # nothing refers to a sum whose members wait
+                source = source.masked_fill(bank[-1].member >= 0, -1)
         merges = self.moved is not None and self.moved.shape[1] > 0
         return replace(
             state,
@@ -167,7 +169,7 @@ class Hard:
         banked = 0 if self.dropped is None else self.dropped.shape[1]
         if self.moved is None:
             return self.valid is not None or self.anchor.shape[1] + banked < n
-        return self.valid is None and self.anchor.shape[1] + self.moved.shape[1] < n
+        return self.valid is None and self.anchor.shape[1] + self.moved.shape[1] + banked < n
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,8 @@ def prune(state: TokenState, keep: Tensor, *, valid: Tensor | None = None, dropp
         state: the current state.
         keep: (B, K) patch indices in [0, P), the prefix not counted.
         valid: (B, K) bool, False for padding where images keep different numbers of tokens.
-        dropped: (B, R) patch indices that go to the bank, to be brought back by ``state.refill``.
+        dropped: (B, R) patch indices that go to the bank, to be brought back by ``state.refill``; where the state is
+            ``banking``, by default all that are not kept.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
@@ -228,6 +231,8 @@ def prune(state: TokenState, keep: Tensor, *, valid: Tensor | None = None, dropp
         tensor([[0, 3, 1]])
     """
     p = state.num_prefix
+    if dropped is None and valid is None:
+        dropped = _left_out(state, keep)
     return Hard(
         anchor=_with_prefix(keep, p),
         valid=None if valid is None else _prefix_true(valid, p),
@@ -245,6 +250,7 @@ def merge(
     valid: Tensor | None = None,
     normalise: bool = True,
     maximum: bool = False,
+    dropped: Tensor | None = None,
 ) -> Hard:
     """Keep the patch tokens ``keep`` (B, K) in that order and pool the patch tokens ``moved`` (B, R) into them.
 
@@ -257,6 +263,9 @@ def merge(
         valid: (B, K) bool, False for padding where images keep different numbers of tokens.
         normalise: weighted mean (True) or plain weighted sum.
         maximum: elementwise maximum instead.
+        dropped: (B, D) patch indices that go to the bank as they are, members of groups too: where every place is read,
+            a plain sum is no value for the patches in it. By default those that are neither kept nor moved, where the
+            state is ``banking``.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=1)
@@ -265,6 +274,8 @@ def merge(
         tensor([[0, 1, 1, 2]])
     """
     p = state.num_prefix
+    if dropped is None and valid is None:
+        dropped = _left_out(state, torch.cat([keep, moved], dim=1) if state.banking else keep)
     return Hard(
         anchor=_with_prefix(keep, p),
         moved=moved + p,
@@ -273,7 +284,17 @@ def merge(
         normalise=normalise,
         maximum=maximum,
         valid=None if valid is None else _prefix_true(valid, p),
+        dropped=None if dropped is None else dropped + p,
     )
+
+
+def _left_out(state: TokenState, staying: Tensor) -> Tensor | None:
+    """(B, P - K) patches that are not among ``staying`` (B, K), in order, if the state is banking; else None."""
+    count = state.num_patches - staying.shape[1]
+    if not state.banking or count == 0:
+        return None
+    stays = torch.zeros(staying.shape[0], state.num_patches, dtype=torch.int8, device=staying.device)
+    return stays.scatter(1, staying, 1).sort(dim=1, stable=True).indices[:, :count]
 
 
 def _with_prefix(keep: Tensor, num_prefix: int) -> Tensor:

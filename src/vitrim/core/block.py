@@ -15,7 +15,7 @@ from torch.fx import Proxy
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention
-from vitrim.core.config import MethodConfig
+from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import effective_keep
 from vitrim.core.sharding import change_class, copy_into
@@ -204,6 +204,7 @@ class ReducedBlock(nn.Module):
     last: bool
     head_rows: int | None
     unmerge_at_end: bool
+    restore: Restore | None
     trace: Trace
 
     # ---- what the host file writes ---------------------------------------------------------------------------------
@@ -289,6 +290,8 @@ class ReducedBlock(nn.Module):
             x, state = state.held, replace(state, held=None)
         elif state.full_grid and state.reduced:
             x = take(x, state.position)  # the anchor holds its group's value
+        if self.last and self.restore == "last_block":
+            x, state = state.bring_back(x)
         x, state = self.step(x, state, *host_args)
         return self.outgoing(x, state)
 
@@ -310,7 +313,7 @@ class ReducedBlock(nn.Module):
             full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
             seen = self.trace.take_grid()
             grid = stamp.grid if seen is None and isinstance(stamp, TokenState) else seen
-            state = TokenState.start(x, self.num_prefix, full_grid, grid)
+            state = TokenState.start(x, self.num_prefix, full_grid, grid, self.restore in ("end", "last_block"))
             self.trace.start(state)
             if full_grid or grid is not None:
                 setattr(x, STAMP, state)
@@ -336,18 +339,22 @@ class ReducedBlock(nn.Module):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         """Note the state, un-merge where the output must be complete, and stamp the state on the tokens."""
-        if state.full_grid and state.mixed and not self.last:
+        if state.banking and self.last:
+            x, state = state.bring_back(x)
+        restored = state.banking and bool(state.bank)
+        if state.full_grid and (state.mixed or restored) and not self.last:
             state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)
-        if state.reduced and (state.full_grid or (self.unmerge_at_end and not state.pruned)):
-            x = unmerge(x, state)
+        lost = state.pruned and self.restore is None  # a head that pools does so over the survivors
+        if state.reduced and (state.full_grid or (self.unmerge_at_end and not lost)):
+            x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:
             setattr(x, STAMP, state)
         return x
 
     # ---- in and out of a model -------------------------------------------------------------------------------------
 
-    OWN = ("depth", "num_prefix", "proportional", "last", "head_rows", "unmerge_at_end", "trace")
+    OWN = ("depth", "num_prefix", "proportional", "last", "head_rows", "unmerge_at_end", "restore", "trace")
 
     @classmethod
     def adopt(cls, block: nn.Module, reducer: Reducer[Any], **settings: Any) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, quarter_blocks
 from vitrim.errors import VitrimError, unknown
+
+Restore = Literal["end", "last_block", "zeros"]
 
 LONGEST_INTEGER = 64
 """Bits of an integer, sign included, as many as a tensor holds."""
@@ -41,6 +43,8 @@ class MethodConfig(BaseModel):
     """With its default options, an image's result depends on the other images of its batch."""
     runtime: ClassVar[frozenset[str]] = frozenset()
     """Options that ``reduction.set`` may change."""
+    restores_by: ClassVar[str] = ""
+    """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
     version: ClassVar[int] = 1
 
     proportional: bool = Field(False, description="add log(size) to the attention logits once tokens have merged")
@@ -48,6 +52,12 @@ class MethodConfig(BaseModel):
         "full",
         description="'class_token': the last block computes only the rows the head reads (exact, a shorter output); "
         "'auto': that, where the head reads prefix tokens only",
+    )
+    restore: Restore | None = Field(
+        None,
+        description="what pruned patches are where every patch is read: 'end': their value when pruned, set in after "
+        "the last block; 'last_block': the same, set in before it; 'zeros'. Default: 'end' for dense heads, else "
+        "'zeros'",
     )
     strict: bool = Field(False, description="refuse, instead of warn, when a layer cannot remove as much as asked")
 
@@ -75,6 +85,29 @@ class MethodConfig(BaseModel):
 
         def __delattr__(self, key: str) -> None:
             raise VitrimError(_frozen(self, f"del {key}"))
+
+    @model_validator(mode="after")
+    def _check_restore(self) -> MethodConfig:
+        if self.restore is None:
+            return self
+        if self.restores_by:
+            raise ValueError(f"restore={self.restore} is said by {self.restores_by} here: give that instead")
+        if self.kind not in ("prune", "mixed"):
+            raise ValueError(
+                f"restore={self.restore} is for methods that prune: merged patches get their group's value"
+            )
+        if self.adaptive and self.restore != "zeros":
+            raise ValueError(
+                f"restore={self.restore} needs as many pruned patches in every image, and this method prunes as many "
+                "as each image needs"
+            )
+        return self
+
+    def restoring(self) -> Restore:
+        """The form in which pruned patches reach a dense head."""
+        if self.kind not in ("prune", "mixed") or self.adaptive:
+            return "zeros"
+        return self.restore or "end"
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         """The amount of every layer, None where the method does not act. Run-time adaptive methods have none.
@@ -105,7 +138,8 @@ class MethodConfig(BaseModel):
         return 0
 
     def counts(self, initial: int, num_layers: int) -> list[int] | None:
-        """Patch tokens left after each block, from ``initial``; None if that depends on the images."""
+        """Patch tokens left after each block, from ``initial``; None if that depends on the images. Patches that come
+        back by `restore` are not counted."""
         return None if self.adaptive else self.counts_of(self.amounts(num_layers), initial)
 
     def counts_of(self, amounts: Sequence[Amount | None], initial: int) -> list[int]:

@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-Head = Literal["class token", "patches", "no class token"]
-"""The tokens a head reads: class (and other prefix) tokens only, patches too, or patches without a class token."""
+Head = Literal["class token", "patches", "no class token", "grid"]
+"""The tokens a head reads: class (and other prefix) tokens only, patches too, patches without a class token, or every
+patch at its place."""
 
 Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
 """The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
@@ -30,6 +31,7 @@ class HostFacts:
         head_rows: the head reads only so many leading tokens (1: class token, 2: and distillation), None: patches too.
         input_size: channels, height and width of the images the model takes.
         takes_maximum: a head that reads patches takes a maximum over those it gets: merging does not change it.
+        dense: the head reads every patch at its place (segmentation, detection).
     """
 
     dim: int
@@ -41,6 +43,7 @@ class HostFacts:
     head_rows: int | None
     input_size: tuple[int, int, int]
     takes_maximum: bool = False
+    dense: bool = False
 
     @property
     def averages_patches(self) -> bool:
@@ -49,10 +52,26 @@ class HostFacts:
 
     @property
     def head(self) -> Head:
-        """The kind of head, one of three: it decides which methods fit."""
+        """The kind of head, one of four: it decides which methods fit."""
+        if self.dense:
+            return "grid"
         if not self.averages_patches:
             return "class token"
         return "patches" if self.has_class_token else "no class token"
+
+
+class Layout(NamedTuple):
+    """The tokens that a model without its head hands out (`Host.tokens`).
+
+    Attributes:
+        dim: channels C of a token.
+        num_prefix: tokens in front of the patches.
+        patch_size: height and width of a patch in pixels.
+    """
+
+    dim: int
+    num_prefix: int
+    patch_size: tuple[int, int]
 
 
 class Role(NamedTuple):

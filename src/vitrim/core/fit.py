@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig
+from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.facts import Head, HostFacts
 from vitrim.core.host import Host
 from vitrim.core.plan import Layer
@@ -28,7 +28,35 @@ def head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
             f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's "
             "head reads its patch tokens; use last_block=full or auto"
         )
-    return None if config.last_block == "full" else facts.head_rows
+    return None if config.last_block == "full" or restores(config) else facts.head_rows
+
+
+def restores(config: MethodConfig) -> bool:
+    """Tell whether the options themselves ask for pruned patches to come back."""
+    return config.restore not in (None, "zeros")
+
+
+def restoring(config: MethodConfig, facts: HostFacts, num_layers: int) -> Restore | None:
+    """The way of pruned patches to a head that reads their places; None where nobody does.
+
+    Raises:
+        UnsupportedModelError: they are to come back before the last block of a model that has no other.
+        VitrimError: they are to come back into a last block that computes the class token only.
+    """
+    if not facts.dense and not restores(config):
+        return None
+    mode = config.restoring()
+    if mode == "last_block" and num_layers == 1:
+        raise UnsupportedModelError(
+            f"{config.name}: restore=last_block needs a block before the last one, and this model has one block; use "
+            "restore=end"
+        )
+    if restores(config) and config.last_block == "class_token":
+        raise VitrimError(
+            f"{config.name}: restore={config.restore} hands out all patches, and last_block=class_token only what the "
+            "head reads; give one of them"
+        )
+    return mode
 
 
 def misfit(config: MethodConfig, head: Head) -> str | None:
@@ -37,6 +65,12 @@ def misfit(config: MethodConfig, head: Head) -> str | None:
         substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
         return f"scores tokens by the attention of a class token, and this model has none{substitute}"
     ragged = config.kind == "prune" and config.adaptive
+    if head == "grid":
+        if ragged:
+            return "keeps another number of patches in every image, and a dense head reads every patch at its place"
+        if config.kind == "soft":
+            return "mixes patches into tokens that belong to none, and a dense head reads every patch at its place"
+        return None
     if head != "class token" and (config.kind == "mixed" or ragged):
         return (
             "leaves tokens that the head of this model, which averages patches, would weigh wrongly; use it on a model "
@@ -48,6 +82,8 @@ def misfit(config: MethodConfig, head: Head) -> str | None:
 def check_head(config: MethodConfig, facts: HostFacts) -> None:
     """Raise `UnsupportedModelError` if the head of the model cannot carry ``config`` (see `misfit`)."""
     problem = misfit(config, facts.head)
+    if problem is None and not facts.has_class_token and config.requires_class_token():  # of dense heads
+        problem = misfit(config, "no class token")
     if problem is not None:
         raise UnsupportedModelError(f"{config.name} {problem}")
 

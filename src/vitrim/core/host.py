@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import Head, HostFacts, Part, Preprocessing, Role, Starting
+from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Role, Starting
 from vitrim.core.sharding import class_of
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
@@ -51,6 +51,11 @@ class Host:
         raise NotImplementedError
 
     @classmethod
+    def trunk_host(cls, model: nn.Module) -> type[Host]:
+        """The host that knows the blocks of ``model``: this one, but for a model around a backbone of its own."""
+        return cls
+
+    @classmethod
     def form(cls, model: nn.Module) -> Hashable:
         """Everything the reduction rests on that later library calls may change: read in every forward, so cheap."""
         return None
@@ -78,6 +83,12 @@ class Host:
         layers = [layer for found in cls.find_classifiers(model) for layer in found.modules()]
         linear = {id(layer) for layer in layers if isinstance(layer, nn.Linear)}
         return tuple(name for name, module in model.named_modules() if id(module) in linear)
+
+    @classmethod
+    def classes_in(cls, model: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
+        """Classes that ``weights`` of such a model, by name, were made for; None where they do not say."""
+        keys = (f"{name}.weight" for name in cls.classifier_names(model))
+        return next((len(weights[key]) for key in keys if key in weights), None)
 
     @classmethod
     def num_classes(cls, model: nn.Module) -> int | None:
@@ -115,6 +126,43 @@ class Host:
             f"this loss compares tokens, and {type(model).__name__} does not give them: it needs a forward in two "
             "halves, tokens and then the head"
         )
+
+    @classmethod
+    def without_head(cls, model: nn.Module) -> nn.Module:
+        """The model without pooling and classifiers, or the part of it that makes tokens: the backbone of a dense head.
+
+        ``model`` itself may be changed.
+
+        Raises:
+            UnsupportedModelError: nothing is known about its tokens.
+        """
+        raise no_tokens(model)
+
+    @classmethod
+    def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
+        """Tokens (B, N, C) of ``images`` (B, C, H, W) after the last norm, prefix in front, patches in raster order.
+
+        Args:
+            model: as `without_head` leaves it, reduced or not.
+            images: of whole patches.
+
+        Raises:
+            VitrimError: the model hands out no tokens, or takes images of another size only.
+        """
+        raise no_tokens(model)
+
+    @classmethod
+    def layout(cls, model: nn.Module) -> Layout:
+        """The layout of `tokens`.
+
+        Raises:
+            UnsupportedModelError: as `without_head`.
+        """
+        if cls.facts.__func__ is Host.facts.__func__:  # type: ignore[attr-defined]
+            raise no_tokens(model)
+        facts = cls.facts(model)
+        (rows, columns), (_, height, width) = facts.grid_size, facts.input_size
+        return Layout(facts.dim, facts.num_prefix, (height // rows, width // columns))
 
     @classmethod
     def roles(cls, model: nn.Module) -> dict[str, Role]:
@@ -276,6 +324,14 @@ class Host:
         )
 
 
+def no_tokens(model: nn.Module) -> UnsupportedModelError:
+    """The refusal of a backbone about whose tokens nothing is known."""
+    return UnsupportedModelError(
+        f"{type(model).__name__} hands out no tokens that a dense head could read: take a supported host "
+        "(`vitrim list hosts` prints them)"
+    )
+
+
 def input_channels(model: nn.Module) -> int:
     """Channels of the images a model takes, 3 where nothing says otherwise.
 
@@ -337,42 +393,3 @@ def refuse_altered(attn: nn.Module, family: str) -> None:
             f"{family}: the attention module {type(attn).__name__} has hooks or a forward of its own, and a reduced "
             "block calls its projections, not the module; put them on the block or the projections instead"
         )
-
-
-class GridHook:
-    """Hook that tells the blocks the grid of the patches after every call of the module that makes them.
-
-    Only on models whose method asks for it. An object and not a function, so that the model can still be copied and
-    pickled.
-    """
-
-    def __init__(self, host: type[Host], trace: Trace) -> None:
-        self.host = host
-        self.trace = trace
-
-    def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.trace.see_grid(self.host.grid_of(maker, args, output))
-
-    @staticmethod
-    def remove(model: nn.Module) -> None:
-        """Remove all such hooks from ``model``."""
-        for module in model.modules():
-            for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, GridHook)]:
-                del module._forward_hooks[key]
-
-
-class DenseCall:
-    """A method of a reduced model whose tokens come out on the full grid of patches, un-merged after every block.
-
-    Stored on the instance under the method's own name. An object rather than a function, so that the model can still
-    be copied and pickled.
-    """
-
-    def __init__(self, model: nn.Module, name: str, trace: Trace) -> None:
-        self.model = model
-        self.name = name
-        self.trace = trace
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.trace.dense():
-            return getattr(type(self.model), self.name)(self.model, *args, **kwargs)

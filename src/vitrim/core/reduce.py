@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from vitrim.core import fit
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
-from vitrim.core.host import FormOfModel, GridHook, Host
+from vitrim.core.hooks import GridHook
+from vitrim.core.host import FormOfModel, Host
 from vitrim.core.plan import Layer, plan
 from vitrim.core.registry import access, host_of, make_method, make_reducer, parse_method
 from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
@@ -67,9 +68,11 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     host = _host(model)
     facts = host.facts(model)
     blocks = host.blocks(model)
-    adopters = [host.reduced_class(block) for block in blocks]
+    trunk = host.trunk_host(model)
+    adopters = [trunk.reduced_class(block) for block in blocks]
     head_rows = fit.head_rows(config, facts)
     fit.check_head(config, facts)
+    restore = fit.restoring(config, facts, len(blocks))
     maker = fit.patch_maker(config, host, model)
     layers = plan(config, facts, len(blocks))
     fit.check_amounts(config, layers)
@@ -93,12 +96,13 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             head_rows=head_rows if last else None,
             # a head that averages patches gets every merged token as often as it counts: exact for any pooling; soft
             # tokens belong to no patch, and the head reads them as they are
-            unmerge_at_end=last and facts.averages_patches and config.kind != "soft",
+            unmerge_at_end=last and (facts.averages_patches or restore is not None) and config.kind != "soft",
+            restore=restore,
             trace=trace,
         )
     host.install(model, trace)
     if maker is not None:
-        maker.register_forward_hook(GridHook(host, trace))
+        maker.register_forward_hook(GridHook(trunk, trace))
     if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
         importlib.import_module("vitrim.hosts.transformers.saving")
     reduction = Reduction(model, config, trace)

@@ -82,6 +82,7 @@ class TokenState:
             (`MethodConfig.needs_grid`), or where they cannot be known (patch dropout).
         held: the (B, N, C) tokens behind a full grid where some are ``mixed``, for the next block; else None.
         bank: pruned tokens that a later block brings back (see `Banked`).
+        banking: whatever is pruned goes to the bank, as its place will be read (`MethodConfig.restore`).
         carry: per-token tensors (B, N, ...) of a method, moved along with the tokens.
         aux: auxiliary outputs of this forward as (name, depth, tensor).
 
@@ -104,12 +105,18 @@ class TokenState:
     grid: tuple[int, int] | None = None
     held: Tensor | None = None
     bank: tuple[Banked, ...] = ()
+    banking: bool = False
     carry: Mapping[str, Tensor] = field(default_factory=dict)
     aux: tuple[tuple[str, int, Tensor], ...] = ()
 
     @classmethod
     def start(
-        cls, x: Tensor, num_prefix: int, full_grid: bool = False, grid: tuple[int, int] | None = None
+        cls,
+        x: Tensor,
+        num_prefix: int,
+        full_grid: bool = False,
+        grid: tuple[int, int] | None = None,
+        banking: bool = False,
     ) -> TokenState:
         """The state of tokens (B, N, C) that nothing has touched yet.
 
@@ -120,7 +127,7 @@ class TokenState:
             grid = None
         index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
         size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
-        return cls(size=size, source=index, position=index, num_prefix=num_prefix, full_grid=full_grid, grid=grid)
+        return cls(size, index, index, num_prefix, full_grid=full_grid, grid=grid, banking=banking)
 
     @property
     def pruned(self) -> bool:
@@ -247,6 +254,13 @@ class TokenState:
             },
         )
         return torch.cat([x, *(entry.tokens.to(x.dtype) for entry in self.bank)], dim=1), state
+
+    def bring_back(self, x: Tensor) -> tuple[Tensor, TokenState]:
+        """As `refill`, without what a method carried: it is for the tokens that the method kept."""
+        if not self.bank:
+            return x, self
+        bank = tuple(entry._replace(carry={}) for entry in self.bank)
+        return replace(self, carry={}, bank=bank).refill(x)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A user may save a tensor that carries this state as an attribute; torch pickles attributes along, and

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, merge_heads, split_heads
-from vitrim.core.config import MethodConfig
+from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
@@ -65,6 +65,7 @@ class Cropr(MethodConfig):
     kind = "prune"
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    restores_by = "fusion"
 
     r: Count | tuple[Count, ...] = Field(
         8, description="patches that each router removes, or a list with one amount per router"
@@ -86,6 +87,9 @@ class Cropr(MethodConfig):
     v_proj: bool = Field(False, description="project the values")
     mlp: bool = Field(True, description="MLP in the cross-attention")
     mlp_ratio: float = Field(4.0, gt=0.0, le=64.0, description="width of the MLP in channels of the model")
+
+    def restoring(self) -> Restore:
+        return "zeros" if self.fusion == "none" else "end"
 
     def routers(self, num_layers: int) -> range:
         """The blocks before which a router acts."""

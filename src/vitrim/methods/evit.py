@@ -61,7 +61,8 @@ class EViTReducer(Reducer[EViT]):
         kept, joining = order[:, : keep + 1], order[:, keep + 1 :]
         weight = state.pad_prefix(score).scatter(1, order[:, :keep] + state.num_prefix, 1.0)
         into = torch.full_like(joining, keep)
-        return merge(state, kept, joining, into, weight=weight, normalise=False)
+        dropped = order[:, keep:] if state.banking else None  # the sum is no value for the patches in it
+        return merge(state, kept, joining, into, weight=weight, normalise=False, dropped=dropped)
 
 
 @reduces(EViT)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Share
+from vitrim.core.config import Restore, Share
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep
@@ -78,6 +78,7 @@ class EvoViT(ScoredPruning):
     paper = "Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer (AAAI 2022)"
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
+    restores_by = "rejoin"
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.5, description="share of all patches that go through the blocks, or a list with one share per stage"
@@ -89,6 +90,9 @@ class EvoViT(ScoredPruning):
     class_head: bool = Field(
         False, description="in training a second head, on the class token: its logits are reported"
     )
+
+    def restoring(self) -> Restore:
+        return "zeros"  # with rejoin nothing is missing at the end
 
     def default_stages(self, num_layers: int) -> tuple[int, ...]:
         """A third and two thirds of the depth: blocks 4 and 8 of 12."""

@@ -147,7 +147,9 @@ def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) ->
     Weights of one's own may be of other classes: the model gets their head, which the task then replaces. Those of a
     model for pre-training without labels are its encoder's, and the head is new.
     """
-    options = {**({} if ":" in recipe.model else {"num_classes": num_classes}), **recipe.model_options}
+    # of these, vitrim itself makes the head
+    ours = ":" not in recipe.model or recipe.model.startswith(("segmenter:", "vitdet:"))
+    options = {**({"num_classes": num_classes} if ours else {}), **recipe.model_options}
     model = create_model(recipe.model, pretrained=recipe.pretrained and checkpoint is None, options=options)
     if checkpoint is not None:
         file = weights_file(checkpoint)

@@ -14,11 +14,12 @@ from torch.fx import Proxy
 from vitrim.core.attention import Attention, add_bias, project_parts
 from vitrim.core.block import ReducedBlock, split_heads
 from vitrim.core.facts import HostFacts, Starting
-from vitrim.core.host import DenseCall, refuse_altered
+from vitrim.core.hooks import DenseCall
+from vitrim.core.host import refuse_altered
 from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.errors import UnsupportedModelError
+from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.timm.general import TimmModel
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")
@@ -195,6 +196,21 @@ class PostNorm(SerialBlock):
         return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
 
 
+def check_size(model: Any, images: Tensor) -> None:
+    """Refuse images (B, C, H, W) of a size that the model was not made for, if it takes no other.
+
+    Raises:
+        VitrimError: saying so.
+    """
+    embed: Any = getattr(model, "patch_embed", None)
+    size = images.shape[2], images.shape[3]
+    if getattr(embed, "strict_img_size", False) and size != tuple(embed.img_size):
+        raise VitrimError(
+            f"images of {size[0]} x {size[1]} px: this {type(model).__name__} takes {embed.img_size[0]} x "
+            f"{embed.img_size[1]} only; create it with img_size={list(size)}, or dynamic_img_size=true if it has that"
+        )
+
+
 class TimmHost(TimmModel):
     """A timm model with a list of ``blocks``, a ``head`` and ``forward_intermediates``.
 
@@ -332,6 +348,19 @@ class TimmHost(TimmModel):
     @classmethod
     def find_classifiers(cls, model: Any) -> list[nn.Module]:
         return [model.head]
+
+    @classmethod
+    def without_head(cls, model: Any) -> nn.Module:
+        model.reset_classifier(0, "")  # an attention pooling goes, too; a norm behind the mean stays
+        return model  # type: ignore[no-any-return]
+
+    @classmethod
+    def tokens(cls, model: Any, images: Tensor) -> Tensor:
+        check_size(model, images)
+        found = model.forward_features(images)
+        tokens: Tensor = found["patches"] if isinstance(found, dict) else found  # a dict of NaFlexVit
+        norm = getattr(model, "fc_norm", None)
+        return tokens if norm is None else norm(tokens)
 
     @classmethod
     def starting(cls, model: Any) -> Starting | None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
-from vitrim.core.host import DenseCall
+from vitrim.core.hooks import DenseCall
 from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace

@@ -15,7 +15,7 @@ from vitrim.core.facts import HostFacts
 from vitrim.core.host import input_channels, refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
-from vitrim.errors import UnsupportedModelError
+from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.torchvision.general import TorchvisionModel
 
 
@@ -120,6 +120,23 @@ class TorchvisionViT(TorchvisionModel):
     @classmethod
     def find_classifiers(cls, model: Any) -> list[nn.Module]:
         return [model.heads] if _last_linear(model) else []
+
+    @classmethod
+    def without_head(cls, model: Any) -> nn.Module:
+        model.heads = nn.Identity()
+        return model  # type: ignore[no-any-return]
+
+    @classmethod
+    def tokens(cls, model: Any, images: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        if (height, width) != (model.image_size, model.image_size):
+            raise VitrimError(
+                f"images of {height} x {width} px: this VisionTransformer of torchvision takes {model.image_size} x "
+                f"{model.image_size} only; create it with image_size"
+            )
+        patches = model._process_input(images)
+        token = model.class_token.expand(patches.shape[0], -1, -1)
+        return model.encoder(torch.cat((token, patches), dim=1))  # type: ignore[no-any-return]
 
     @classmethod
     def classifier_names(cls, model: nn.Module) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -16,11 +17,11 @@ from transformers.utils import logging
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, split_heads
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import refuse_altered
+from vitrim.core.host import no_tokens, refuse_altered
 from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.errors import UnsupportedModelError
+from vitrim.errors import UnsupportedModelError, VitrimError, first_line
 from vitrim.hosts.transformers.general import TransformersModel
 
 logger = logging.get_logger(__name__)
@@ -283,6 +284,23 @@ class TransformersHost(TransformersModel):
         return seen[0], logits
 
     @classmethod
+    def without_head(cls, model: nn.Module) -> nn.Module:
+        trunk = cls.trunk(model)
+        if hasattr(trunk, "forward_with_filtered_kwargs"):  # an AutoBackbone: maps of some layers
+            raise no_tokens(trunk)
+        return trunk  # type: ignore[no-any-return]
+
+    @classmethod
+    def tokens(cls, model: Any, images: Tensor) -> Tensor:
+        size = images.shape[2], images.shape[3]
+        resized = size != cls.image_size(model.config) and "interpolate_pos_encoding" in _arguments(model.__class__)
+        options = {"interpolate_pos_encoding": True} if resized else {}
+        try:
+            return model(images, **options).last_hidden_state  # type: ignore[no-any-return]
+        except ValueError as error:
+            raise VitrimError(f"{type(model).__name__} does not take these images: {first_line(error)}") from error
+
+    @classmethod
     def set_fused(cls, model: nn.Module, fused: bool) -> bool:
         cls.trunk(model).config._attn_implementation = "sdpa" if fused else "eager"
         return True
@@ -298,6 +316,12 @@ class TransformersHost(TransformersModel):
         trunk = cls.trunk(model)
         trunk.vitrim_hook.remove()
         del trunk.vitrim_hook
+
+
+@cache
+def _arguments(kind: Any) -> frozenset[str]:
+    """The names of the arguments of the forward of a class."""
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def _pair(size: Any) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from transformers.models.siglip2.modeling_siglip2 import (
     Siglip2VisionModel,
 )
 
+from vitrim.core.host import no_tokens
 from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
@@ -128,6 +129,10 @@ class HFSiglip2(TransformersHost):
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
         shapes = args[1].tolist()  # rows and columns of every image, which the embedding reads, too
         return tuple(shapes[0]) if shapes and all(shape == shapes[0] for shape in shapes) else None
+
+    @classmethod
+    def without_head(cls, model: nn.Module) -> nn.Module:
+        raise no_tokens(model)  # it takes patches, not images
 
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
 
 from vitrim.core.ask import register_library
-from vitrim.core.facts import Part
+from vitrim.core.facts import Layout, Part
+from vitrim.core.host import no_tokens
 from vitrim.hosts.timm.general import TimmModel
 
 
@@ -20,3 +23,24 @@ class OwnModel(TimmModel):
         "positions": (*TimmModel.parts["positions"], "pos_embedding", "position_embedding", "position_embeddings"),
         "stem": (*TimmModel.parts["stem"], "embeddings", "conv_proj", "tokens_to_token"),
     }
+
+    @classmethod
+    def without_head(cls, model: Any) -> nn.Module:
+        """A model with maps of its own, such as ViTTM, without its classifiers."""
+        cls.layout(model)
+        model.reset_classifier(0)
+        return model  # type: ignore[no-any-return]
+
+    @classmethod
+    def tokens(cls, model: Any, images: Tensor) -> Tensor:
+        """The last map of ``model``; of ViTTM with both streams' channels where their grids are equal."""
+        cls.layout(model)
+        (last,) = model.forward_intermediates(images, 1, output_fmt="NLC", intermediates_only=True)
+        return last  # type: ignore[no-any-return]
+
+    @classmethod
+    def layout(cls, model: Any) -> Layout:
+        if not hasattr(model, "forward_intermediates") or not hasattr(model, "feature_info"):
+            raise no_tokens(model)
+        last = model.feature_info[-1]
+        return Layout(last["num_chs"], 0, (last["reduction"], last["reduction"]))

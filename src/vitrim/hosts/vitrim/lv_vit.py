@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import DenseCall
+from vitrim.core.hooks import DenseCall
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState, take
 from vitrim.core.trace import Trace

@@ -1,0 +1,49 @@
+"""Parts that `reduce_` puts on a model besides its blocks: objects, so that it can still be copied and pickled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from vitrim.core.host import Host
+from vitrim.core.trace import Trace
+
+
+class GridHook:
+    """Hook that tells the blocks the grid of the patches after every call of the module that makes them.
+
+    Only on models whose method asks for it. An object and not a function, so that the model can still be copied and
+    pickled.
+    """
+
+    def __init__(self, host: type[Host], trace: Trace) -> None:
+        self.host = host
+        self.trace = trace
+
+    def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.trace.see_grid(self.host.grid_of(maker, args, output))
+
+    @staticmethod
+    def remove(model: nn.Module) -> None:
+        """Remove all such hooks from ``model``."""
+        for module in model.modules():
+            for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, GridHook)]:
+                del module._forward_hooks[key]
+
+
+class DenseCall:
+    """A method of a reduced model whose tokens come out on the full grid of patches, un-merged after every block.
+
+    Stored on the instance under the method's own name. An object rather than a function, so that the model can still
+    be copied and pickled.
+    """
+
+    def __init__(self, model: nn.Module, name: str, trace: Trace) -> None:
+        self.model = model
+        self.name = name
+        self.trace = trace
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.trace.dense():
+            return getattr(type(self.model), self.name)(self.model, *args, **kwargs)

@@ -1,0 +1,169 @@
+"""ALGM: merge alike windows first, then alike tokens anywhere (Norouzi et al., ALGM, CVPR 2024)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.config import MethodConfig
+from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
+from vitrim.core.plan import Layer
+from vitrim.core.registry import reduces, register_method
+from vitrim.core.tokens import TokenState, decision_dtype, is_traced
+from vitrim.errors import VitrimError
+
+SIDE = 2
+"""Rows and columns of a window."""
+
+
+@register_method
+class ALGM(MethodConfig):
+    """Merge windows of 2 x 2 patches in an early block, and pairs of tokens from anywhere in a later one.
+
+    Both act between attention and MLP, on the tokens u_i at that place, scaled to length 1.
+
+    * Local, block 1: a window whose mean cosine over its 6 pairs is at least the ``threshold`` becomes one token.
+    * Global, block 5 (7 of 24): ToMe's bipartite matching; pairs merge whose cosine is above
+
+          mean + std / l,
+
+      over the best cosine of every source, averaged over the batch; l counts blocks from 1.
+
+    The number merged is the smallest of the batch in both, so that all images keep as many tokens; every image merges
+    its best windows and pairs. So a prediction depends on the image's batch mates. Merged tokens are size-weighted
+    means; attention is not proportional to size, as released, although the paper has it so.
+
+    Published thresholds of Segmenter: Ti 0.9, S 0.88 (Cityscapes 0.955), B 0.94, L 0.95. Its decoder works on the
+    merged tokens: ``decoder_tokens=merged``, ``decoder_proportional=false`` of a `segmenter:` model.
+
+    Where the paper is silent: mean and standard deviation (of a sample) are of the best cosines, not of all; the token
+    of a window stands at its first patch, and tokens stay in raster order. Any grid with even sides is allowed, not
+    only square ones. Models of other depths do the global merge in block 3 + L / 6, counted from 1.
+
+    Counts depend on the images, so this method cannot be exported or compiled without graph breaks.
+
+    Example:
+        >>> ALGM(threshold=0.9).merging_blocks(12), ALGM().merging_blocks(24)
+        ((0, 4), (0, 6))
+    """
+
+    name = "algm"
+    paper = (
+        "ALGM: Adaptive Local-then-Global Token Merging for Efficient Semantic Segmentation with Plain Vision "
+        "Transformers (CVPR 2024)"
+    )
+    kind = "merge"
+    adaptive = True
+    batch_dependent = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
+
+    threshold: float = Field(0.88, ge=-1.0, le=1.0, description="mean cosine from which on a window is merged")
+    local_block: int = Field(0, ge=0, description="block that merges windows, 0-based")
+    global_block: int | None = Field(
+        None, ge=1, description="block that merges pairs, 0-based; default 4 of 12 and 6 of 24"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ALGM:
+        if self.global_block is not None and self.global_block <= self.local_block:
+            raise ValueError("global_block must be behind local_block: windows are merged while the grid is whole")
+        return self
+
+    def merging_blocks(self, num_layers: int) -> tuple[int, int]:
+        """The local and the global block, 0-based."""
+        last = min(2 + num_layers // 6, num_layers - 1) if self.global_block is None else self.global_block
+        return self.local_block, last
+
+    def check(self, num_layers: int) -> None:
+        first, last = self.merging_blocks(num_layers)
+        if not first < last < num_layers:
+            raise VitrimError(
+                f"algm: blocks {first} and {last} must be two, in order, of the {num_layers} blocks of this model"
+            )
+
+    def needs_grid(self) -> bool:
+        return True
+
+
+class _Merging(Reducer[ALGM]):
+    """Both steps: unit tokens of the patches, and the smallest count of the batch."""
+
+    site = "between"
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        if is_traced():
+            raise VitrimError("torch.jit.trace cannot trace algm: how many tokens it merges depends on the images")
+        if x.shape[0] == 0 or state.num_patches < SIDE * SIDE:
+            return None
+        return self.merging(unit(x[:, state.num_prefix :].to(decision_dtype(x.dtype))), state)
+
+    def merging(self, patches: Tensor, state: TokenState) -> Hard | None:
+        """Decide from the ``patches`` (B, P, C), of length 1."""
+        raise NotImplementedError
+
+
+class LocalReducer(_Merging):
+    def merging(self, patches: Tensor, state: TokenState) -> Hard | None:
+        rows, columns = state.known_grid(ALGM.name)
+        if rows % SIDE or columns % SIDE:
+            raise VitrimError(f"algm merges windows of 2 x 2 patches, and the grid of {rows} x {columns} has odd sides")
+        windows = window_patches(rows, columns, patches.device)
+        alike = mean_cosine(patches, windows)
+        r = int((alike >= self.config.threshold).sum(1).amin())  # read back from the device
+        if r == 0:
+            return None
+        best = windows[alike.argsort(dim=1, descending=True, stable=True)[:, :r]]  # (B, r, 4)
+        anchors, moved = best[..., 0], best[..., 1:].flatten(1)
+        gone = torch.zeros(patches.shape[:2], dtype=torch.int8, device=patches.device).scatter(1, moved, 1)
+        keep = gone.sort(dim=1, stable=True).indices[:, : patches.shape[1] - moved.shape[1]]
+        place = (1 - gone).cumsum(dim=1) - 1  # of every patch among those that are kept
+        into = place.gather(1, anchors.repeat_interleave(SIDE * SIDE - 1, dim=1))
+        return merge(state, keep, moved, into)
+
+
+class GlobalReducer(_Merging):
+    def merging(self, patches: Tensor, state: TokenState) -> Hard | None:
+        sources, destinations = alternate_split(state.num_prefix)
+        best, partner = best_partners(patches[:, sources], patches[:, destinations])
+        least = best.mean(1).mean() + best.std(1).mean() / (self.layer.depth + 1)
+        r = int((best > least).sum(1).amin())  # read back from the device
+        index = torch.arange(state.num_patches, device=patches.device)
+        return merge_most_similar(state, index[sources], index[destinations], best, partner, r) if r else None
+
+
+@reduces(ALGM)
+def _reducer(config: ALGM, layer: Layer) -> type[Reducer[Any]] | None:
+    first, last = config.merging_blocks(layer.num_layers)
+    return {first: LocalReducer, last: GlobalReducer}.get(layer.depth)
+
+
+def window_patches(rows: int, columns: int, device: torch.device | None = None) -> Tensor:
+    """(windows, 4) patches of the windows of 2 x 2 in a grid of ``rows`` and ``columns``, both in raster order.
+
+    Example:
+        >>> window_patches(2, 4).tolist()
+        [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
+    patches = torch.arange(rows * columns, device=device).view(rows // SIDE, SIDE, columns // SIDE, SIDE)
+    return patches.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def mean_cosine(patches: Tensor, windows: Tensor) -> Tensor:
+    """(B, windows) mean cosine over the 6 pairs in every window (windows, 4) of ``patches`` (B, P, C), of length 1.
+
+    The four add up to a vector whose square is 4 and twice the cosines.
+
+    Example:
+        >>> mean_cosine(torch.ones(1, 4, 1), window_patches(2, 2))
+        tensor([[1.]])
+    """
+    count = SIDE * SIDE
+    total: Tensor = patches[:, windows.flatten()].unflatten(1, windows.shape).sum(2)
+    cosine: Tensor = (total.square().sum(-1) - count) / (count * (count - 1))
+    return cosine

@@ -1,0 +1,151 @@
+"""Dense models by name: ``segmenter:NAME`` and ``vitdet:NAME`` put a head on a backbone that is created by its name.
+
+The options named here are the head's; all others go to the library's model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrim.core.ask import ask
+from vitrim.errors import VitrimError, unknown
+from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
+
+Options = dict[str, Any]
+Create = Callable[[bool, Options], nn.Module]
+"""Creates the backbone, from whether to load pretrained weights and from its options."""
+
+DECODERS = {"linear": LinearDecoder, "mask_transformer": MaskTransformer}
+DECODER = "decoder_"
+"""Prefix of the mask transformer's options."""
+MASK_OPTIONS = ("layers", "width", "heads", "dropout", "drop_path", "proportional")
+SEGMENTER_OPTIONS = ("num_classes", "decoder", "decoder_tokens", *(f"{DECODER}{name}" for name in MASK_OPTIONS))
+DETECTOR_OPTIONS = (
+    *("num_classes", "masks", "cascade", "channels", "hidden", "rpn_layers", "box_layers"),
+    *("soft_nms", "maskness"),
+)
+SWITCHES = ("masks", "cascade", "decoder_proportional")
+COUNTS = ("channels", "hidden", "rpn_layers", "box_layers", "decoder_layers", "decoder_width", "decoder_heads")
+SHARES = ("soft_nms", "maskness", "decoder_dropout", "decoder_drop_path")
+ADE20K, COCO = 150, 80
+"""Classes where none are given."""
+ANY_SIZE = "dynamic_img_size"
+"""timm's option for position tables that follow the image."""
+
+
+def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
+    """A `Segmenter` on the backbone that ``create`` makes.
+
+    Args:
+        create: makes the backbone.
+        pretrained: load the backbone's weights; the decoder is new in any case.
+        options: `SEGMENTER_OPTIONS`, and those of the backbone.
+
+    Raises:
+        VitrimError: an option that is not valid, or a backbone that hands out no tokens.
+
+    Example:
+        >>> import timm
+        >>> def create(pretrained, options):
+        ...     return timm.create_model("test_vit", pretrained=pretrained, **options)
+        >>> segmenter(create, False, {"decoder": "mask_transformer", "num_classes": 3}).num_classes
+        3
+    """
+    own, rest = split(options, SEGMENTER_OPTIONS)
+    num_classes, kind = own.pop("num_classes", ADE20K), own.pop("decoder", "linear")
+    tokens = own.pop("decoder_tokens", "all")
+    if kind not in DECODERS:
+        raise unknown("decoder", str(kind), DECODERS)
+    if own and kind == "linear":
+        raise VitrimError(f"{next(iter(own))} goes with decoder=mask_transformer")
+    model = backbone(create, pretrained, rest)
+    decoder = DECODERS[kind](
+        ask(model).layout(model).dim, num_classes, **{key.removeprefix(DECODER): value for key, value in own.items()}
+    )
+    return Segmenter(model, decoder, num_classes, tokens)
+
+
+def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
+    """A `Detector` on the backbone that ``create`` makes.
+
+    Args:
+        create: makes the backbone.
+        pretrained: load the backbone's weights; pyramid and heads are new in any case.
+        options: `DETECTOR_OPTIONS`, and those of the backbone.
+
+    Raises:
+        VitrimError: an option that is not valid, or a backbone that hands out no tokens.
+    """
+    from vitrim.models.vitdet import Detector
+
+    if "windows" in options:
+        raise VitrimError("windows: attention of a vitdet: model is global in every block; leave the option out")
+    own, rest = split(options, DETECTOR_OPTIONS)
+    num_classes = own.pop("num_classes", COCO)
+    return Detector(backbone(create, pretrained, rest), num_classes, **own)
+
+
+def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
+    """The ``options`` called ``names``, checked, and the others.
+
+    Raises:
+        VitrimError: a value that is not valid.
+
+    Example:
+        >>> split({"masks": True, "img_size": 64}, ("masks",))
+        ({'masks': True}, {'img_size': 64})
+    """
+    own = {key: value for key, value in options.items() if key in names}
+    for key, value in own.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in SWITCHES and not isinstance(value, bool):
+            raise VitrimError(f"{key}={value} must be true or false")
+        if key in COUNTS and not (number and isinstance(value, int) and 1 <= value <= 2**14):
+            raise VitrimError(f"{key}={value} must be a whole number from 1 to {2**14}")
+        if key in SHARES and not (number and 0 <= value <= 1):
+            raise VitrimError(f"{key}={value} must be a number from 0 to 1")
+        if key == "num_classes" and (not number or value < 1):
+            raise VitrimError(f"num_classes={value}: a dense model needs at least one class")
+    return own, {key: value for key, value in options.items() if key not in names}
+
+
+def backbone(create: Create, pretrained: bool, options: Options) -> nn.Module:
+    """The backbone without its head; of timm, one that takes images of any size where it can.
+
+    Raises:
+        UnsupportedModelError: it hands out no tokens.
+    """
+    if ANY_SIZE not in options:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            trial = create(False, options)
+        if takes(type(trial), ANY_SIZE):
+            options = {**options, ANY_SIZE: True}
+    model = create(pretrained, options)
+    return ask(model).without_head(model)
+
+
+def takes(kind: type, option: str) -> bool:
+    """Tell whether the constructor of a class takes ``option``, itself or by handing on what it does not know.
+
+    Example:
+        >>> import timm
+        >>> takes(timm.models.deit.VisionTransformerDistilled, "dynamic_img_size"), takes(timm.models.Beit, "dynamic")
+        (True, False)
+    """
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base).parameters
+            if option in parameters:
+                return True
+            if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+                return False
+    return False
+
+
+KINDS: dict[str, Callable[[Create, bool, Options], nn.Module]] = {"segmenter": segmenter, "vitdet": detector}
+"""The dense models, by what stands in front of the name of their backbone."""

@@ -1,0 +1,319 @@
+"""ViTDet: boxes, and masks, from the last map of any supported model (Li et al., ECCV 2022).
+
+    images -> backbone -> map of all patches -> simple feature pyramid -> RPN -> RoI heads -> detections
+
+The pyramid is ours; anchors, region proposals, RoI heads and mask pasting are torchvision's. Images come as one batch
+of one size, with their valid sizes beside them where they were padded: one grid of tokens per batch is what a reduction
+needs, so torchvision's `GeneralizedRCNNTransform` has no part in it. Attention is global in every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+
+from vitrim.core.ask import ask
+from vitrim.errors import VitrimError
+from vitrim.models.dense_parts import padded, patch_map
+from vitrim.models.vitdet_heads import RoIs, roi_heads
+
+if TYPE_CHECKING:
+    from vitrim.tasks.step import Step
+
+SCALES = (4.0, 2.0, 1.0, 0.5)
+"""Of the pyramid's maps against that of the patches: strides 4, 8, 16, 32 px at patches of 16 px."""
+LEVELS = ("p2", "p3", "p4", "p5", "p6")
+RATIOS = (0.5, 1.0, 2.0)
+ANCHOR = 8
+"""Side of an anchor over the stride of its level: 32 to 512 px at patches of 16 px."""
+PROPOSALS = {"training": 2000, "testing": 1000}
+BEFORE_NMS = {"training": 2000, "testing": 1000}
+
+Detection = dict[str, Tensor]
+Size = tuple[int, int]
+
+
+class SimpleFeaturePyramid(nn.Module):
+    """Maps at five scales from the last map of the backbone alone (section 3).
+
+    Scale 4: a deconvolution 2 x 2 with stride 2 to C/2, LayerNorm, GELU, another to C/4; scale 2: one to C/2; scale 1:
+    the map; scale 1/2: its maximum over 2 x 2. Each then goes through a 1 x 1 and a 3 x 3 convolution with LayerNorm
+    over channels and no bias. ``p6`` is every second place of ``p5``.
+
+    Args:
+        dim: channels C of the backbone.
+        channels: of the maps.
+
+    Example:
+        >>> maps = SimpleFeaturePyramid(16, channels=8)(torch.zeros(1, 16, 4, 4))
+        >>> {name: tuple(found.shape[2:]) for name, found in maps.items()}
+        {'p2': (16, 16), 'p3': (8, 8), 'p4': (4, 4), 'p5': (2, 2), 'p6': (1, 1)}
+    """
+
+    def __init__(self, dim: int, channels: int = 256) -> None:
+        super().__init__()
+        self.p2 = nn.Sequential(
+            nn.ConvTranspose2d(dim, dim // 2, 2, stride=2),
+            LayerNorm2d(dim // 2),
+            nn.GELU(),
+            nn.ConvTranspose2d(dim // 2, dim // 4, 2, stride=2),
+            *_to_channels(dim // 4, channels),
+        )
+        self.p3 = nn.Sequential(nn.ConvTranspose2d(dim, dim // 2, 2, stride=2), *_to_channels(dim // 2, channels))
+        self.p4 = nn.Sequential(*_to_channels(dim, channels))
+        self.p5 = nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), *_to_channels(dim, channels))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Compute the maps ``p2`` to ``p6``, each (B, channels, h, w), of the map ``x`` (B, C, h, w) of the patches."""
+        maps = {"p2": self.p2(x), "p3": self.p3(x), "p4": self.p4(x), "p5": self.p5(x)}
+        maps["p6"] = F.max_pool2d(maps["p5"], kernel_size=1, stride=2)
+        return maps
+
+
+def _to_channels(dim: int, channels: int) -> tuple[nn.Module, ...]:
+    """Two convolutions from ``dim`` channels to ``channels``, as every level of the pyramid ends."""
+    return (
+        nn.Conv2d(dim, channels, 1, bias=False),
+        LayerNorm2d(channels),
+        nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+        LayerNorm2d(channels),
+    )
+
+
+class StridedAnchors(AnchorGenerator):
+    """torchvision's anchors at given strides: it divides the sides of image and map, which must then divide."""
+
+    def __init__(self, strides: Sequence[float]) -> None:
+        super().__init__(tuple((ANCHOR * stride,) for stride in strides), (RATIOS,) * len(strides))
+        self.strides = tuple(strides)
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        """The anchors (A, 4) of every image, on all of ``feature_maps``."""
+        self.set_cell_anchors(feature_maps[0].dtype, feature_maps[0].device)
+        grids = [found.shape[-2:] for found in feature_maps]
+        anchors = torch.cat(self.grid_anchors(grids, [(stride, stride) for stride in self.strides]))
+        return [anchors.to(feature_maps[0].dtype)] * len(image_list.image_sizes)
+
+
+class Detector(nn.Module):
+    """Boxes, and with ``masks`` outlines, of the objects in images.
+
+    Args:
+        backbone: a model whose tokens its host hands out (`vitrim.core.host.Host.tokens`), without its head.
+        num_classes: classes K, background not counted.
+        masks: predict the mask of every box, too (Mask R-CNN).
+        cascade: refine the boxes in three stages of heads (Cascade R-CNN).
+        channels: of the pyramid.
+        hidden: width of the last layer of the box head.
+        rpn_layers, box_layers: convolutions of the RPN and of the box head.
+        soft_nms: in evaluation, lower the scores of boxes that overlap a better one by more than this share (IoU),
+            linearly, instead of dropping them above 0.5.
+        maskness: in evaluation, multiply scores by the mean probability of a mask where it is above this value.
+
+    Raises:
+        VitrimError: the backbone hands out no tokens; ``maskness`` without ``masks``.
+
+    Example:
+        >>> import timm
+        >>> backbone = timm.create_model("test_vit", num_classes=0, dynamic_img_size=True)
+        >>> model = Detector(backbone, num_classes=3, channels=16, hidden=16).eval()
+        >>> sorted(model(torch.zeros(1, 3, 64, 64))[0])
+        ['boxes', 'labels', 'scores']
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        num_classes: int,
+        *,
+        masks: bool = False,
+        cascade: bool = False,
+        channels: int = 256,
+        hidden: int = 1024,
+        rpn_layers: int = 2,
+        box_layers: int = 4,
+        soft_nms: float | None = None,
+        maskness: float | None = None,
+    ) -> None:
+        super().__init__()
+        if maskness is not None and not masks:
+            raise VitrimError("maskness weighs scores by masks: it goes with masks=true")
+        self.host = ask(backbone)
+        self.layout = self.host.layout(backbone)
+        if self.layout.patch_size[0] != self.layout.patch_size[1]:
+            raise VitrimError(f"a pyramid needs square patches, not {self.layout.patch_size} px")
+        patch = self.layout.patch_size[0]
+        self.backbone = backbone
+        self.num_classes = num_classes
+        self.settings: dict[str, Any] = {
+            "masks": masks,
+            "cascade": cascade,
+            "channels": channels,
+            "hidden": hidden,
+            "box_layers": box_layers,
+            "soft_nms": soft_nms,
+            "maskness": maskness,
+        }
+        self.pyramid = SimpleFeaturePyramid(self.layout.dim, channels)
+        strides = [patch / scale for scale in (*SCALES, SCALES[-1] / 2)]
+        self.rpn = RegionProposalNetwork(
+            StridedAnchors(strides),
+            RPNHead(channels, len(RATIOS), conv_depth=rpn_layers),
+            fg_iou_thresh=0.7,
+            bg_iou_thresh=0.3,
+            batch_size_per_image=256,
+            positive_fraction=0.5,
+            pre_nms_top_n=BEFORE_NMS,
+            post_nms_top_n=PROPOSALS,
+            nms_thresh=0.7,
+        )
+        self.roi_heads: RoIs = self._heads()
+
+    def _heads(self) -> RoIs:
+        return roi_heads(self.num_classes, strides=[self.patch / scale for scale in SCALES], **self.settings)
+
+    @property
+    def patch(self) -> int:
+        """Side of a patch in pixels."""
+        return self.layout.patch_size[0]
+
+    @property
+    def masks(self) -> bool:
+        """Tell whether it predicts masks."""
+        return bool(self.settings["masks"])
+
+    def forward(self, images: Tensor, sizes: Sequence[Size] | None = None) -> list[Detection]:
+        """Detect objects; the same in training and evaluation mode.
+
+        Args:
+            images: (B, 3, H, W).
+            sizes: height and width of each image in its top left corner, where the rest is padding.
+
+        Returns:
+            Per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels of the input; ``labels`` (n,) in 0..K-1; ``scores`` (n,),
+            the highest first (before `maskness`); with masks, ``masks`` (n, H, W) bool.
+        """
+        batch, maps = self.batch(images, sizes), self.maps(images)
+        if images.is_meta:
+            return self._nominal(maps, len(images))
+        with running(False, self.rpn, self.roi_heads):
+            proposals, _ = self.rpn(batch, maps)
+            found, _ = self.roi_heads(maps, proposals, batch.image_sizes)
+        return [self._finished(detection, (images.shape[2], images.shape[3])) for detection in found]
+
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """Training losses of one batch, see `criterion`."""
+        return self.criterion(step.images, cast("Sequence[Mapping[str, Tensor]]", step.targets))
+
+    def criterion(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Compute the losses of Faster, Mask or Cascade R-CNN; the same in training and evaluation mode.
+
+        Args:
+            images: (B, 3, H, W).
+            targets: per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels, ``labels`` (n,) in 0..K-1, with masks ``masks``
+                (n, H, W); n may be 0. ``size`` (2,), height and width, where the rest of the image is padding;
+                ``iscrowd`` (n,), boxes that are left out.
+
+        Returns:
+            ``total``, the sum of the others: ``rpn_objectness``, ``rpn_box``, ``roi_class``, ``roi_box``, and with
+            masks ``roi_mask``.
+        """
+        sizes = [_size_of(target, images) for target in targets]
+        batch, maps = self.batch(images, sizes), self.maps(images)
+        own = [self._target(target) for target in targets]
+        with running(True, self.rpn, self.roi_heads):
+            proposals, first = self.rpn(batch, maps, own)
+            _, second = self.roi_heads(maps, proposals, batch.image_sizes, own)
+        losses = {
+            "rpn_objectness": first["loss_objectness"],
+            "rpn_box": first["loss_rpn_box_reg"],
+            "roi_class": second["loss_classifier"],
+            "roi_box": second["loss_box_reg"],
+        }
+        if self.masks:
+            losses["roi_mask"] = second["loss_mask"]
+        return {"total": torch.stack(list(losses.values())).sum(), **losses}
+
+    def batch(self, images: Tensor, sizes: Sequence[Size] | None) -> ImageList:
+        """The images as torchvision's heads take them."""
+        whole = (images.shape[2], images.shape[3])
+        return ImageList(images, [whole] * len(images) if sizes is None else list(sizes))
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        """Compute the pyramid (B, channels, h, w) of ``images`` (B, 3, H, W), padded to whole patches."""
+        tokens, grid = self.tokens(images)
+        return cast("dict[str, Tensor]", self.pyramid(tokens.transpose(1, 2).unflatten(2, grid)))
+
+    def tokens(self, images: Tensor) -> tuple[Tensor, Size]:
+        """Compute what the pyramid reads: (B, P, C) in raster order, and rows and columns of the patches."""
+        whole = padded(images, self.layout.patch_size)
+        grid = whole.shape[2] // self.patch, whole.shape[3] // self.patch
+        return patch_map(self.host.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Make new box and mask heads for ``num_classes``; backbone, pyramid and RPN stay."""
+        place = next(self.pyramid.parameters())
+        self.num_classes = num_classes
+        self.roi_heads = self._heads().to(device=place.device, dtype=place.dtype)
+
+    def _target(self, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A target as torchvision's heads take it: label 0 is the background there."""
+        if self.masks and "masks" not in target:
+            raise VitrimError("masks are learned from masks, and the targets have none: set masks=false")
+        own = {"boxes": target["boxes"].float(), "labels": target["labels"].long() + 1}
+        if self.masks:
+            own["masks"] = target["masks"].to(torch.uint8)
+        if "iscrowd" not in target:
+            return own
+        single = ~target["iscrowd"].bool()  # a box around many objects teaches nothing about one
+        return {name: value[single] for name, value in own.items()}
+
+    def _finished(self, found: Detection, size: Size) -> Detection:
+        """A detection of torchvision's heads with labels from 0, and masks as large as the image."""
+        done = {"boxes": found["boxes"], "labels": found["labels"] - 1, "scores": found["scores"]}
+        if not self.masks:
+            return done
+        return {**done, "masks": paste_masks_in_image(found["masks"], found["boxes"], size)[:, 0] >= 0.5}
+
+    def _nominal(self, maps: Mapping[str, Tensor], batch: int) -> list[Detection]:
+        """Run the heads on as many proposals and detections as there may be, on the meta device: for counting."""
+        self.rpn.head(list(maps.values()))
+        heads: Any = self.roi_heads
+        heads.nominal(batch * PROPOSALS["testing"], batch * heads.detections_per_img)
+        n = heads.detections_per_img
+        empty = next(iter(maps.values())).new_empty
+        found = {"boxes": empty(n, 4), "labels": empty(n, dtype=torch.long), "scores": empty(n)}
+        return [found] * batch
+
+
+def _size_of(target: Mapping[str, Tensor], images: Tensor) -> Size:
+    if "size" not in target:
+        return images.shape[2], images.shape[3]
+    height, width = target["size"].tolist()
+    return int(height), int(width)
+
+
+@contextmanager
+def running(training: bool, *modules: nn.Module) -> Iterator[None]:
+    """Run torchvision's heads in a mode of one's own choice: what they return depends on it.
+
+    Nothing is touched where they are in that mode already, as in evaluation, when threads may share a model.
+    """
+    changed = [module for module in modules if module.training != training]
+    for module in changed:
+        module.training = training
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = not training
