@@ -22,13 +22,14 @@ from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, load_data,
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
+from vitrim.reference import folder
 from vitrim.tasks import tasks
 from vitrim.training.initial import mimetic_
 from vitrim.training.loop import Running, Trainer
 from vitrim.training.recipe import Resolved
 from vitrim.training.schema import Recipe
 from vitrim.training.seeds import seed_all
-from vitrim.weights import holds_encoder, load_encoder, load_host, weights_file
+from vitrim.weights import holds_encoder, load_backbone, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -155,6 +156,10 @@ def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) ->
         file = weights_file(checkpoint)
         load = load_encoder if holds_encoder(file, model) else load_host
         load(model, file)
+    elif recipe.backbone is not None:
+        library, colon, name = recipe.backbone.partition(":")
+        found = folder(name) if colon and library == "vitrim" else Path(recipe.backbone).expanduser()
+        load_backbone(model, weights_file(found))
     elif recipe.init == "mimetic":
         mimetic_(model)
     return model

@@ -178,6 +178,11 @@ class Recipe(Section):
         default_factory=dict, description="keyword arguments of the library's model; null: none, whatever the base has"
     )
     pretrained: bool = Field(False, description="start from the library's weights; --checkpoint replaces them")
+    backbone: str | None = Field(
+        None,
+        description="weights for the backbone of a dense model: vitrim:NAME, a file, or the folder of a run; patch "
+        "kernels and positions are resampled",
+    )
     init: Literal["default", "mimetic"] = Field(
         "default",
         description="starting weights of a model that is not pretrained; mimetic: attention and positions "
