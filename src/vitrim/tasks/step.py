@@ -29,6 +29,8 @@ class Step:
         targets: what ``criterion`` takes: (B,) class indices, or (B, K) where images are mixed or have several labels.
         criterion: the loss of the task from logits and targets, with the distillation of the recipe, if any.
         teacher: the frozen dense model, or None if the recipe has none.
+        auxiliary: the loss of heads on patches or queries where the task has another one for them (`Task.auxiliary`),
+            from their output and ``targets``; None: ``criterion``.
     """
 
     model: nn.Module
@@ -37,6 +39,7 @@ class Step:
     targets: Tensor
     criterion: Criterion
     teacher: nn.Module | None = None
+    auxiliary: Criterion | None = None
 
     def logits(self) -> Tensor:
         """A forward of the model: (B, K)."""

@@ -19,9 +19,17 @@ from vitrim.training.objectives import learns
 def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
     """The loss of the paper on one batch; "auxiliary" is the mean over the routers, for the log.
 
+    Where the task has a loss of its own for the routers, as dense tasks do, "main" is the model's own loss or that of
+    the task, and its parts are logged too.
+
     Raises:
         VitrimError: routers with one output per query on a model with one per image.
     """
+    if step.auxiliary is not None:
+        base = step.base_losses()
+        routers = torch.stack([step.auxiliary(out, step.targets) for out in reduction.aux(AUXILIARY)])
+        main = base.pop("total")
+        return {**base, "total": main + routers.sum(), "main": main, "auxiliary": routers.mean()}
     terms = objective(reduction, step.logits(), step.targets, criterion=step.criterion)
     return {**terms, "auxiliary": terms["auxiliary"].mean()}
 
