@@ -27,10 +27,13 @@ MASK_OPTIONS = ("layers", "width", "heads", "dropout", "drop_path", "proportiona
 SEGMENTER_OPTIONS = ("num_classes", "decoder", "decoder_tokens", *(f"{DECODER}{name}" for name in MASK_OPTIONS))
 DETECTOR_OPTIONS = (
     *("num_classes", "masks", "cascade", "channels", "hidden", "rpn_layers", "box_layers"),
-    *("soft_nms", "maskness"),
+    *("samples", "soft_nms", "maskness"),
 )
 SWITCHES = ("masks", "cascade", "decoder_proportional")
-COUNTS = ("channels", "hidden", "rpn_layers", "box_layers", "decoder_layers", "decoder_width", "decoder_heads")
+COUNTS = (
+    *("channels", "hidden", "rpn_layers", "box_layers", "samples"),
+    *("decoder_layers", "decoder_width", "decoder_heads"),
+)
 SHARES = ("soft_nms", "maskness", "decoder_dropout", "decoder_drop_path")
 ADE20K, COCO = 150, 80
 """Classes where none are given."""

@@ -37,6 +37,7 @@ class Task(ABC):
         selects_by: the metric a model is chosen by; higher is better.
         losses: the losses it can learn.
         agreement_means: what `agreement` compares, in a few words.
+        learned_by: the kind of model that learns it.
         reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
     """
 
@@ -44,6 +45,7 @@ class Task(ABC):
     selects_by: ClassVar[str]
     losses: ClassVar[tuple[str, ...]]
     agreement_means: ClassVar[str]
+    learned_by: ClassVar[str] = "a classifier"
     reads: ClassVar[str | None] = None
 
     def __init__(self, num_classes: int) -> None:
@@ -98,6 +100,10 @@ class Task(ABC):
         if not protocol.plain:
             raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
 
+    def eval_batch(self, batch_size: int) -> int:
+        """The images of a batch of an evaluation, where ``batch_size`` were asked for."""
+        return batch_size
+
     def collate(self, items: list[Any]) -> Any:
         """A batch of what a dataset gives."""
         return default_collate(items)
@@ -109,6 +115,13 @@ class Task(ABC):
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
         """Show a prediction and its targets to the metrics."""
         metrics.update(prediction.float(), targets)
+
+    def by_class(self, metrics: MetricCollection) -> dict[str, list[float]]:
+        """Scores of each of the K classes by name, shares in [0, 1], nan for a class that does not occur; may be empty.
+
+        Computed from what the metrics were shown, and too many numbers for a table.
+        """
+        return {}
 
     def read(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and targets of a batch as the loader gives it."""
