@@ -94,7 +94,7 @@ def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
 
 
 def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
-    """The ``options`` called ``names``, checked, and the others.
+    """The ``options`` called ``names``, checked, and the others; None is the default, as if it were not there.
 
     Raises:
         VitrimError: a value that is not valid.
@@ -103,7 +103,7 @@ def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
         >>> split({"masks": True, "img_size": 64}, ("masks",))
         ({'masks': True}, {'img_size': 64})
     """
-    own = {key: value for key, value in options.items() if key in names}
+    own = {key: value for key, value in options.items() if key in names and value is not None}
     for key, value in own.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if key in SWITCHES and not isinstance(value, bool):
