@@ -60,7 +60,7 @@ def _check_crop(model: nn.Module) -> None:
     if size[0] % height or size[1] % width:
         raise VitrimError(
             f"a training crop of {size[0]} x {size[1]} pixels is no multiple of the patches of {height} x {width}: "
-            "set another model_options.img_size"
+            "give the model another size of images"
         )
 
 
