@@ -35,8 +35,8 @@ gradient_pair = pytest.mark.parametrize(
 plain_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW, variants=["mctf"])
 )
-ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "naflex")
-"""Plain hosts whose attention is the code of another one."""
+ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
+"""Plain hosts whose attention is the code of another one. YOLOS is compiled in its own tests."""
 DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
 # compiling and exporting take seconds each: all methods on ViT, one on every kind of attention
 static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, DIFFERENT, thorough=[], once=["vit"], others=["tome"]))
