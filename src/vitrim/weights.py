@@ -103,8 +103,7 @@ def load_host(model: nn.Module, path: Path) -> None:
         3
     """
     weights, host = _read(path), ask(model)
-    keys = (f"{name}.weight" for name in host.classifier_names(model))
-    found = next((len(weights[key]) for key in keys if key in weights), None)
+    found = host.classes_in(model, weights)
     if found not in (None, host.num_classes(model)):
         trial = _without_memory(model)
         host.reset_head(trial, found)
@@ -140,6 +139,24 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     expected = model.state_dict()
     trunk = _without(expected, ask(model).classifier_names(model))
     _load(model, {**{key: value for key, value in expected.items() if key not in trunk}, **weights}, path)
+
+
+def load_backbone(model: nn.Module, path: Path) -> None:
+    """Load a classifier's weights, but for its head, into the backbone of a dense model.
+
+    Args:
+        model: of `vitrim.models.segmenter` or `vitrim.models.vitdet`; patch kernels and position tables are resampled
+            to the backbone's sizes.
+        path: of a file of weights.
+
+    Raises:
+        VitrimError: as `load_checkpoint`, or a model without a backbone.
+    """
+    backbone = getattr(model, "backbone", None)
+    if not isinstance(backbone, nn.Module):
+        raise VitrimError(f"{type(model).__name__} has no backbone to load weights into: it is no dense model")
+    weights, expected = ask(backbone).resampled(backbone, _read(path)), backbone.state_dict()
+    _load(backbone, {key: value for key, value in weights.items() if key in expected}, path)
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:

@@ -189,7 +189,9 @@ def test_fused_and_unfused_attention_agree(host: str, config: vitrim.MethodConfi
             if not host_of(model).set_fused(model, fused):
                 pytest.skip("this host has one kernel")
             outputs.append(run(model.double(), images.double()))
-    torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-10)
+    # the layers of EoMT that are not reduced take their softmax in float32 where it is written out
+    close = 1e-5 if host in tiny.OWN_HEAD else 1e-10
+    torch.testing.assert_close(*outputs, atol=close, rtol=close)
 
 
 def trained(model: torch.nn.Module) -> set[str]:

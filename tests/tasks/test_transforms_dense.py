@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from dense_files import photo
+from image_files import encoded
+from vitrim.data import DetectionDataset, SegmentationDataset
+from vitrim.tasks import make_task
 from vitrim.tasks.options import DenseAugment
 from vitrim.tasks.transforms_dense import (
     BoxEvalTransform,
@@ -24,6 +28,7 @@ from vitrim.tasks.transforms_dense import (
     ScaleJitter,
     distorted,
 )
+from vitrim.training.images import Place, Seeded
 
 
 class Geometry(NamedTuple):
@@ -204,3 +209,25 @@ def test_boxes_are_evaluated_in_the_stored_pixels() -> None:
     found = {name: target[name].tolist() for name in ("boxes", "iscrowd", "size", "original")}
     assert found == {"boxes": [[4, 6, 30, 40]], "iscrowd": [1], "size": [32, 43], "original": [60, 80]}
     assert target["masks"].shape == (1, 60, 80)
+
+
+@pytest.mark.parametrize("kind", ["masks", "boxes"])
+def test_an_image_changes_the_same_way_with_any_number_of_workers(kind: str) -> None:
+    images = [encoded(photo(row)) for row in range(4)]
+    data: Any
+    if kind == "masks":
+        masks = [encoded(Image.fromarray(np.full((32, 32), row, np.uint8))) for row in range(4)]
+        data, task = SegmentationDataset(images, masks, num_classes=4), make_task("segmentation", 4)
+    else:
+        data = DetectionDataset(images, [[[2, 2, 20, 20]]] * 4, [[0]] * 4, num_classes=4)
+        task = make_task("detection", 4)
+    data.transform = task.train_transform(Geometry(), DenseAugment(photometric=True))
+    places = [[Place(row, 1, row) for row in range(4)]]
+    found = []
+    for workers in (0, 1):
+        options: Any = {"batch_sampler": places, "num_workers": workers, "collate_fn": task.collate}
+        found += list(DataLoader(Seeded(data, 3), **options))
+    (one, objects), (two, others) = found
+    assert torch.equal(one, two)
+    assert type(others) is type(objects)
+    torch.testing.assert_close(list(objects), list(others), rtol=0, atol=0)

@@ -6,9 +6,9 @@
     for images, labels in batches(dataset, 32, limit=1000):
         ...                                        # (B, C, H, W) float32, (B,) int64
 
-`load_data` also opens datasets whose images have several labels, and `stream_images` reads tables that are too large to
-keep. Parquet files, Hub datasets and WebDataset archives are read with the optional package `datasets`
-(`pip install 'vitrim[data]'`), which is imported only when such a source is opened.
+`load_data` also opens datasets whose images have several labels, masks, boxes or outlines, and `stream_images` reads
+tables that are too large to keep. Parquet files, Hub datasets and WebDataset archives are read with the optional
+package `datasets` (`pip install 'vitrim[data]'`), which is imported only when such a source is opened.
 """
 
 from vitrim.data.boxes import Boxes

@@ -98,7 +98,7 @@ class Detection(Task):
                 )
 
     def predict(self, model: nn.Module, images: Tensor) -> list[Objects]:
-        """The objects ``model`` finds in images (B, C, H, W), one dict per image."""
+        """The objects that ``model`` finds in images (B, C, H, W), one dict per image."""
         found: list[Objects] = model(images)
         return found
 

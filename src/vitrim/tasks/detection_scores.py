@@ -64,6 +64,16 @@ class DetectionScores(Metric):
             for name in (*fields, *(("masks",) if masks else ())):
                 self.add_state(f"{kind}_{name}", default=[], dist_reduce_fx=None)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The scores."""
+        return tuple(f"{kind}_AP{ending}" for kind in self._prefixes for ending in _ENDINGS)
+
+    @property
+    def _prefixes(self) -> dict[str, str]:
+        """The kinds that are scored, and the beginnings of their names in torchmetrics."""
+        return {"box": "bbox_", "mask": "segm_"} if self.masks else {"box": ""}
+
     def update(self, predictions: Sequence[Objects], targets: Sequence[Objects]) -> None:
         """A batch, in the same pixels.
 
@@ -84,10 +94,9 @@ class DetectionScores(Metric):
     def compute(self) -> dict[str, Tensor]:
         """The scores by name."""
         found = self._found(extended=False)
-        names = {"box": "bbox_", "mask": "segm_"} if self.masks else {"box": ""}
         numbers = {
             f"{kind}_AP{ending}": found[f"{prefix}map{theirs}"].double()
-            for kind, prefix in names.items()
+            for kind, prefix in self._prefixes.items()
             for ending, theirs in _ENDINGS.items()
         }
         return {name: torch.where(value < 0, torch.nan, value) for name, value in numbers.items()}
@@ -95,10 +104,9 @@ class DetectionScores(Metric):
     def per_class(self) -> dict[str, dict[int, float]]:
         """AP of each class that occurs, by `box` and `mask`. Costs as much as `compute`."""
         found = self._found(extended=True)
-        names = {"box": "bbox_", "mask": "segm_"} if self.masks else {"box": ""}
         classes = found["classes"].reshape(-1).tolist()
         rows: dict[str, dict[int, float]] = {}
-        for kind, prefix in names.items():
+        for kind, prefix in self._prefixes.items():
             precision = found[f"{prefix}precision"][..., 0, -1].double()  # (thresholds, recalls, classes) of any size
             precision = torch.where(precision < 0, torch.nan, precision)
             means = precision.flatten(0, 1).nanmean(dim=0)

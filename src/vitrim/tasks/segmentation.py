@@ -77,6 +77,9 @@ class Segmentation(Task):
         self.check_loss(loss)
         return PatchCrossEntropy(loss.smoothing)
 
+    def queries(self, patches: int) -> int:
+        return patches
+
     def mixer(self, mix: Mix) -> None:
         refuse_mix(self.name, mix)
 
@@ -85,6 +88,9 @@ class Segmentation(Task):
 
     def eval_transform(self, geometry: Geometry) -> MaskEvalTransform:
         return MaskEvalTransform(geometry)
+
+    def follow(self, protocol: Protocol) -> None:
+        self.protocol = protocol
 
     def collate(self, items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Stack images (B, C, H, W) and masks (B, H, W) int64.
@@ -107,7 +113,7 @@ class Segmentation(Task):
             raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:
-        """The prediction of ``model`` for images (B, C, H, W) by the protocol: (B, K, H, W)."""
+        """Logits (B, K, H, W) of ``model`` for images (B, C, H, W), by the protocol."""
         host = ask(model)
 
         def forward(batch: Tensor) -> Tensor:
@@ -140,11 +146,15 @@ class SegmentationScores(Metric):
 
     Args:
         num_classes: K.
+
+    Attributes:
+        names: the scores.
     """
 
     is_differentiable = False
     higher_is_better = True
     full_state_update = False
+    names = ("mIoU", "mAcc", "aAcc")
     confusion: Tensor
 
     def __init__(self, num_classes: int) -> None:

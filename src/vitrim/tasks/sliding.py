@@ -1,4 +1,4 @@
-"""Protocols that put an image of any size through a model that gives a map: whole, in windows, at several sizes."""
+"""Ways to put an image of any size through a model that gives a map: whole or by windows, scaled, mirrored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ModelFunction = Callable[[Tensor], Tensor]
 
 
 class Protocol(Section):
-    """The way a dense task evaluates images.
+    """The way images are evaluated by a dense task.
 
     Example:
         >>> Protocol(mode="slide", window=512, stride=384, size=512).side

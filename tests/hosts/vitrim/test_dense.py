@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import tiny
@@ -21,8 +22,12 @@ from vitrim.measure.bench import measure, random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import count_macs, profile
 from vitrim.models.vitdet import Detector
+from vitrim.training.build import starting_model
+from vitrim.training.recipe import Recipe
+from vitrim.weights import load_host
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": CLASSES}
+TINY_SHAPE = {key: value for key, value in TINY.items() if key != "num_classes"}
 DETECTOR = {**TINY, "channels": 8, "hidden": 8, "rpn_layers": 1, "box_layers": 1}
 
 
@@ -102,6 +107,31 @@ def test_a_saved_reduction_is_that_of_the_whole_model(method: str, tmp_path: Pat
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(twin(images), model(images))
+
+
+HEADS = {
+    "linear": ("segmenter", {}),
+    "mask_transformer": ("segmenter", {"decoder": "mask_transformer", "decoder_heads": 2}),
+    "boxes": ("vitdet", DETECTOR),
+    "cascade": ("vitdet", {**DETECTOR, "cascade": True, "masks": True}),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_weights_of_other_classes_bring_their_head(kind: str, tmp_path: Path) -> None:
+    library, options = HEADS[kind]
+    name = f"{library}:vit_tiny_patch16_224"
+    trained = create_model(name, options={**TINY, **options, "num_classes": 3})
+    save_file(dict(trained.state_dict()), tmp_path / "model.safetensors")
+    model = create_model(name, options={**TINY, **options, "num_classes": 7})
+    load_host(model, tmp_path / "model.safetensors")
+    assert ask(model).num_classes(model) == 3
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in trained.state_dict().items())
+
+
+def test_a_recipe_gives_its_model_as_many_classes_as_the_data_has() -> None:
+    recipe = Recipe(model="segmenter:vit_tiny_patch16_224", model_options=TINY_SHAPE, epochs=1)
+    assert ask(model := starting_model(recipe, 11, None)).num_classes(model) == 11
 
 
 def test_routers_learn_one_output_per_class_and_patch() -> None:

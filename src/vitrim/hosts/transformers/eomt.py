@@ -6,8 +6,9 @@ left as they are. So merged tokens are un-merged, and pruned ones come back, at 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers.models.eomt.modeling_eomt import EomtAttention, EomtForUniversalSegmentation, EomtLayer
@@ -17,7 +18,7 @@ from transformers.models.eomt_dinov3.modeling_eomt_dinov3 import (
     EomtDinov3Layer,
 )
 
-from vitrim.core.facts import HostFacts
+from vitrim.core.facts import HostFacts, Part
 from vitrim.core.host import no_tokens
 from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
@@ -63,7 +64,7 @@ class _Eomt(TransformersHost):
     heads = ("grid",)
     layers_name = "layers"
     hook_class = SquareHook
-    parts = {
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
         **TransformersModel.parts,
         "tokens": ("*_token", "*_tokens"),
         "head": ("query", "upscale_block", "mask_head", "class_predictor"),

@@ -1,9 +1,10 @@
-"""Hugging Face YOLOS: model and object detector. Its detection tokens stand behind the patches and are never reduced."""
+"""Hugging Face YOLOS: model and object detector. Its detection tokens behind the patches are never reduced."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from transformers.models.yolos.modeling_yolos import (
     YolosSelfAttention,
 )
 
-from vitrim.core.facts import HostFacts
+from vitrim.core.facts import HostFacts, Part
 from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import STAMP, TokenState
@@ -147,7 +148,7 @@ class HFYolos(TransformersHost):
     reduced_blocks = (ReducedYolosLayer,)
     trunk_classes = (YolosModel,)
     layers_name = "encoder.layer"
-    parts = {
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
         **TransformersModel.parts,
         "tokens": ("*_token", "*_tokens"),
         "head": ("class_labels_classifier", "bbox_predictor"),

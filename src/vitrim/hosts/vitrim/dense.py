@@ -6,7 +6,7 @@ and measured.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -20,6 +20,8 @@ from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 
 BACKBONE = "backbone."
+SCORES = ("roi_heads.box_predictor.cls_score.weight", "roi_heads.box_predictors.0.cls_score.weight")
+"""The layer of a `Detector` that scores classes, and the first of a cascade's."""
 
 
 @register_host("vitrim.models.segmenter.Segmenter", "vitrim.models.vitdet.Detector")
@@ -64,6 +66,14 @@ class DenseHost(Host):
         return model.decoder if hasattr(model, "decoder") else model.pyramid  # type: ignore[no-any-return]
 
     @classmethod
+    def compared(cls, model: Any) -> list[nn.Module]:
+        return [cls.dense_feature(model)]
+
+    @classmethod
+    def task(cls, model: Any) -> str:
+        return model.task  # type: ignore[no-any-return]
+
+    @classmethod
     def num_classes(cls, model: Any) -> int:
         return model.num_classes  # type: ignore[no-any-return]
 
@@ -72,6 +82,11 @@ class DenseHost(Host):
         # layers with one row per class; those of a Detector have one more, for the background
         names = ("decoder.head", "decoder.mask_norm")
         return tuple(name for name, _ in model.named_modules() if name in names)
+
+    @classmethod
+    def classes_in(cls, model: Any, weights: Mapping[str, Tensor]) -> int | None:
+        rows = [len(weights[name]) for name in SCORES if name in weights]
+        return rows[0] - 1 if rows else super().classes_in(model, weights)  # one row is the background's
 
     @classmethod
     def reset_head(cls, model: Any, num_classes: int) -> None:
