@@ -21,7 +21,7 @@ from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost, refuse_mask
 from vitrim.hosts.transformers.general import TransformersModel
 
 
@@ -74,9 +74,12 @@ class ReducedYolosLayer(ReducedLayer, YolosLayer):
         table = self.trace.table
         if self.last:
             self.trace.leave_table(None)
-        return super().__call__(hidden_states, table, *args, **kwargs)
+        return super().__call__(hidden_states, *args, table=table, **kwargs)
 
-    def forward(self, hidden_states: Tensor, table: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, table: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        refuse_mask(attention_mask)
         return self.run(hidden_states, table)
 
     @property
