@@ -141,6 +141,24 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     _load(model, {**{key: value for key, value in expected.items() if key not in trunk}, **weights}, path)
 
 
+def load_backbone(model: nn.Module, path: Path) -> None:
+    """Load a classifier's weights, but for its head, into the backbone of a dense model.
+
+    Args:
+        model: of `vitrim.models.segmenter` or `vitrim.models.vitdet`; patch kernels and position tables are resampled
+            to the backbone's sizes.
+        path: of a file of weights.
+
+    Raises:
+        VitrimError: as `load_checkpoint`, or a model without a backbone.
+    """
+    backbone = getattr(model, "backbone", None)
+    if not isinstance(backbone, nn.Module):
+        raise VitrimError(f"{type(model).__name__} has no backbone to load weights into: it is no dense model")
+    weights, expected = ask(backbone).resampled(backbone, _read(path)), backbone.state_dict()
+    _load(backbone, {key: value for key, value in weights.items() if key in expected}, path)
+
+
 def holds_encoder(path: Path, model: nn.Module) -> bool:
     """Return whether a file of weights is of a model whose encoder is one such as ``model``.
 

@@ -56,7 +56,7 @@ def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
     return configs
 
 
-def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
+def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:
     """Parse ``["img_size=384"]`` into ``{"img_size": 384}``."""
     from vitrim.core.registry import read_value
 
@@ -66,8 +66,8 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
         if not equals or not key or not value:
             raise VitrimError(f"cannot read '{text}': write key=value, e.g. img_size=384")
         if key in options:
-            raise VitrimError(f"model option {key} is given twice")
-        options[key] = read_value(value, f"model option {key}")
+            raise VitrimError(f"{what} {key} is given twice")
+        options[key] = read_value(value, f"{what} {key}")
     return options
 
 

@@ -25,12 +25,17 @@ if TYPE_CHECKING:
     from vitrim.measure.records import Row
     from vitrim.measure.run import Findings, Measurement
     from vitrim.tasks import Task
+    from vitrim.tasks.sliding import Protocol
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 Out = Annotated[Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from what is in --out")]
+ProtocolChanges = Annotated[
+    list[str] | None,
+    typer.Option("--protocol", help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
+]
 DecisionsFolder = Annotated[
     Path | None,
     typer.Option("--decisions", help="write where every token went into this folder, one .npz per method"),
@@ -48,6 +53,7 @@ def evaluate(
     out: Out = None,
     resume: Resume = False,
     decisions: DecisionsFolder = None,
+    protocol: ProtocolChanges = None,
     machine: Machine,
     record: Record,
 ) -> None:
@@ -60,18 +66,15 @@ def evaluate(
     common.check_choice("dtype", dtype, DTYPES)
     import torch
 
-    from vitrim.data import eval_transform
     from vitrim.measure.contestants import contestants
-    from vitrim.measure.evaluation import check_dataset, standard_probes, task_of
+    from vitrim.measure.evaluation import standard_probes
     from vitrim.measure.processes import Processes
     from vitrim.measure.run import Measurement
 
     device = machine.select()
     processes = Processes.launched(machine.device)
-    dense, dataset = model.load(), data.open()
-    task = task_of(dense, dataset)
-    check_dataset(dataset, task, model.name)
-    dataset.transform = eval_transform(dense)
+    dense = model.load()
+    task, dataset = _task_and_data(dense, model, data, protocol)
     precision = getattr(torch, DTYPES[dtype])
     device = processes.device or device
     models = contestants(dense, configs, task, device=device, dtype=precision, learned=model.learned)
@@ -90,6 +93,48 @@ def evaluate(
     report = Report(model.name, task, found, record, decisions)
     with _reported(measurement, report, f"batch {batch_size}, {dtype}", partial):
         _run(measurement, dataset, data.limit, batch_size, workers, partial)
+
+
+def _task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str] | None) -> tuple[Task, Any]:
+    """What the model is for, and the images with its transform; a run's recipe says what the command line does not."""
+    from vitrim.core.ask import ask
+    from vitrim.data import eval_transform
+    from vitrim.measure.evaluation import check_dataset, task_of
+    from vitrim.tasks import tasks
+    from vitrim.training.images import geometry_of
+
+    protocol, options = _as_trained(model.name, changes)
+    name = ask(dense).task(dense)
+    dataset = data.open(None if name is None else tasks()[name].reads, options)
+    task = task_of(dense, dataset)
+    task.follow(protocol)
+    check_dataset(dataset, task, model.name)
+    own = None if task.reads is None else task.eval_transform(geometry_of(dense))
+    dataset.transform = own or eval_transform(dense)
+    return task, dataset
+
+
+def _as_trained(model: str, changes: list[str] | None) -> tuple[Protocol, dict[str, Any]]:
+    """The protocol and the options of the data that a run was trained with, if ``model`` is one, with changes."""
+    from pydantic import ValidationError
+
+    from vitrim.tasks.sliding import Protocol
+    from vitrim.training.recipe import load_recipe
+    from vitrim.weights import RECIPE
+
+    library, _, folder = model.partition(":")
+    protocol, options = Protocol(), {}
+    if library == "run":
+        recipe = load_recipe(Path(folder).expanduser() / RECIPE).recipe
+        protocol, options = recipe.protocol, recipe.data_options
+    try:
+        return Protocol.model_validate(
+            {**protocol.model_dump(), **common.parse_options(changes, "protocol option")}
+        ), options
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise VitrimError(f"--protocol {where}: {problem['msg']}".replace(" :", ":")) from None
 
 
 def _recording(decisions: Path | None) -> list[Probe]:
@@ -151,7 +196,8 @@ def _run(
 
     processes = measurement.processes
     done = 0 if partial is None else partial.restore(measurement)
-    loader = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done)
+    collate = measurement.task.collate
+    loader = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done, collate=collate)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     hidden = not console.is_terminal or processes.index > 0

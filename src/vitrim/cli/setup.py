@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from vitrim.data import ImageDataset, MultiLabelDataset
+    from vitrim.data import ImageDataset
 
 MODEL_NAMES = (
     "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
@@ -55,6 +55,10 @@ Seed = Annotated[
 ]
 DataSource = Annotated[
     str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
+]
+DataOptions = Annotated[
+    list[str] | None,
+    typer.Option("--data-option", help="key=value for the data's reader, e.g. num_classes=11; may repeat"),
 ]
 ImagesSource = Annotated[
     str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
@@ -161,11 +165,12 @@ class Reading(Setup):
     image_column: ImageColumn = None
     label_column: LabelColumn = None
 
-    def load_any(self, source: str) -> ImageDataset | MultiLabelDataset:
-        """Open the dataset ``source``, of one label per image or of several; see `vitrim.data.load_data`."""
+    def load_any(self, source: str, task: str | None, options: dict[str, Any]) -> Any:
+        """Open the dataset ``source`` for a task; see `vitrim.data.load_data`."""
         from vitrim.data import load_data
 
-        return load_data(source, split=self.split, image_column=self.image_column, label_column=self.label_column)
+        columns = {"image_column": self.image_column, "label_column": self.label_column}
+        return load_data(source, task=task, split=self.split, **columns, **options)
 
     def load(self, source: str) -> ImageDataset:
         """Open the dataset ``source``; see `vitrim.data.load_images`."""
@@ -180,10 +185,18 @@ class Data(Reading):
 
     source: DataSource
     limit: Limit = None
+    data_option: DataOptions = None
 
-    def open(self) -> ImageDataset | MultiLabelDataset:
-        """Open the images, with one label each or with several."""
-        return self.load_any(self.source)
+    def open(self, task: str | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Open the images with what ``task`` reads, by default with one label each or with several.
+
+        Args:
+            task: of `vitrim.data.load_data`.
+            options: of the reader, where the command line gives none.
+        """
+        return self.load_any(
+            self.source, task, {**(options or {}), **common.parse_options(self.data_option, "data option")}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import nn
 
 from vitrim.core.host import Host
 from vitrim.core.trace import Trace
+from vitrim.errors import UnsupportedModelError
 
 
 class GridHook:
@@ -47,3 +49,25 @@ class DenseCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.trace.dense():
             return getattr(type(self.model), self.name)(self.model, *args, **kwargs)
+
+
+class FormOfModel:
+    """The `Host.form` that a model had when it was reduced. An object, so that models can be copied and pickled."""
+
+    def __init__(self, host: type[Host], model: nn.Module) -> None:
+        self.host = host
+        self.model = model
+        self.form = host.form(model)
+
+    def check(self) -> None:
+        """See `vitrim.core.trace.Form`."""
+        if self.host.form(self.model) != self.form:
+            raise UnsupportedModelError(
+                f"the pooling or the image size of this {type(self.model).__name__} was changed after it was reduced: "
+                "call vitrim.restore_(model), then vitrim.reduce_ again"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FormOfModel:
+        twin = copy.copy(self)
+        twin.model = memo.get(id(self.model), self.model)  # a block copied alone still belongs to its model
+        return twin

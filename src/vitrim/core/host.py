@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Hashable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -78,6 +77,16 @@ class Host:
         return found
 
     @classmethod
+    def compared(cls, model: nn.Module) -> list[nn.Module]:
+        """The modules whose inputs are compared with the dense model's: by default the classifiers."""
+        return cls.classifiers(model)
+
+    @classmethod
+    def task(cls, model: nn.Module) -> str | None:
+        """The task ``model`` is made for, by name; None: labels of whole images, one or several."""
+        return None
+
+    @classmethod
     def classifier_names(cls, model: nn.Module) -> tuple[str, ...]:
         """Names, as in ``named_modules``, of the linear layers of ``model`` that have one row per class."""
         layers = [layer for found in cls.find_classifiers(model) for layer in found.modules()]
@@ -94,6 +103,11 @@ class Host:
     def num_classes(cls, model: nn.Module) -> int | None:
         """Classes of the head; None where the model does not say."""
         return cls.facts(model).num_classes
+
+    @classmethod
+    def resampled(cls, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """``weights`` of such a model with patch kernels and position tables of the sizes that ``model`` has."""
+        return weights
 
     @classmethod
     def reset_head(cls, model: nn.Module, num_classes: int) -> None:
@@ -353,28 +367,6 @@ def pair(size: Any) -> tuple[int, int] | None:
     if size is None or isinstance(size, int):
         return None if size is None else (size, size)
     return int(size[0]), int(size[1])
-
-
-class FormOfModel:
-    """The `Host.form` that a model had when it was reduced. An object, so that models can be copied and pickled."""
-
-    def __init__(self, host: type[Host], model: nn.Module) -> None:
-        self.host = host
-        self.model = model
-        self.form = host.form(model)
-
-    def check(self) -> None:
-        """See `vitrim.core.trace.Form`."""
-        if self.host.form(self.model) != self.form:
-            raise UnsupportedModelError(
-                f"the pooling or the image size of this {type(self.model).__name__} was changed after it was reduced: "
-                "call vitrim.restore_(model), then vitrim.reduce_ again"
-            )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FormOfModel:
-        twin = copy.copy(self)
-        twin.model = memo.get(id(self.model), self.model)  # a block copied alone still belongs to its model
-        return twin
 
 
 def refuse_altered(attn: nn.Module, family: str) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from vitrim.core import fit
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
-from vitrim.core.hooks import GridHook
-from vitrim.core.host import FormOfModel, Host
+from vitrim.core.hooks import FormOfModel, GridHook
+from vitrim.core.host import Host
 from vitrim.core.plan import Layer, plan
 from vitrim.core.registry import access, host_of, make_method, make_reducer, parse_method
 from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here

@@ -30,7 +30,8 @@ class Output:
 
     Attributes:
         prediction: of the task; logits (B, K) for classification.
-        feature: (B, C), what the classifier reads, the mean where there are two; None for a model that is not watched.
+        feature: (B, C), what the classifier reads, the mean where there are two; (B, P, C), what a dense head reads of
+            every patch; None for a model that is not watched.
         tokens_per_block: tokens after each block, prefix included, padding not, summed over the batch.
         tokens_at_end: tokens left after the last block, summed over the batch; more than the last entry of
             ``tokens_per_block`` where the last block computes only what the head reads.
@@ -107,7 +108,7 @@ class Contestant:
 
 
 class _Forward(nn.Module):
-    """The model as a module that keeps its prediction, the input of its classifier and its number of tokens."""
+    """The model as a module that keeps its prediction, the input of its head and its number of tokens."""
 
     prediction: Any
     num_tokens: int
@@ -121,8 +122,8 @@ class _Forward(nn.Module):
             host = host_of(model)
             blocks = host.blocks(model)
             self.num_blocks = len(blocks)
-            for classifier in host.classifiers(model):
-                classifier.register_forward_pre_hook(self._note_input)
+            for reader in host.compared(model):
+                reader.register_forward_pre_hook(self._note_input)
             blocks[-1].register_forward_hook(self._note_tokens)
 
     def forward(self, images: Tensor) -> None:
@@ -130,8 +131,9 @@ class _Forward(nn.Module):
         self.prediction = self.task.predict(self.model, images)
 
     def feature(self) -> Tensor:
-        """(B, C), what the classifier reads; the mean where there are two."""
-        return torch.stack(self.inputs).mean(0)
+        """(B, C), what the classifier reads, the mean where there are two; (B, P, C) of a dense head."""
+        feature = torch.stack(self.inputs).mean(0)
+        return feature.flatten(2).transpose(1, 2) if feature.ndim == 4 else feature
 
     def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         self.inputs.append(args[0])

@@ -49,13 +49,14 @@ def num_classes(model: nn.Module) -> int:
 
 
 def task_of(model: nn.Module, dataset: Any) -> Task:
-    """The task that ``dataset`` is for, with the classes of ``model``: one label per image or several.
+    """The task that ``model`` is made for or, of a classifier, ``dataset``: one label per image or several.
 
     Raises:
         VitrimError: the model has no classifier.
     """
     several = isinstance(dataset, MultiLabelDataset)
-    return make_task("multilabel" if several else "classification", num_classes(model))
+    name = ask(model).task(model) or ("multilabel" if several else "classification")
+    return make_task(name, num_classes(model))
 
 
 def check_dataset(dataset: Any, task: Task, model: str) -> None:
@@ -69,6 +70,9 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
     Raises:
         VitrimError: a label beyond the model's classes, or another number of classes where images have several.
     """
+    if task.reads is not None:
+        task.check(dataset)
+        return
     count = task.num_classes
     option = "" if ":" in model else f", e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
     if isinstance(dataset, MultiLabelDataset):

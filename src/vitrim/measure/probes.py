@@ -143,7 +143,8 @@ class Agreement:
     * ``agreement``: how far the predictions are the dense model's, in [0, 1], as `Task.agreement` says; for
       classification the share of images with the same first class.
     * ``cosine``: the mean cosine, to the dense model's, of the feature the classifier reads: the class token after the
-      last norm; the mean of class and distillation token; or the pooled patches of a model that pools them.
+      last norm; the mean of class and distillation token; or the pooled patches of a model that pools them. Of a
+      dense head the mean over the patches; nan where it reads merged tokens, of which there are fewer.
 
     Args:
         task: compares predictions.
@@ -165,9 +166,10 @@ class _Agreement(Gauge):
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         self.agreement.update(self.task.agreement(output.prediction, dense.prediction, batch.targets))
-        if output.feature is not None and dense.feature is not None:
-            feature, other = output.feature.double(), dense.feature.double()
-            self.cosine.update(torch.cosine_similarity(feature, other, dim=-1))
+        feature, other = output.feature, dense.feature
+        if feature is not None and other is not None and feature.shape == other.shape:
+            cosines = torch.cosine_similarity(feature.double(), other.double(), dim=-1)
+            self.cosine.update(cosines.flatten(1).mean(1) if cosines.ndim > 1 else cosines)
 
     def result(self) -> Mapping[str, Any]:
         return {name: metric.compute().item() for name, metric in self.metrics.items()}

@@ -185,6 +185,8 @@ class Segmenter(nn.Module):
         self.trace: Trace | None = None
         """Of the reduced backbone, while the model is reduced and decodes merged tokens (`DenseHost.install`)."""
 
+    task = "segmentation"
+
     @property
     def patch_size(self) -> tuple[int, int]:
         """Height and width of a patch in pixels."""

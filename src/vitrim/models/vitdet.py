@@ -188,6 +188,11 @@ class Detector(nn.Module):
         return self.layout.patch_size[0]
 
     @property
+    def task(self) -> str:
+        """The task it learns."""
+        return "instances" if self.masks else "detection"
+
+    @property
     def masks(self) -> bool:
         """Tell whether it predicts masks."""
         return bool(self.settings["masks"])

@@ -11,13 +11,14 @@ from torch.utils.data import default_collate
 
 from vitrim.core.ask import ask
 from vitrim.core.tables import enter
-from vitrim.errors import unknown
+from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
     from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import Loss, Mix
+    from vitrim.tasks.sliding import Protocol
 
 T = TypeVar("T", bound="Task")
 
@@ -72,9 +73,13 @@ class Task(ABC):
     def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
         """The agreement of a prediction with the dense model's: values in [0, 1], whose mean is reported."""
 
-    def auxiliary(self, loss: Loss) -> Criterion:
-        """The loss of an auxiliary head on patches or on a query, from its output and targets; that of logits."""
-        return self.criterion(loss)
+    def auxiliary(self, loss: Loss) -> Criterion | None:
+        """The loss of an auxiliary head on patches or on a query, from its output and targets; None: that of logits."""
+        return None
+
+    def queries(self, patches: int) -> int:
+        """The outputs per image that `auxiliary` takes of a model with so many patches: one, for the whole image."""
+        return 1
 
     def train_transform(self, geometry: Any, augment: Any) -> Callable[..., Any] | None:
         """The changes to a training image and its target together; None: of images alone, the training loop's own."""
@@ -83,6 +88,15 @@ class Task(ABC):
     def eval_transform(self, geometry: Any) -> Callable[..., Any] | None:
         """The processing of an image and its target for evaluation; None: of images alone, the model's own."""
         return None
+
+    def follow(self, protocol: Protocol) -> None:
+        """Evaluate by a protocol of windows and scales.
+
+        Raises:
+            VitrimError: the task has none, and this is not the plain one.
+        """
+        if not protocol.plain:
+            raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
 
     def collate(self, items: list[Any]) -> Any:
         """A batch of what a dataset gives."""

@@ -77,6 +77,9 @@ class Segmentation(Task):
         self.check_loss(loss)
         return PatchCrossEntropy(loss.smoothing)
 
+    def queries(self, patches: int) -> int:
+        return patches
+
     def mixer(self, mix: Mix) -> None:
         refuse_mix(self.name, mix)
 
@@ -85,6 +88,9 @@ class Segmentation(Task):
 
     def eval_transform(self, geometry: Geometry) -> MaskEvalTransform:
         return MaskEvalTransform(geometry)
+
+    def follow(self, protocol: Protocol) -> None:
+        self.protocol = protocol
 
     def collate(self, items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Stack images (B, C, H, W) and masks (B, H, W) int64.

@@ -28,9 +28,9 @@ class Step:
         images: (B, C, H, W).
         targets: what ``criterion`` takes: (B,) class indices, or (B, K) where images are mixed or have several labels.
         criterion: the loss of the task from logits and targets, with the distillation of the recipe, if any.
+        auxiliary: the loss of an auxiliary head on patches or on a query, from its output and targets; None:
+            ``criterion``.
         teacher: the frozen dense model, or None if the recipe has none.
-        auxiliary: the loss of heads on patches or queries where the task has another one for them (`Task.auxiliary`),
-            from their output and ``targets``; None: ``criterion``.
     """
 
     model: nn.Module
@@ -40,6 +40,10 @@ class Step:
     criterion: Criterion
     teacher: nn.Module | None = None
     auxiliary: Criterion | None = None
+
+    def auxiliary_loss(self, output: Tensor) -> Tensor:
+        """The loss of an auxiliary head from its ``output``: on patches (B, P, K), or of a query, (B, K)."""
+        return (self.auxiliary or self.criterion)(output, self.targets)
 
     def logits(self) -> Tensor:
         """A forward of the model: (B, K)."""

@@ -8,6 +8,7 @@ This is what ``vitrim train`` does once it has read its command line.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,18 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
 from vitrim.core.ask import ask
-from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
+from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, load_data, stream_images
+from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.training.images import seed_all
+from vitrim.reference import folder
+from vitrim.tasks import tasks
 from vitrim.training.initial import mimetic_
 from vitrim.training.loop import Running, Trainer
 from vitrim.training.recipe import Resolved
 from vitrim.training.schema import Recipe
-from vitrim.weights import holds_encoder, load_encoder, load_host, weights_file
+from vitrim.training.seeds import seed_all
+from vitrim.weights import holds_encoder, load_backbone, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +40,7 @@ PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 HOLD_OUT_SEED = 0
 """Seed of held-out images, not the recipe's: see `hold_out`."""
 
-Data = ImageDataset | MultiLabelDataset
+Data = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
 
 
 def build_trainer(
@@ -66,9 +70,6 @@ def build_trainer(
     train_data, eval_data, test_data = open_data(resolved.recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
     look_for_idle(accelerator, model, resolved.recipe)
-    for held_out in (eval_data, test_data):
-        if held_out is not None:
-            held_out.transform = eval_transform(model)
     return Trainer(
         resolved,
         model,
@@ -106,16 +107,18 @@ def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Dat
     Raises:
         VitrimError: as `load_data`; or a share of so few images that none is left on one side.
     """
-    test_data = None if recipe.test_split is None else load_data(data, split=recipe.test_split)
+    task = tasks()[recipe.task].reads if recipe.task in tasks() else None  # an unknown task is refused later
+    load = partial(load_data, data, task=task, **recipe.data_options)
+    test_data = None if recipe.test_split is None else load(split=recipe.test_split)
     if recipe.stream:
         train_data: Data | ImageStream = stream_images(data, split=recipe.split)
     else:
-        train_data = load_data(data, split=recipe.split)
+        train_data = load(split=recipe.split)
     watched = recipe.eval_split
     if isinstance(watched, float) and not isinstance(train_data, ImageStream):
         kept, held_out = hold_out(len(train_data), watched)
         return train_data.part(kept), train_data.part(held_out), test_data
-    return train_data, None if watched is None else load_data(data, split=str(watched)), test_data
+    return train_data, None if watched is None else load(split=str(watched)), test_data
 
 
 def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
@@ -153,6 +156,10 @@ def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) ->
         file = weights_file(checkpoint)
         load = load_encoder if holds_encoder(file, model) else load_host
         load(model, file)
+    elif recipe.backbone is not None:
+        library, colon, name = recipe.backbone.partition(":")
+        found = folder(name) if colon and library == "vitrim" else Path(recipe.backbone).expanduser()
+        load_backbone(model, weights_file(found))
     elif recipe.init == "mimetic":
         mimetic_(model)
     return model

@@ -12,8 +12,10 @@ from torch.utils.data import Dataset
 from vitrim.core.ask import ask
 from vitrim.core.config import MethodConfig
 from vitrim.core.reduce import Reduction
+from vitrim.core.registry import host_of
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
+from vitrim.tasks.base import Task
 from vitrim.training.objectives import learned
 from vitrim.training.optim import ramp_value
 from vitrim.training.recipe import resolve
@@ -37,6 +39,18 @@ def check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
     at_once = recipe.micro_batch or recipe.batch_size // num_processes
     if mixes and at_once % 2:
         raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
+
+
+def check_queries(config: MethodConfig, task: Task, model: nn.Module) -> None:
+    """Refuse a number of queries whose outputs the task has no targets for."""
+    queries = getattr(config, "num_queries", None)
+    if queries is None:
+        return
+    rows, columns = host_of(model).facts(model).grid_size
+    needed = task.queries(rows * columns)
+    if queries != needed:
+        reason = "one per patch of a training image" if needed > 1 else "one for the whole image"
+        raise VitrimError(f"{config.name}: task {task.name} needs num_queries={needed}, {reason}, not {queries}")
 
 
 def check_objective(recipe: Recipe, config: MethodConfig) -> None:

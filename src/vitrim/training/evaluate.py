@@ -42,7 +42,7 @@ def evaluate(
     measurement = Measurement(
         [Contestant(model, task)], [TaskMetrics(task)], task, processes=processes, precision=accelerator.autocast
     )
-    for batch in read(data, batch_size, workers=workers, processes=processes):
+    for batch in read(data, batch_size, workers=workers, processes=processes, collate=task.collate):
         measurement.update(batch)
     model.train(training)
     (row,) = measurement.rows()

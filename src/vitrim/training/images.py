@@ -26,6 +26,7 @@ from torchvision import transforms
 from vitrim.core.ask import ask
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
+from vitrim.training.seeds import seed_cpu
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -362,25 +363,15 @@ class Seeded(Dataset[Any]):
         return self.dataset[place.image]
 
 
-def seed_all(*numbers: int) -> None:
-    """Seed `random`, numpy's and torch's global streams, of all devices, from ``numbers``."""
-    torch.manual_seed(seed_cpu(*numbers))
-
-
-def seed_cpu(*numbers: int) -> int:
-    """Seed the global streams of the CPU from ``numbers``, by numpy's hash; the seed that torch got.
-
-    Cheap enough for every image: `torch.manual_seed` would queue a call for every device each time.
-    """
-    first, second = (int(word) for word in np.random.SeedSequence(numbers).generate_state(2))
-    random.seed(first)
-    np.random.seed(second)
-    seed = (first << 31) ^ second
-    torch.default_generator.manual_seed(seed)
-    return seed
-
-
-def train_loader(dataset: Dataset[Any], order: TrainOrder, *, seed: int, workers: int, pin: bool) -> DataLoader[Any]:
+def train_loader(
+    dataset: Dataset[Any],
+    order: TrainOrder,
+    *,
+    seed: int,
+    workers: int,
+    pin: bool,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> DataLoader[Any]:
     """Micro-batches of images (B, C, H, W) and targets in the given order.
 
     Args:
@@ -389,9 +380,15 @@ def train_loader(dataset: Dataset[Any], order: TrainOrder, *, seed: int, workers
         seed: of the recipe.
         workers: processes that read, 0 for this one.
         pin: whether to put batches into pinned memory.
+        collate: makes a batch of what the dataset gives; by default its parts are stacked.
     """
     # a generator of its own: the loader draws a seed for its workers, and must not take it from the global stream
     generator = torch.Generator().manual_seed(seed)
     return DataLoader(
-        Seeded(dataset, seed), batch_sampler=cast(Any, order), num_workers=workers, generator=generator, pin_memory=pin
+        Seeded(dataset, seed),
+        batch_sampler=cast(Any, order),
+        num_workers=workers,
+        generator=generator,
+        pin_memory=pin,
+        collate_fn=collate,
     )

@@ -23,10 +23,10 @@ from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
-from vitrim.training.checks import check_amounts, check_even, check_objective
-from vitrim.training.images import seed_all
+from vitrim.training.checks import check_amounts, check_even, check_objective, check_queries
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
 from vitrim.training.schema import PATCH_DROP, Recipe
+from vitrim.training.seeds import seed_all
 from vitrim.training.step import MODEL, Distillation, Objective
 from vitrim.weights import load_checkpoint, weights_file
 
@@ -68,6 +68,7 @@ class Learner:
         self.mixer = task.mixer(recipe.mix)
         check_even(recipe, self.mixer is not None, accelerator.num_processes)
         task.fit_head(model)
+        check_queries(config, task, model)
         teacher = _teacher(model, recipe)
         if teacher is not None:
             teacher.to(accelerator.device)
@@ -83,6 +84,7 @@ class Learner:
         self.objective = Objective(
             self.model.train(),
             criterion,
+            auxiliary=task.auxiliary(recipe.loss),
             reduction=self.reduction,
             teacher=teacher,
             distillation=_distillation(recipe),

@@ -22,6 +22,7 @@ from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from vitrim.data import eval_transform
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
@@ -85,7 +86,7 @@ class Trainer:
         self.images = number_of_images(train_data)
         self.updates_per_epoch = updates_per_epoch(self.images, self.recipe.batch_size, self.recipe.augment.repeats)
         self.updates = self._updates()
-        cast(Any, train_data).transform = TrainTransform(geometry_of(model), self.recipe.augment)
+        self._set_transforms(model)
         self.learner = Learner(self.recipe, model, self.task, accelerator, self.updates_per_epoch, start)
         self.seconds_before, self.begun = 0.0, time.monotonic()
         self.update = 0
@@ -103,10 +104,20 @@ class Trainer:
             if isinstance(data, ImageStream):
                 raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
         task = make_task(self.recipe.task, cast(Any, self.train_data).num_classes)
+        task.follow(self.recipe.protocol)
         for data in (self.train_data, self.eval_data, self.test_data):
             if data is not None:
                 task.check(data)
         return task
+
+    def _set_transforms(self, model: nn.Module) -> None:
+        """Give all images the transforms of the task, or those of the model where the task has none."""
+        geometry, recipe = geometry_of(model), self.recipe
+        own = self.task.train_transform(geometry, recipe.dense_augment)
+        cast(Any, self.train_data).transform = own or TrainTransform(geometry, recipe.augment)
+        for data in (self.eval_data, self.test_data):
+            if data is not None:
+                cast(Any, data).transform = self.task.eval_transform(geometry) or eval_transform(model)
 
     def _updates(self) -> int:
         """The updates of the whole run."""
@@ -258,7 +269,8 @@ class Trainer:
             world_size=accelerator.num_processes,
         )
         pin = accelerator.device.type == "cuda"
-        return train_loader(data, order, seed=recipe.seed, workers=self.running.workers, pin=pin)
+        workers, collate = self.running.workers, self.task.collate
+        return train_loader(data, order, seed=recipe.seed, workers=workers, pin=pin, collate=collate)
 
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
         """Make one update and return the mean losses over all its images."""

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 from timm.optim import create_optimizer_v2, list_optimizers
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 
@@ -17,7 +18,7 @@ from vitrim.core.facts import Role
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
-    from vitrim.training.schema import Ramp, Recipe
+    from vitrim.training.schema import Ramp, Recipe, Schedule
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
@@ -190,7 +191,7 @@ def _split_for_muon(model: nn.Module, group: dict[str, Any]) -> Iterable[dict[st
 
 
 class Rates:
-    """The learning rate of every group at every update: linear warm-up, cosine, cool-down, frozen first epochs.
+    """The learning rate of every group at every update: linear warm-up, a curve, cool-down, frozen first epochs.
 
     It has no state: resuming is asking for another update.
 
@@ -201,28 +202,35 @@ class Rates:
     """
 
     def __init__(self, optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:
-        options = recipe.schedule
-        warmup = round(options.warmup_epochs * updates_per_epoch)
-        updates = round(recipe.epochs * updates_per_epoch)
         self.optimizer = optimizer
         self.frozen_until = round(recipe.optimizer.freeze_epochs * updates_per_epoch)
-        self.cosine = CosineLRScheduler(
-            optimizer,
-            t_initial=max(updates - warmup if options.shift else updates, 1),
-            lr_min=options.min_lr,
-            warmup_t=warmup,
-            warmup_lr_init=options.warmup_lr,
-            warmup_prefix=options.shift,
-            t_in_epochs=False,
-        )
+        self.curve = _curve(optimizer, recipe.schedule, recipe.epochs, updates_per_epoch)
 
     def set(self, update: int) -> None:
         """Give every group its learning rate of ``update``, 0 the first."""
-        self.cosine.step_update(update)
+        self.curve.step_update(update)
         if update < self.frozen_until:
             for group in self.optimizer.param_groups:
                 if group["frozen_at_first"]:
                     group["lr"] = 0.0
+
+
+def _curve(optimizer: Optimizer, options: Schedule, epochs: float, updates_per_epoch: int) -> Scheduler:
+    warmup = round(options.warmup_epochs * updates_per_epoch)
+    updates = round(epochs * updates_per_epoch)
+    length = max(updates - warmup if options.shift else updates, 1)
+    every: dict[str, Any] = {
+        "warmup_t": warmup,
+        "warmup_lr_init": options.warmup_lr,
+        "warmup_prefix": options.shift,
+        "t_in_epochs": False,
+    }
+    if options.shape == "cosine":
+        return CosineLRScheduler(optimizer, t_initial=length, lr_min=options.min_lr, **every)
+    if options.shape == "poly":
+        return PolyLRScheduler(optimizer, t_initial=length, power=options.power, lr_min=options.min_lr, **every)
+    places = [round(one * updates_per_epoch) for one in options.milestones]  # none: the rate stays as it is
+    return MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=options.factor, **every)
 
 
 def ramp_value(ramp: Ramp, epoch: float) -> float | int:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from vitrim.tasks.options import Loss, Mix, Section
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Section
+from vitrim.tasks.sliding import Protocol
 
 MAX_EPOCHS = 1e5
 MAX_REPEATS = 1000
@@ -94,15 +95,30 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """The learning rate over time: linear warm-up, then a cosine, changed at every update."""
+    """The learning rate over time: linear warm-up, then a curve, changed at every update."""
 
+    shape: Literal["cosine", "poly", "steps", "constant"] = Field(
+        "cosine",
+        description="after the warm-up; poly: (1 - share of the run)^power; steps: times `factor` at every milestone",
+    )
+    power: float = Field(0.9, gt=0, description="of poly")
+    milestones: tuple[float, ...] = Field((), description="of steps, in epochs, ascending")
+    factor: float = Field(0.1, gt=0, lt=1, description="of steps")
     warmup_epochs: float = Field(0.0, ge=0, le=MAX_EPOCHS)
     warmup_lr: float = Field(1e-6, ge=0, description="at the first update")
-    min_lr: float = Field(1e-5, ge=0, description="at the end, of all groups")
-    shift: bool = Field(False, description="true: the cosine begins after the warm-up; false: it runs from the start")
+    min_lr: float = Field(1e-5, ge=0, description="of cosine and poly at the end, of all groups")
+    shift: bool = Field(False, description="true: the curve begins after the warm-up; false: it runs from the start")
     cooldown_epochs: float = Field(
-        0.0, ge=0, le=MAX_EPOCHS, description="epochs at min_lr after the cosine, beyond `epochs`"
+        0.0, ge=0, le=MAX_EPOCHS, description="epochs at min_lr after the curve, beyond `epochs`"
     )
+
+    @model_validator(mode="after")
+    def _milestones(self) -> Schedule:
+        if (self.shape == "steps") != bool(self.milestones):
+            raise ValueError("milestones go with shape steps, and steps need some")
+        if list(self.milestones) != sorted(set(self.milestones)) or any(one <= 0 for one in self.milestones):
+            raise ValueError("milestones are epochs above 0, ascending")
+        return self
 
 
 class Ema(Section):
@@ -162,6 +178,11 @@ class Recipe(Section):
         default_factory=dict, description="keyword arguments of the library's model; null: none, whatever the base has"
     )
     pretrained: bool = Field(False, description="start from the library's weights; --checkpoint replaces them")
+    backbone: str | None = Field(
+        None,
+        description="weights for the backbone of a dense model: vitrim:NAME, a file, or the folder of a run; patch "
+        "kernels and positions are resampled",
+    )
     init: Literal["default", "mimetic"] = Field(
         "default",
         description="starting weights of a model that is not pretrained; mimetic: attention and positions "
@@ -179,6 +200,9 @@ class Recipe(Section):
     trainable: tuple[str, ...] = Field(("*",), description="patterns of parameter names that are trained")
 
     task: str = "classification"
+    data_options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the data's reader, e.g. class_names or ignore of masks"
+    )
     stream: bool = Field(
         False,
         description="read the training images from front to back, shuffled by file and within a buffer: for tables "
@@ -196,6 +220,8 @@ class Recipe(Section):
     batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
     micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
     augment: Augment = Augment()
+    dense_augment: DenseAugment = DenseAugment()
+    protocol: Protocol = Protocol()
     mix: Mix = Mix()
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
@@ -208,7 +234,7 @@ class Recipe(Section):
     seed: int = Field(0, ge=0, lt=2**40)
     eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
 
-    @field_validator("model_options", "objective", mode="before")
+    @field_validator("model_options", "data_options", "objective", mode="before")
     @classmethod
     def _none_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value

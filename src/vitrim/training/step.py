@@ -76,6 +76,7 @@ class Objective(nn.Module):
     Args:
         model: the model, reduced or not.
         criterion: the loss of the task.
+        auxiliary: the loss of auxiliary heads; None: ``criterion``.
         reduction: the handle of a reduced model.
         teacher: a frozen model, not registered here: it is neither wrapped, averaged nor saved.
         distillation: how the criterion learns from the teacher, or None.
@@ -93,6 +94,7 @@ class Objective(nn.Module):
         model: nn.Module,
         criterion: Criterion,
         *,
+        auxiliary: Criterion | None = None,
         reduction: Reduction | None = None,
         teacher: nn.Module | None = None,
         distillation: Distillation | None = None,
@@ -103,6 +105,7 @@ class Objective(nn.Module):
             raise VitrimError("distillation needs a teacher: set teacher=dense in the recipe")
         self.model = model
         self.criterion = criterion
+        self.auxiliary = auxiliary
         self.reduction = reduction
         self.distillation = distillation
         self.options = dict(options or {})
@@ -131,5 +134,5 @@ class Objective(nn.Module):
             with torch.no_grad():
                 teacher_logits = ask(self.teacher).logits(self.teacher(images))
             criterion = self.distillation(criterion, teacher_logits)
-        step = Step(self.model, self.reduction, images, targets, criterion, self.teacher)
+        step = Step(self.model, self.reduction, images, targets, criterion, self.teacher, self.auxiliary)
         return losses(step, **self.options)

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, ClassVar, cast
 
 import numpy as np
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 
 from vitrim.core.ask import register_library
@@ -48,6 +49,19 @@ class TimmModel(Host):
     @classmethod
     def num_classes(cls, model: nn.Module) -> int | None:
         return cast("int | None", getattr(model, "num_classes", None))
+
+    @classmethod
+    def resampled(cls, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        found = dict(weights)
+        kernel, own = found.get("patch_embed.proj.weight"), getattr(getattr(model, "patch_embed", None), "proj", None)
+        if kernel is not None and own is not None and kernel.shape[2:] != own.weight.shape[2:]:
+            found["patch_embed.proj.weight"] = resample_patch_embed(kernel, list(own.weight.shape[2:]))
+        table, positions = found.get("pos_embed"), getattr(model, "pos_embed", None)
+        if table is not None and positions is not None and table.shape[1] != positions.shape[1]:
+            prefix = 0 if getattr(model, "no_embed_class", False) else model.num_prefix_tokens
+            grid = list(model.patch_embed.grid_size)
+            found["pos_embed"] = resample_abs_pos_embed(table, grid, num_prefix_tokens=prefix)
+        return found
 
     @classmethod
     def reset_head(cls, model: Any, num_classes: int) -> None:

@@ -66,6 +66,14 @@ class DenseHost(Host):
         return model.decoder if hasattr(model, "decoder") else model.pyramid  # type: ignore[no-any-return]
 
     @classmethod
+    def compared(cls, model: Any) -> list[nn.Module]:
+        return [cls.dense_feature(model)]
+
+    @classmethod
+    def task(cls, model: Any) -> str:
+        return model.task  # type: ignore[no-any-return]
+
+    @classmethod
     def num_classes(cls, model: Any) -> int:
         return model.num_classes  # type: ignore[no-any-return]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,27 +9,30 @@ from torch import Tensor
 from vitrim.core.reduce import Reduction
 from vitrim.errors import VitrimError
 from vitrim.methods.cropr import AUXILIARY, Cropr
+from vitrim.tasks.criteria import Criterion
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import learns
 
 
 @learns(Cropr)
 def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
-    """The loss of the paper on one batch; "auxiliary" is the mean over the routers, for the log.
+    """The loss of the paper on one batch: that of the model or its task, and the auxiliary one of every router.
 
-    Where the task has a loss of its own for the routers, as dense tasks do, "main" is the model's own loss or that of
-    the task, and its parts are logged too.
+    "auxiliary" is the mean over the routers, for the log. A task says how it scores the outputs of a router, and how
+    many queries that takes (`Task.queries`). "main" is the loss without them; its parts, if it has any, are logged too.
 
     Raises:
-        VitrimError: routers with one output per query on a model with one per image.
+        VitrimError: routers with one output per query and a task with one target per image.
     """
-    if step.auxiliary is not None:
-        base = step.base_losses()
-        routers = torch.stack([step.auxiliary(out, step.targets) for out in reduction.aux(AUXILIARY)])
-        main = base.pop("total")
-        return {**base, "total": main + routers.sum(), "main": main, "auxiliary": routers.mean()}
-    terms = objective(reduction, step.logits(), step.targets, criterion=step.criterion)
-    return {**terms, "auxiliary": terms["auxiliary"].mean()}
+    base = step.base_losses()
+    outputs = reduction.aux(AUXILIARY)
+    if step.auxiliary is None and outputs[0].ndim > 2:
+        raise VitrimError(
+            f"cropr: the routers give {tuple(outputs[0].shape)}, one output per query, and the task has one target per "
+            "image: use num_queries=1, or a loss of your own"
+        )
+    auxiliary = torch.stack([step.auxiliary_loss(output) for output in outputs])
+    return {**base, "total": base["total"] + auxiliary.sum(), "main": base["total"], "auxiliary": auxiliary.mean()}
 
 
 def objective(
@@ -39,7 +40,8 @@ def objective(
     logits: Tensor,
     targets: Tensor,
     *,
-    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    criterion: Criterion = F.cross_entropy,
+    auxiliary_criterion: Criterion | None = None,
 ) -> dict[str, Tensor]:
     """The training loss of the paper, after a forward in training mode and before its backward.
 
@@ -48,6 +50,7 @@ def objective(
         logits: (B, classes) of the model.
         targets: what ``criterion`` takes, the same for the model and all routers.
         criterion: the loss of the task.
+        auxiliary_criterion: that of the routers; None: the task's, for which every router has one output per image.
 
     Returns:
         "main"; "auxiliary", (routers,) one loss each; and "total", the plain sum of all. As the gradients of routers
@@ -65,13 +68,13 @@ def objective(
         torch.Size([10])
     """
     outputs = reduction.aux(AUXILIARY)
-    if outputs[0].ndim != logits.ndim:
+    if auxiliary_criterion is None and outputs[0].ndim != logits.ndim:
         raise VitrimError(
             f"cropr: the routers give {tuple(outputs[0].shape)}, one output per query, and the model "
             f"{tuple(logits.shape)}: use num_queries=1, or a loss of your own"
         )
     main = criterion(logits, targets)
-    auxiliary = torch.stack([criterion(out, targets) for out in outputs])
+    auxiliary = torch.stack([(auxiliary_criterion or criterion)(out, targets) for out in outputs])
     return {"total": main + auxiliary.sum(), "main": main, "auxiliary": auxiliary}
 
 
