@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,11 +279,11 @@ class Report:
         title = f"{self.model} on {data['source']}: {seen} images in batches of {data['batch_size']}"
         out.print(title, markup=False, highlight=False, soft_wrap=True)
         names = list(dense)
-        metrics = names[names.index("images") + 1 : names.index("agreement")]
+        metrics = self.task.shown or names[names.index("images") + 1 : names.index("agreement")]
         columns = ["method", *map(_title, metrics), "change", "agree", "cosine", "GMACs", "saved", "tokens"]
         common.print_table(out, "", columns, [self._cells(row, dense, metrics) for row in rows])
 
-    def _cells(self, row: Row, dense: Row, metrics: list[str]) -> list[str]:
+    def _cells(self, row: Row, dense: Row, metrics: Sequence[str]) -> list[str]:
         from rich.markup import escape
 
         total, full = sum(row["gmacs"].values()), sum(dense["gmacs"].values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,8 @@ class Detection(Task):
     selects_by = "box_AP"
     losses = ("rcnn",)
     agreement_means = "best IoU with the dense model's boxes"
+    shown: ClassVar[tuple[str, ...] | None] = ("box_AP", "box_AP50", "box_AP75")
+    cost_varies = True  # of the heads, by the number of proposals
     outlines = False
 
     def check(self, dataset: Any) -> None:
@@ -128,6 +130,7 @@ class Instances(Detection):
     name = "instances"
     reads = "instances"
     selects_by = "mask_AP"
+    shown = ("box_AP", "box_AP50", "mask_AP", "mask_AP50")
     outlines = True
 
 

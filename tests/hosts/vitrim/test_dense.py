@@ -221,3 +221,4 @@ def test_a_model_without_blocks_has_nothing_to_reduce() -> None:
     assert isinstance(model.decoder.head, nn.Linear)
     with pytest.raises(vitrim.UnsupportedModelError, match="has no blocks: there is nothing to reduce"):
         vitrim.reduce_(model, "tome")
+    assert profile(model, None, torch.zeros(1, 3, 56, 56)).tokens_per_block == ()
