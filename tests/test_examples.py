@@ -13,6 +13,7 @@ SAYS = {
     "huggingface_pipeline": "tokens after every block: [57, 49, 41, 33, 25, 17]",
     "clip_zero_shot": "image tokens after every block: [57, 49, 41, 33, 25, 1]",
     "dinov2_dense_features": "every feature map: (1, 64, 8, 8)",
+    "dense_heads": "UperNetForSemanticSegmentation: tokens after every block [59, 53, 47, 41]",
 }
 
 

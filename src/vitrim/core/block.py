@@ -285,13 +285,13 @@ class ReducedBlock(nn.Module):
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
-        x, state = self.receive(x, self.incoming(x))
+        x, state = self.receive(x, self.incoming(x), *host_args)
         if self.last and self.restore == "last_block":
             x, state = state.bring_back(x)
         x, state = self.step(x, state, *host_args)
         return self.outgoing(x, state)
 
-    def receive(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
         """The current tokens (B, N, C) from what the host hands this block, after `incoming` found their state."""
         if state.held is not None:
             return state.held, replace(state, held=None)

@@ -31,6 +31,8 @@ class Host:
     """The kinds of head among models of the family; a model that hands out tokens has a head that reads patches."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
     """The reduced form of every block class the family uses."""
+    runs_on_meta: ClassVar[bool] = True
+    """The forward follows from shapes: it reads no value, so that it runs on the meta device."""
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {}
     """The family's names for what is not trunk: patterns of one part of a dotted name, ``{"tokens": ("*_token",)}``.
     Where several match, the part that is listed first counts. Classifiers and the `patch_maker` need no name."""

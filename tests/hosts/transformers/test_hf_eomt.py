@@ -23,6 +23,7 @@ from transformers import (
 
 import tiny
 import vitrim
+from cli_runs import runner
 from tiny_hosts.transformers_eomt import SIZES
 from tiny_hosts.transformers_vit import hf
 from vitrim.core.ask import ask
@@ -233,3 +234,14 @@ def test_without_layers_before_the_queries_there_is_nothing_to_reduce() -> None:
     model: nn.Module = segmenter(num_hidden_layers=1)
     with pytest.raises(vitrim.UnsupportedModelError, match="has no blocks: there is nothing to reduce"):
         vitrim.reduce_(model, "tome:r=4")
+
+
+def test_it_is_profiled_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not on the meta device, where the library cannot read whether attention is masked."""
+    segmenter().save_pretrained(tmp_path)
+    run = runner(monkeypatch, capsys, "profile")
+    code, out, err = run(f"hf:{tmp_path}", "-m", "tome:r=4", "--model-option", "hidden_dropout_prob=0.1")
+    assert code == 0, err
+    assert "35 31 27 23" in out

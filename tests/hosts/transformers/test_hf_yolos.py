@@ -248,3 +248,30 @@ def test_parts_that_a_reduced_block_does_not_call_may_not_be_altered(part: str) 
     getattr(model.vit.encoder.layer[1], part).register_forward_hook(lambda module, args, output: None)
     with pytest.raises(vitrim.UnsupportedModelError, match="has hooks or a forward of its own"):
         vitrim.reduce_(model, "tome:r=4")
+
+
+def input_of(layer: Any, model: Any, images: Tensor) -> Tensor:
+    """The tokens that a layer's attention reads, (B, N, C), mid positions included."""
+    seen: list[Tensor] = []
+    handle = layer.layernorm_before.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        model(images)
+    handle.remove()
+    return seen[0]
+
+
+def test_a_patch_that_comes_back_missed_the_tables_since() -> None:
+    """As Cropr brings it back, so does ``restore=last_block``: as it was when pruned."""
+    model, images = detector().double(), tiny.images().double()
+    _, _, third, last = model.vit.encoder.layer
+    when_pruned = input_of(third, model, images)
+    vitrim.reduce_(model, "l1:blocks=[2],keep_rate=0.5")
+    left = input_of(last, model, images)
+    vitrim.restore_(model)
+    vitrim.reduce_(model, "l1:blocks=[2],keep_rate=0.5,restore=last_block")
+    found = input_of(last, model, images)
+    kept = left.shape[1]
+    assert found.shape == when_pruned.shape
+    assert kept < found.shape[1]
+    torch.testing.assert_close(found[:, :kept], left, atol=1e-12, rtol=0)
+    assert torch.cdist(found[:, kept:], when_pruned).amin(dim=2).max() < 1e-5  # each is one of the rows there

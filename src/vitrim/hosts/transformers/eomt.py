@@ -62,6 +62,7 @@ class SquareHook(TrunkHook):
 
 class _Eomt(TransformersHost):
     heads = ("grid",)
+    runs_on_meta = False  # it reads whether attention is masked from a buffer
     layers_name = "layers"
     hook_class = SquareHook
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {

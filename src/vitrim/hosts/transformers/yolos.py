@@ -54,7 +54,8 @@ class ReducedYolosLayer(ReducedLayer, YolosLayer):
     all tokens (the model's output, hidden states, attention maps) they stand where the library has them.
 
     A table of mid positions is added at the beginning of the next block, where the library adds it behind the block,
-    for hidden states are what comes out of a block. A merged token gets its anchor's row.
+    for hidden states are what comes out of a block. A merged token gets its anchor's row; a pruned one that comes back
+    has missed the tables since then.
     """
 
     host_class = YolosLayer
@@ -96,17 +97,15 @@ class ReducedYolosLayer(ReducedLayer, YolosLayer):
         hidden = self.intermediate(self.layernorm_after(x))
         return self.output.dropout(self.output.dense(hidden))  # type: ignore[no-any-return]
 
-    def receive(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
         if self.depth == 0 or state.full_grid:
             x = prefix_in_front(x, self.num_prefix - 1)
-        return super().receive(x, state)
-
-    def step(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+        x, state = super().receive(x, state)
         table: Tensor | None = host_args[0]
         if table is not None and self.depth > 0:
             own = table[self.depth - 1].to(x.device)
             x = x + (F.embedding(state.position, own[0]) if state.reduced else own)
-        return super().step(x, state)
+        return x, state
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         x = super().outgoing(x, state)
