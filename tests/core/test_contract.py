@@ -38,10 +38,15 @@ plain_pair = pytest.mark.parametrize(
 ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
 """Plain hosts whose attention is the code of another one. YOLOS is compiled in its own tests."""
 DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
-# compiling and exporting take seconds each: all methods on ViT, one on every kind of attention
-static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, DIFFERENT, thorough=[], once=["vit"], others=["tome"]))
+# compiling and exporting take seconds each: all methods on ViT, one on every kind of attention; EoMT, which reads in
+# every forward whether attention is masked, is no one graph itself
+static_pair = pytest.mark.parametrize(
+    PAIR, tiny.matrix(STATIC, DIFFERENT, thorough=[], once=["vit"], others=["tome"], full=tiny.BACKBONES)
+)
 # `test_compile_fullgraph` has all of these, with a batch of any size too: export traces the same operations
-export_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"]))
+export_pair = pytest.mark.parametrize(
+    PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"], full=tiny.BACKBONES)
+)
 training_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit", "cropr"])
 )
