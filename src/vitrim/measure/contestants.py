@@ -67,11 +67,12 @@ class Contestant:
         self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
         self.watched = watched
 
-    def run(self, images: Tensor, *, count: bool = False) -> Output:
+    def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> Output:
         """One forward of images (B, C, H, W).
 
         Args:
             images: on the device of the model.
+            targets: of the task; they say at most where there is padding.
             count: count multiply-accumulates too. What adapts to the images is counted on this very forward, the whole
                 batch at once, since counts may depend on the batch mates; anything else on one image of every shape.
 
@@ -80,6 +81,7 @@ class Contestant:
         """
         macs: Mapping[str, int] | None = None
         counted: tuple[int, int] | None = None
+        self.forward.targets = targets
         if count and self.adaptive:
             macs = count_parts(self.forward, images)
         else:
@@ -98,7 +100,9 @@ class Contestant:
         if shape not in self.macs:
             # what the counted forward draws must not change what the next one does
             with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
+                targets, self.forward.targets = self.forward.targets, None
                 self.macs[shape] = count_parts(self.forward, images[:1])
+                self.forward.targets = targets
         return self.macs[shape]
 
     def _check_finite(self, feature: Tensor | None) -> None:
@@ -125,6 +129,7 @@ class _Forward(nn.Module):
 
     def __init__(self, model: nn.Module, task: Task, watched: bool) -> None:
         super().__init__()
+        self.targets: Any = None
         self.model = model
         self.task = task
         self.inputs: list[Tensor] = []
@@ -138,7 +143,7 @@ class _Forward(nn.Module):
 
     def forward(self, images: Tensor) -> None:
         self.inputs.clear()
-        self.prediction = self.task.predict(self.model, images)
+        self.prediction = self.task.predict(self.model, images, self.targets)
 
     def feature(self) -> Tensor:
         """(B, C), what the classifier reads, the mean where there are two; (B, P, C) of a dense head."""

@@ -106,8 +106,11 @@ class Task(ABC):
         """A batch of what a dataset gives."""
         return default_collate(items)
 
-    def predict(self, model: nn.Module, images: Tensor) -> Any:
-        """The prediction of ``model`` for images (B, C, H, W): logits (B, K)."""
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Any:
+        """The prediction of ``model`` for images (B, C, H, W): logits (B, K).
+
+        ``targets`` say at most where in the images there is padding; None: nowhere.
+        """
         return ask(model).logits(model(images))
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:

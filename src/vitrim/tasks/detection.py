@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -99,10 +99,16 @@ class Detection(Task):
                     f"{self.num_classes} classes, 0 to {self.num_classes - 1}"
                 )
 
-    def predict(self, model: nn.Module, images: Tensor) -> list[Objects]:
-        """The objects that ``model`` finds in images (B, C, H, W), one dict per image."""
-        found: list[Objects] = model(images)
-        return found
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> list[Objects]:
+        """The objects that ``model`` finds in images (B, C, H, W), one dict per image.
+
+        ``size`` of the targets is height and width of each image, where the rest is padding.
+        """
+        if targets is None or not all("size" in objects for objects in targets):
+            found: list[Objects] = model(images)
+            return found
+        sizes = [tuple(objects["size"].tolist()) for objects in targets]
+        return cast("list[Objects]", model(images, sizes))
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
         pairs = zip(prediction, targets, strict=True)
