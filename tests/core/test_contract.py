@@ -380,6 +380,8 @@ def test_dense_outputs_are_the_reduced_tokens_unmerged(host: str, config: vitrim
         dense = tiny.dense_tokens(model, images)
     assert [tuple(tokens.shape) for tokens in dense] == [(2, 36 + tiny.num_prefix(model), 32)] * 4
     for grid, tokens, state in zip(dense, found, states, strict=False):
+        if host in tiny.OWN_HEAD:  # a patch that comes back is not zeros there (`test_restore.py`)
+            grid = grid * (state.source >= 0).unsqueeze(-1)
         torch.testing.assert_close(grid, vitrim.unmerge(tokens, state), atol=1e-5, rtol=1e-5)
 
 
