@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     for index in spread(len(data), given.limit).tolist():
         shown = scene(*data[index], transform)
-        title = f"{name}, image {index} of {data.source}"
+        title = f"{name}, image {index} of {Path(data.source).name}"
         file = given.out / f"{index:05d}.png"
         draw_comparison(models, task, shown, data.class_names, title=title).savefig(file)
         print(f"wrote {file}: {', '.join(one.name for one in models)}")

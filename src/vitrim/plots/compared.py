@@ -111,18 +111,20 @@ def draw_comparison(
         dense = dense or output
         agreement = task.agreement(output.prediction, dense.prediction, targets.to(like.device))
         picture = draw.prediction(output.prediction)
-        note = _note(output, dense, agreement) if model.reduction is not None else "every token"
+        note = _note(task, output, dense, agreement) if model.reduction is not None else "every token"
         kept, kept_note = draw.kept(model, sizes[-1]) if model.reduction is not None else (None, "")
         columns.append(Column(model.name, picture, kept, note, kept_note))
     truth = draw.truth()
     return compare(draw.background, columns, truth=truth, classes=draw.legend(), title=title)
 
 
-def _note(output: Output, dense: Output, agreement: Tensor) -> str:
+def _note(task: Task, output: Output, dense: Output, agreement: Tensor) -> str:
+    """What a reduced model costs, and how much of the dense prediction it keeps."""
     macs, full = (sum((one.macs or {}).values()) / max(one.macs_images, 1) for one in (output, dense))
     share = f"{100 * macs / full:.0f}% of the MACs" if full else ""
-    same = f"{100 * agreement.mean().item():.1f}% as dense" if len(agreement) else ""
-    return ", ".join(part for part in (share, same) if part)
+    kept = agreement.mean().item() if len(agreement) else 0.0
+    same = f"{100 * kept:.1f}% as dense" if isinstance(task, Segmentation) else f"mean IoU {kept:.2f} with dense"
+    return ", ".join(part for part in (share, same if len(agreement) else "") if part)
 
 
 class _Drawing:

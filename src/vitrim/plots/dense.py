@@ -33,8 +33,10 @@ LEVELS = (1.0, 0.6, 1.4)
 OPACITY = 0.65
 SURE = 0.5
 """Least score of the objects that are drawn."""
-SLIDE = 13.3
-"""Width of a figure in inches: that of a slide of 16 to 9."""
+SLIDE = (13.3, 7.5)
+"""Most width and height of a figure in inches: those of a slide of 16 to 9."""
+LETTERS, LINES = 40, 240
+"""Letters and lines are this share of an image's width, as they must be read on a slide."""
 
 
 class Column(NamedTuple):
@@ -119,8 +121,8 @@ def draw_boxes(
     colours: NDArray[Any] | None = None,
     least: float = SURE,
     scale: int = 1,
-    width: int = 2,
-    font_size: int = 11,
+    width: int | None = None,
+    font_size: int | None = None,
     opacity: float = 0.5,
 ) -> Image:
     """The image with boxes around its objects in the colours of their classes, and over their masks if there are any.
@@ -134,8 +136,8 @@ def draw_boxes(
         colours: (K, 3), one for each class; default: `palette`.
         least: objects with a lower score are not drawn.
         scale: enlarge the image by this whole factor first, so that lines and letters are thin next to small objects.
-        width: of the lines in pixels of the result.
-        font_size: of what is written, in pixels of the result; 0 for no text.
+        width: of the lines in pixels of the result; default: by its width.
+        font_size: of what is written, in pixels of the result; default: by its width; 0 for no text.
         opacity: of the masks.
 
     Returns:
@@ -162,6 +164,8 @@ def draw_boxes(
     large = enlarged(in_colour(image), scale)
     if not labels:
         return large
+    font_size = max(9, large.shape[1] // LETTERS) if font_size is None else font_size
+    width = max(1, round(large.shape[1] / LINES)) if width is None else width
     pixels = torch.from_numpy((large * 255).round().astype(np.uint8)).permute(2, 0, 1)
     chosen: list[Any] = [tuple(int(part) for part in (every[label] * 255).round()) for label in labels]
     if "masks" in shown:
@@ -260,7 +264,7 @@ def compare(
         title: above the figure.
 
     Returns:
-        A matplotlib figure as wide as a slide: ``compare(...).savefig("picture.png")``.
+        A matplotlib figure that fills a slide or the width of one: ``compare(...).savefig("picture.png")``.
 
     Raises:
         VitrimError: there is no column.
@@ -275,9 +279,10 @@ def compare(
         cells.append(((one.title, one.note, one.prediction), kept))
     rows = 2 if any(below is not None for _, below in cells) else 1
     height, width = in_colour(image).shape[:2]
-    panel = SLIDE / len(cells)
-    tall = rows * (panel * height / width + 0.5) + (0.4 if title else 0) + (0.5 if rows == 1 else 0)
-    figure: Any = Figure(figsize=(SLIDE, tall), dpi=150, layout="constrained")
+    around = 0.3 * rows + 0.2 + (0.3 if title else 0) + (0.5 if rows == 1 else 0)  # titles and legend
+    panel = min(SLIDE[0] / len(cells), (SLIDE[1] - around) / rows * width / height)
+    size = (panel * len(cells), rows * panel * height / width + around)
+    figure: Any = Figure(figsize=size, dpi=150, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.04, wspace=0.01, hspace=0.02)
     axes = figure.subplots(rows, len(cells), squeeze=False)
     empty = []
