@@ -27,6 +27,7 @@ from vitrim.loading import create_model
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import check_dataset, task_of
 from vitrim.plots.compared import check_drawable, draw_comparison, scene
+from vitrim.plots.dense import palette
 from vitrim.tasks import Task, tasks
 from vitrim.tasks.sliding import Protocol
 from vitrim.training.images import geometry_of
@@ -34,6 +35,7 @@ from vitrim.training.recipe import load_recipe
 from vitrim.weights import RECIPE
 
 OFFLINE = ("segmenter:test_vit", {"num_classes": 3})
+WIDTH, SHADES = 1000, 96
 METHODS = ["tome:r=12", "topk:keep_rate=0.7,restore=last_block"]
 
 
@@ -69,6 +71,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--data-option", action="append", help="key=value; may repeat")
     parser.add_argument("--protocol", action="append", help="of segmentation, key=value; may repeat")
     parser.add_argument("--checkpoint", type=Path, help="weights: a safetensors file")
+    parser.add_argument("--small", action="store_true", help=f"{WIDTH} pixels wide, in {SHADES} colours: for a page")
     given = parser.parse_args(arguments)
     if (given.model is None) != (given.data is None):
         parser.error("give a model and --data, or neither")
@@ -95,6 +98,18 @@ def task_and_data(model: torch.nn.Module, given: argparse.Namespace) -> tuple[Ta
     return task, data
 
 
+def make_small(file: Path, num_classes: int) -> None:
+    """Write a picture again with fewer pixels and colours, among them exactly those of its legend."""
+    with Image.open(file) as picture:
+        drawn = picture.convert("RGB")
+    drawn = drawn.resize((WIDTH, round(drawn.height * WIDTH / drawn.width)), Image.Resampling.LANCZOS)
+    fixed = [(0, 0, 0), (255, 255, 255), *(tuple((255 * one).round().astype(int)) for one in palette(num_classes)[:24])]
+    found = drawn.quantize(SHADES - len(fixed), method=Image.Quantize.MEDIANCUT, kmeans=4).getpalette() or []
+    shades = Image.new("P", (1, 1))
+    shades.putpalette([*found, *(int(part) for colour in fixed for part in colour)])
+    drawn.quantize(palette=shades, dither=Image.Dither.NONE).save(file, optimize=True)
+
+
 def main(arguments: list[str]) -> None:
     """Write the pictures that the command line asks for."""
     given = parsed(arguments)
@@ -111,6 +126,8 @@ def main(arguments: list[str]) -> None:
         title = f"{name}, image {index} of {Path(data.source).name}"
         file = given.out / f"{index:05d}.png"
         draw_comparison(models, task, shown, data.class_names, title=title).savefig(file)
+        if given.small:
+            make_small(file, task.num_classes)
         print(f"wrote {file}: {', '.join(one.name for one in models)}")
 
 

@@ -52,11 +52,11 @@ def test_pictures_of_boxes_from_a_table(tmp_path: Path, capsys: pytest.CaptureFi
     options = ["num_classes=2", "img_size=64", "channels=16", "hidden=16", "rpn_layers=1", "box_layers=1"]
     named = [part for option in options for part in ("--model-option", option)]
     given = ["-m", "tome:r=2", "--data", str(table), "--data-option", "num_classes=2", "--out", str(tmp_path / "out")]
-    load("dense_pictures").main(["vitdet:test_vit", *named, *given, "--limit", "2"])
+    load("dense_pictures").main(["vitdet:test_vit", *named, *given, "--limit", "2", "--small"])
     assert len(capsys.readouterr().out.splitlines()) == 2
     for name in ("00000.png", "00002.png"):
         with Image.open(tmp_path / "out" / name) as picture:
-            assert picture.width > 900
+            assert (picture.width, picture.mode) == (1000, "P")
 
 
 def test_pictures_need_a_model_and_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -279,11 +279,11 @@ def compare(
         cells.append(((one.title, one.note, one.prediction), kept))
     rows = 2 if any(below is not None for _, below in cells) else 1
     height, width = in_colour(image).shape[:2]
-    around = 0.3 * rows + 0.2 + (0.3 if title else 0) + (0.5 if rows == 1 else 0)  # titles and legend
+    around = 0.35 * rows + 0.25 + (0.35 if title else 0) + (0.5 if rows == 1 else 0)  # titles and legend
     panel = min(SLIDE[0] / len(cells), (SLIDE[1] - around) / rows * width / height)
     size = (panel * len(cells), rows * panel * height / width + around)
     figure: Any = Figure(figsize=size, dpi=150, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.04, wspace=0.01, hspace=0.02)
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.07, wspace=0.01, hspace=0.02)
     axes = figure.subplots(rows, len(cells), squeeze=False)
     empty = []
     for number, cell in enumerate(cells):

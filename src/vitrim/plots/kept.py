@@ -94,7 +94,7 @@ def draw_kept(
     column = ((np.arange(width * scale) + 0.5) * columns / (wide * scale)).astype(np.int64)
     token = groups.reshape(rows, columns)[row[:, None], column[None, :]]
     dark = token < 0
-    drawn[dark] = PRUNED_LIGHT * drawn[dark].mean(axis=-1, keepdims=True) + np.float32(PRUNED_TINT)
+    drawn[dark] = PRUNED_LIGHT * drawn[dark].mean(axis=-1, keepdims=True) + np.array(PRUNED_TINT, np.float32)
     names, sizes = np.unique(groups, return_counts=True)
     merged = np.isin(token, names[(sizes > 1) & (names >= 0)])
     drawn[merged] = _means(drawn, token, merged)
