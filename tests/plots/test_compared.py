@@ -108,6 +108,16 @@ def test_objects_are_drawn_in_the_stored_image() -> None:
     assert any("% of the MACs" in axis.get_title() for axis in figure.axes)
 
 
+def test_random_methods_draw_the_same_every_time(segmented: dict[str, Any]) -> None:
+    model, task, shown = (segmented[name] for name in ("model", "task", "shown"))
+    models = contestants(model, ["random:keep_rate=0.5"], task)
+    before = torch.get_rng_state()
+    kept = [axes_of(draw_comparison(models, task, shown, seed=seed))["kept"][0][1] for seed in (1, 1, 2)]
+    assert np.array_equal(kept[0], kept[1])
+    assert not np.array_equal(kept[0], kept[2])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_has_no_picture_is_refused() -> None:
     with pytest.raises(VitrimError, match="task classification has no map to draw; valid: segmentation, detection"):
         check_drawable(make_task("classification", 3))

@@ -7,8 +7,13 @@ import torch
 import dense_models
 import vitrim
 from vitrim.errors import VitrimError
+from vitrim.measure.contestants import contestants
+from vitrim.measure.decisions import Record
+from vitrim.measure.records import as_batches
+from vitrim.measure.run import Measurement
 from vitrim.plots.kept import PRUNED_LIGHT, PRUNED_TINT, draw_kept, groups_of, sources_of
 from vitrim.plots.merged import OUTLINE_COLOUR
+from vitrim.tasks import make_task
 
 GRID = (6, 6)
 SIDE = 4
@@ -50,6 +55,22 @@ def test_merged_groups_have_their_mean_and_an_outline() -> None:
     assert np.allclose(drawn[8, 24], 0)  # a single patch has none
     outlined = np.isclose(drawn, OUTLINE_COLOUR).all(axis=-1)
     assert outlined.sum() == (2 * 16 + 2 * 14) + (2 * 16 + 2 * 6)
+
+
+def test_recorded_decisions_give_the_same_patches() -> None:
+    """`Decisions` and the states of a reduction agree."""
+    model = dense_models.segmenter("vit")
+    task = make_task("segmentation", dense_models.CLASSES)
+    models = contestants(model, ["topk:keep_rate=0.6"], task)
+    images, targets = torch.rand(2, 3, 24, 24), torch.zeros(2, 24, 24, dtype=torch.int64)
+    measurement = Measurement(models, [Record()], task)
+    measurement.update(next(as_batches([(images, targets)])))
+    (gauge,) = measurement.findings().gauges[1]
+    decisions = gauge.decisions()
+    reduction = models[1].reduction
+    for row in range(2):
+        recorded = decisions.source[row][:, decisions.header["num_prefix"] :]
+        assert np.array_equal(recorded, sources_of(reduction.states[1:], row))
 
 
 def test_what_came_back_was_pruned() -> None:

@@ -31,7 +31,7 @@ SMALL = 400
 
 
 class Scene(NamedTuple):
-    """One image as it is stored, and what the data says about it.
+    """One image as it is stored, with its target.
 
     Attributes:
         image: (H, W, 3) float32 in [0, 1].
@@ -83,6 +83,7 @@ def draw_comparison(
     class_names: Sequence[str] | None = None,
     *,
     title: str = "",
+    seed: int = 0,
 ) -> Any:
     """A figure of one image under every model: predictions, tokens that were kept, the truth.
 
@@ -92,6 +93,7 @@ def draw_comparison(
         shown: of `scene`.
         class_names: for the legend; default: numbers.
         title: above the figure.
+        seed: of methods that draw at random; the global generators stay as they were.
 
     Returns:
         A matplotlib figure, see `vitrim.plots.dense.compare`.
@@ -103,10 +105,12 @@ def draw_comparison(
     like = next(models[0].forward.parameters())
     images, targets = task.collate([(shown.pixels, shown.target)])
     images = images.to(like.device, like.dtype)
+    cuda = [like.device] if like.device.type == "cuda" else []
     draw = _Drawing(task, shown, class_names)
     columns, dense = [], None
     for model in models:
-        with torch.no_grad(), _input_sizes(model) as sizes:
+        with torch.no_grad(), torch.random.fork_rng(cuda), _input_sizes(model) as sizes:
+            torch.manual_seed(seed)
             output = model.run(images, count=True)
         dense = dense or output
         agreement = task.agreement(output.prediction, dense.prediction, targets.to(like.device))
@@ -119,7 +123,7 @@ def draw_comparison(
 
 
 def _note(task: Task, output: Output, dense: Output, agreement: Tensor) -> str:
-    """What a reduced model costs, and how much of the dense prediction it keeps."""
+    """The cost of a reduced model, and the share of the dense prediction that it keeps."""
     macs, full = (sum((one.macs or {}).values()) / max(one.macs_images, 1) for one in (output, dense))
     share = f"{100 * macs / full:.0f}% of the MACs" if full else ""
     kept = agreement.mean().item() if len(agreement) else 0.0
@@ -145,7 +149,7 @@ class _Drawing:
         return self._boxes(in_stored_pixels(prediction[0], self.shown.target))
 
     def truth(self) -> NDArray[np.float32]:
-        """What the data says."""
+        """The truth, as the data has it."""
         stored = self.shown.stored
         if isinstance(self.task, Segmentation):
             return self._mask(np.asarray(stored))

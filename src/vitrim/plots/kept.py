@@ -21,9 +21,9 @@ PRUNED_TINT = (0.04, 0.05, 0.22)
 
 
 def sources_of(states: Iterable[TokenState], row: int = 0) -> NDArray[np.int64]:
-    """Where the patches of one image were after each block, (L, P), as `draw_kept` reads it.
+    """The token that holds each patch of one image after each block, (L, P), as `draw_kept` reads it.
 
-    The same of a `vitrim.measure.decisions.Decisions` is ``decisions.source[row][:, decisions.header["num_prefix"]:]``.
+    In a `vitrim.measure.decisions.Decisions` the same is ``source[row][:, header["num_prefix"]:]``.
 
     Args:
         states: `Reduction.states` of a reduction with ``record=True``.
