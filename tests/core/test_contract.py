@@ -35,8 +35,8 @@ gradient_pair = pytest.mark.parametrize(
 plain_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW, variants=["mctf"])
 )
-ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "naflex")
-"""Plain hosts whose attention is the code of another one."""
+ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
+"""Plain hosts whose attention is the code of another one. YOLOS is compiled in its own tests."""
 DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
 # compiling and exporting take seconds each: all methods on ViT, one on every kind of attention
 static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, DIFFERENT, thorough=[], once=["vit"], others=["tome"]))
@@ -189,7 +189,9 @@ def test_fused_and_unfused_attention_agree(host: str, config: vitrim.MethodConfi
             if not host_of(model).set_fused(model, fused):
                 pytest.skip("this host has one kernel")
             outputs.append(run(model.double(), images.double()))
-    torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-10)
+    # the layers of EoMT that are not reduced take their softmax in float32 where it is written out
+    close = 1e-5 if host in tiny.OWN_HEAD else 1e-10
+    torch.testing.assert_close(*outputs, atol=close, rtol=close)
 
 
 def trained(model: torch.nn.Module) -> set[str]:

@@ -16,8 +16,13 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+from vitrim.data.boxes import Boxes
+from vitrim.loading import create_model
 from vitrim.methods.cropr import CrossAttention
 from vitrim.models.segmenter import LinearDecoder, Segmenter
+from vitrim.tasks.detection import Detection
+from vitrim.tasks.options import Loss
+from vitrim.tasks.segmentation import Segmentation
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of
 from vitrim.training.objectives.cropr import curriculum, objective
@@ -265,6 +270,40 @@ def test_segmentation_training(ref: golden.Reference, whole: str) -> None:
     }
     own = {"": "backbone.", "head.": "decoder.head."} if whole else {}
     learned.check_gradients(ref, model, {**own, **names}, "train/")
+
+
+def test_a_step_of_the_segmentation_task_has_the_losses_of_the_reference() -> None:
+    ref = golden.load("cropr/cropr_segm_llf")
+    model, reduction, _ = segmenting(ref, "segmenter")
+    labels = np.random.RandomState(7).randint(0, 7, (2, 64, 64))
+    labels[:, :5] = 255
+    task, loss = Segmentation(7), Loss(name="pixel_cross_entropy")
+    criterion, auxiliary = task.criterion(loss), task.auxiliary(loss)
+    targets = torch.from_numpy(labels)
+    step = Step(model.train(), reduction, golden.images(ref), targets, criterion, auxiliary=auxiliary)
+    losses = losses_of(step)
+    ref.check("train/losses", losses["main"], lambda stored: stored[0])
+    ref.check("train/losses", losses["auxiliary"], lambda stored: stored[1:].mean())
+    ref.check("train/losses", losses["total"], torch.sum)
+
+
+def test_routers_of_a_detector_learn_which_classes_are_there() -> None:
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 4, "num_heads": 2, "num_classes": 3}
+    model = create_model("vitdet:vit_tiny_patch16_224", options={**options, "channels": 8, "hidden": 8}).train()
+    reduction = vitrim.reduce_(model, "cropr:r=2,first_extra=0")
+    box = {"boxes": torch.tensor([[2.0, 2.0, 20.0, 20.0]]), "labels": torch.tensor([1])}
+    none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+    task, loss = Detection(3), Loss(name="rcnn")
+    targets, auxiliary = Boxes([box, none]), task.auxiliary(loss)
+    step = Step(model, reduction, torch.randn(2, 3, 32, 32), targets, task.criterion(loss), auxiliary=auxiliary)
+    losses = losses_of(step)
+    present = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    heads = reduction.aux("auxiliary_logits")
+    expected = torch.stack([nn.functional.binary_cross_entropy_with_logits(out, present) for out in heads])
+    torch.testing.assert_close(losses["auxiliary"], expected.mean())
+    torch.testing.assert_close(losses["total"], losses["main"] + expected.sum())
+    parts = ("rpn_objectness", "rpn_box", "roi_class", "roi_box")
+    torch.testing.assert_close(losses["main"], sum(losses[part] for part in parts))
 
 
 @pytest.mark.parametrize("term", ["main", "auxiliary"])

@@ -116,9 +116,9 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 def _input_size(model: nn.Module) -> tuple[int, ...]:
     """Channels, height and width of the images that ``model`` takes: a host, or any other model that declares them."""
     from vitrim.core.ask import ask
-    from vitrim.core.registry import find_host, host_of
+    from vitrim.core.registry import has_trunk, host_of
 
-    told = None if find_host(model) is not None else ask(model).input_size(model)
+    told = None if has_trunk(model) else ask(model).input_size(model)
     return host_of(model).facts(model).input_size if told is None else told
 
 

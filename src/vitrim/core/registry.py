@@ -145,6 +145,17 @@ def find_host(model: nn.Module) -> type[Host] | None:
     return None
 
 
+def has_trunk(model: nn.Module) -> bool:
+    """Tell whether the class of ``model``, or of the backbone in it, has a host family.
+
+    Example:
+        >>> has_trunk(nn.Linear(2, 2))
+        False
+    """
+    host = find_host(model)
+    return host is not None and (host.trunk_host(model) is host or bool(host.blocks(model)))
+
+
 def host_of(model: nn.Module) -> type[Host]:
     """The host family of ``model``.
 

@@ -23,7 +23,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.exchange import Exchange
 from vitrim.core.reduce import Reduction, reduce_, restore_
-from vitrim.core.registry import find_host, parse_method
+from vitrim.core.registry import has_trunk, parse_method
 from vitrim.errors import VitrimError
 
 PARTS = ("linear", "attention", "matching", "norm")
@@ -153,7 +153,7 @@ def profile(
     config = method if isinstance(method, MethodConfig) else parse_method(DENSE if method is None else method)
     batches = _batches(config, images)
     unused = getattr(model, "published_unused_params", 0)
-    if config.describe() == DENSE and find_host(model) is None:
+    if config.describe() == DENSE and not has_trunk(model):
         params = sum(parameter.numel() for parameter in model.parameters())
         return Profile(name or ask(model).architecture(model), DENSE, params, _dense_macs(model, batches), (), unused)
     reduction = reduce_(model, config, record=True)

@@ -43,8 +43,9 @@ class ALGM(MethodConfig):
     merged tokens: ``decoder_tokens=merged``, ``decoder_proportional=false`` of a `segmenter:` model.
 
     Where the paper is silent: mean and standard deviation (of a sample) are of the best cosines, not of all; the token
-    of a window stands at its first patch, and tokens stay in raster order. Any grid with even sides is allowed, not
-    only square ones. Models of other depths do the global merge in block 3 + L / 6, counted from 1.
+    of a window stands at its first patch, and tokens stay in raster order. Any grid will do, not only square ones with
+    even sides: the last row or column of an odd number of them merges in the global step alone. Models of other depths
+    do the global merge in block 3 + L / 6, counted from 1.
 
     Counts depend on the images, so this method cannot be exported or compiled without graph breaks.
 
@@ -111,8 +112,6 @@ class _Merging(Reducer[ALGM]):
 class LocalReducer(_Merging):
     def merging(self, patches: Tensor, state: TokenState) -> Hard | None:
         rows, columns = state.known_grid(ALGM.name)
-        if rows % SIDE or columns % SIDE:
-            raise VitrimError(f"algm merges windows of 2 x 2 patches, and the grid of {rows} x {columns} has odd sides")
         windows = window_patches(rows, columns, patches.device)
         alike = mean_cosine(patches, windows)
         r = int((alike >= self.config.threshold).sum(1).amin())  # read back from the device
@@ -146,12 +145,15 @@ def _reducer(config: ALGM, layer: Layer) -> type[Reducer[Any]] | None:
 def window_patches(rows: int, columns: int, device: torch.device | None = None) -> Tensor:
     """(windows, 4) patches of the windows of 2 x 2 in a grid of ``rows`` and ``columns``, both in raster order.
 
+    The last row or column of an odd number of them is in no window.
+
     Example:
-        >>> window_patches(2, 4).tolist()
-        [[0, 1, 4, 5], [2, 3, 6, 7]]
+        >>> window_patches(2, 5).tolist()
+        [[0, 1, 5, 6], [2, 3, 7, 8]]
     """
-    patches = torch.arange(rows * columns, device=device).view(rows // SIDE, SIDE, columns // SIDE, SIDE)
-    return patches.transpose(1, 2).flatten(2).flatten(0, 1)
+    down, right = rows // SIDE, columns // SIDE
+    patches = torch.arange(rows * columns, device=device).view(rows, columns)[: down * SIDE, : right * SIDE]
+    return patches.reshape(down, SIDE, right, SIDE).transpose(1, 2).reshape(down * right, SIDE * SIDE)
 
 
 def mean_cosine(patches: Tensor, windows: Tensor) -> Tensor:

@@ -201,7 +201,7 @@ class Segmenter(nn.Module):
         whole = padded(images, self.patch_size)
         grid = whole.shape[2] // self.patch_size[0], whole.shape[3] // self.patch_size[1]
         scores = self.scores(self.host.tokens(self.backbone, whole), grid)
-        maps = scores.transpose(1, 2).unflatten(2, grid)
+        maps = scores.transpose(1, 2).unflatten(2, grid).contiguous()  # enlarged several times as fast
         logits = F.interpolate(maps, size=whole.shape[2:], mode="bilinear", align_corners=False)
         return logits[:, :, : images.shape[2], : images.shape[3]]
 

@@ -19,7 +19,7 @@ def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
     """The loss of the paper on one batch: that of the model or its task, and the auxiliary one of every router.
 
     "auxiliary" is the mean over the routers, for the log. A task says how it scores the outputs of a router, and how
-    many queries that takes (`Task.queries`).
+    many queries that takes (`Task.queries`). "main" is the loss without them; its parts, if it has any, are logged too.
 
     Raises:
         VitrimError: routers with one output per query and a task with one target per image.
