@@ -104,16 +104,16 @@ def draw_comparison(
     check_drawable(task)
     like = next(models[0].forward.parameters())
     images, targets = task.collate([(shown.pixels, shown.target)])
-    images = images.to(like.device, like.dtype)
+    images, targets = images.to(like.device, like.dtype), targets.to(like.device)
     cuda = [like.device] if like.device.type == "cuda" else []
     draw = _Drawing(task, shown, class_names)
     columns, dense = [], None
     for model in models:
         with torch.no_grad(), torch.random.fork_rng(cuda), _input_sizes(model) as sizes:
             torch.manual_seed(seed)
-            output = model.run(images, count=True)
+            output = model.run(images, targets, count=True)
         dense = dense or output
-        agreement = task.agreement(output.prediction, dense.prediction, targets.to(like.device))
+        agreement = task.agreement(output.prediction, dense.prediction, targets)
         picture = draw.prediction(output.prediction)
         note = _note(task, output, dense, agreement) if model.reduction is not None else "every token"
         kept, kept_note = draw.kept(model, sizes[-1]) if model.reduction is not None else (None, "")
@@ -124,7 +124,7 @@ def draw_comparison(
 
 def _note(task: Task, output: Output, dense: Output, agreement: Tensor) -> str:
     """The cost of a reduced model, and the share of the dense prediction that it keeps."""
-    macs, full = (sum((one.macs or {}).values()) / max(one.macs_images, 1) for one in (output, dense))
+    macs, full = (sum((one.macs or {}).values()) for one in (output, dense))
     share = f"{100 * macs / full:.0f}% of the MACs" if full else ""
     kept = agreement.mean().item() if len(agreement) else 0.0
     same = f"{100 * kept:.1f}% as dense" if isinstance(task, Segmentation) else f"mean IoU {kept:.2f} with dense"
