@@ -20,11 +20,13 @@ import vitrim
 import vitrim.models  # registers the papers' own models with timm
 from full_matrix import cells
 from vitrim.cli.listing import by_group
+from vitrim.core.ask import ask
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import parse_method
 from vitrim.loading import create_model
 from vitrim.reference import references
-from vitrim.tasks import tasks
+from vitrim.tasks import make_task, tasks
+from vitrim.training.checks import check_model, check_queries
 from vitrim.training.objectives import learned
 from vitrim.training.optim import select_trainable
 from vitrim.training.recipe import Recipe, Resolved, load_recipe, recipes
@@ -34,6 +36,7 @@ NAMES = list(recipes())
 KINDS = [group[-1] for group in grouped(NAMES).values()]
 """One of those that differ only in their keep rate, for what needs a model."""
 OURS = ("cifar10_vit", "cifar10_vit_p2")
+DENSE = ("segmentation", "detection", "instances")
 PUBLISHED = [name for name in NAMES if name not in OURS]
 TABLES = Path(__file__).parents[1] / "golden" / "tables"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
@@ -82,7 +85,8 @@ def model_of(name: str, options: str) -> nn.Module:
 @contextmanager
 def reduced(found: Recipe) -> Iterator[tuple[nn.Module, Reduction | None]]:
     """The model of a recipe under its method; a narrow one where heads with MLPs would take their time to be drawn."""
-    narrow = {"embed_dim": 192} if found.model.startswith(("vit_", "eva")) else {}
+    backbone = found.model.removeprefix("segmenter:").removeprefix("vitdet:")
+    narrow = {"embed_dim": 192} if backbone.startswith(("vit_", "eva")) else {}
     model = model_of(found.model, yaml.safe_dump({**narrow, **found.model_options}))
     reduction = None if found.method == "none" else vitrim.reduce_(model, parse_method(found.method))
     try:
@@ -108,9 +112,10 @@ def trained(model: nn.Module, patterns: Sequence[str]) -> set[str]:
 )
 def test_model_method_and_parameter_names_fit(name: str) -> None:
     found = recipe(name)
-    architecture, _, tag = found.model.partition(".")
-    assert timm.is_model(architecture) or found.model.removeprefix("vitrim:") in references()
-    assert not tag or timm.models.is_model_pretrained(found.model)
+    backbone = found.model.removeprefix("segmenter:").removeprefix("vitdet:")
+    architecture, _, tag = backbone.partition(".")
+    assert timm.is_model(architecture) or backbone.removeprefix("vitrim:") in references()
+    assert not tag or timm.models.is_model_pretrained(backbone)
     with reduced(found) as (model, _):
         assert trained(model, found.trainable)
 
@@ -146,6 +151,20 @@ def test_a_loss_of_its_own_is_told_its_numbers(name: str) -> None:
     """Where a method has weights to choose, the recipe says them rather than leave them to a default."""
     found = recipe(name)
     assert bool(found.objective) == bool(learned(parse_method(found.method)).options)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if recipe(name).task in DENSE])
+def test_dense_recipes_fit_their_crops(name: str) -> None:
+    """What a run checks before its first update, without the data."""
+    found = recipe(name)
+    task = make_task(found.task, 150)
+    task.follow(found.protocol)
+    assert not found.mix.on
+    with reduced(found) as (model, _):
+        check_model(task, model)
+        check_queries(parse_method(found.method), task, model)
+        window, side = found.protocol.window, ask(model).preprocessing(model).size
+    assert window is None or side == (window, window)  # what is seen in training is what is seen in evaluation
 
 
 # ---- numbers, copied from the papers ---------------------------------------------------------------------------------
@@ -187,6 +206,12 @@ PRINTED = {
     "a_vit_deit_small": Printed(3e-4 * 384 / 512, 1e-5, 100, 384, 5, 0.05),
     "evo_vit_deit_small": Printed(1e-3, 1e-5, 300, 1024, 5, 0.05),
     "rev_vit_base": Printed(1e-3, 1e-6, 300, 1024, 70, 0.1),
+    "segmenter_tiny_mask_ade20k": Printed(1e-3, 1e-5, 64, 8, 0, 0),
+    "segmenter_large_mask_ade20k_640": Printed(1e-3, 1e-5, 64, 8, 0, 0),
+    "segmenter_large_mask_pascal_context": Printed(1e-3, 1e-5, 256, 16, 0, 0),
+    "segmenter_large_mask_cityscapes": Printed(1e-2, 1e-5, 216, 8, 0, 0),
+    "cropr_eva02_large_ade20k": Printed(2e-5, 0, 64, 8, 0, 0.05, 0.9),
+    "vittm_base_28_ade20k": Printed(5e-4, 1e-4, 126.68, 16, 0, 0),
     "study/imagenet": Printed(1e-3, 1e-5, 30, 1024, 5, 0.05),
     "study/nabirds": Printed(1e-3, 1e-5, 50, 1024, 5, 0.05),
     "study/coco": Printed(1e-4, 1e-5, 40, 512, 5, 0.05),
@@ -300,6 +325,51 @@ def test_ia_red2_trains_one_group_after_the_other() -> None:
                 expected = {name for name in every if name.startswith((*later, "norm.", "head."))}
                 expected = {name for name in expected if ".reducer." not in name}
             assert learns == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "threshold"),
+    [
+        ("algm_segmenter_tiny_ade20k", 0.9),
+        ("algm_segmenter_small_ade20k", 0.88),
+        ("algm_segmenter_base_ade20k", 0.94),
+        ("algm_segmenter_large_ade20k", 0.95),
+        ("algm_segmenter_small_cityscapes", 0.955),
+    ],
+)
+def test_algm_has_the_threshold_of_its_model(name: str, threshold: float) -> None:
+    found = recipe(name)
+    assert parse_method(found.method).model_dump()["threshold"] == threshold
+    assert found.model_options["decoder_tokens"] == "merged"
+    assert found.model_options["decoder_proportional"] is False
+
+
+@pytest.mark.parametrize(("name", "last"), [("", 1025), ("_concat", 1025), ("_dense", None)])
+def test_cropr_prunes_86_percent_before_its_last_block_on_ade20k(name: str, last: int | None) -> None:
+    """984, 944, ..., 144 tokens after 22 routers."""
+    found = recipe(f"cropr_eva02_large_ade20k{name}")
+    counts = parse_method(found.method).counts(1024, 24)
+    if last is None:
+        assert counts is None or set(counts) == {1024}
+        return
+    assert counts is not None
+    assert [count for count in counts if count < 1024][:22] == [
+        983 - 40 * step for step in range(22)
+    ]  # class token apart
+    assert 1 - min(counts) / 1024 == pytest.approx(0.86, abs=0.002)
+
+
+def test_vitdet_makes_the_published_updates() -> None:
+    """184,375 of 64 images, on the 117,266 that have boxes; the rate falls at 163,889 and 177,546."""
+    found = recipe("vitdet_base_mask_coco")
+    every = 117_266 // found.batch_size
+    assert round(found.epochs * every) == 184_375
+    assert [round(one * every) for one in found.schedule.milestones] == [163_889, 177_546]
+    large = recipe("vitdet_large_cascade_coco")
+    assert (found.optimizer.layer_decay, found.model_options["drop_path_rate"]) == (0.7, 0.1)
+    assert (large.optimizer.layer_decay, large.model_options["drop_path_rate"]) == (0.8, 0.4)
+    assert recipe("vitdet_base_cascade_coco").model_options["cascade"]
+    assert round(recipe("vittm_base_28_ade20k").epochs * (20_210 // 16)) == pytest.approx(160_000, abs=5)
 
 
 # ---- "Which Tokens to Use?", supplement ------------------------------------------------------------------------------

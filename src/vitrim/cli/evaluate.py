@@ -75,6 +75,7 @@ def evaluate(
     processes = Processes.launched(machine.device)
     dense = model.load()
     task, dataset = _task_and_data(dense, model, data, protocol)
+    batch_size = task.eval_batch(batch_size)
     precision = getattr(torch, DTYPES[dtype])
     device = processes.device or device
     models = contestants(dense, configs, task, device=device, dtype=precision, learned=model.learned)
@@ -90,7 +91,7 @@ def evaluate(
     }
     settings = {"model": model.name, "methods": [config.describe() for config in configs], **found}
     partial = _partial(out, resume, settings, processes, dense, dataset)
-    report = Report(model.name, task, found, record, decisions)
+    report = Report(model.name, task, found, record, decisions, dataset)
     with _reported(measurement, report, f"batch {batch_size}, {dtype}", partial):
         _run(measurement, dataset, data.limit, batch_size, workers, partial)
 
@@ -245,6 +246,7 @@ class Report:
         found: entries of the record besides the rows.
         record: where it goes.
         decisions: the folder for what happened to every token, if wanted.
+        dataset: names the classes.
     """
 
     model: str
@@ -252,6 +254,7 @@ class Report:
     found: dict[str, Any]
     record: Record
     decisions: Path | None
+    dataset: Any
 
     def show(self, findings: Findings, problem: str | None) -> None:
         """Print the table, and write the record and the decisions."""
@@ -260,13 +263,21 @@ class Report:
         for note in self._notes():
             out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
         ended: dict[str, Any] = {"complete": True} if problem is None else {"complete": False, "error": problem}
-        rows = [{"model": self.model, **row} for row in findings.rows]
-        self.record.write("eval", **self.found, **ended, rows=rows)
+        if self.record.json is not None:
+            self.record.write("eval", **self.found, **ended, rows=self._rows(findings))
         if self.decisions is not None:
             from vitrim.measure.decisions import save_decisions
 
             for file in save_decisions([gauges[-1] for gauges in findings.gauges], self.decisions):
                 out.print(f"decisions: {file}", markup=False, highlight=False, soft_wrap=True)
+
+    def _rows(self, findings: Findings) -> list[dict[str, Any]]:
+        """The rows of the record: with the scores of every class, which are too many for the table."""
+        classes = findings.classes(self.dataset, self.task.num_classes)
+        return [
+            {"model": self.model, **row, **({"classes": found} if found else {})}
+            for row, found in zip(findings.rows, classes, strict=True)
+        ]
 
     def _print(self, out: Console, rows: list[Row]) -> None:
         dense, data = rows[0], self.found["data"]

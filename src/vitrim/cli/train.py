@@ -209,5 +209,5 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return "  ".join(f"{name} {_short(entry)}" for name, entry in value.items())
+        return "  ".join(f"{name} {_short(entry)}" for name, entry in value.items() if name != "classes")
     return str(value)

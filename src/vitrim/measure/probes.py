@@ -7,8 +7,8 @@ sums or lists, so what several processes saw adds up, and what was seen so far c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from math import fsum
+from collections.abc import Iterable, Mapping, Sequence
+from math import fsum, isnan
 from typing import Any, Protocol
 
 import torch
@@ -60,6 +60,13 @@ class Gauge(ABC):
     @abstractmethod
     def result(self) -> Mapping[str, Any]:
         """The numbers, by name with units, that can be written to JSON."""
+
+    def classes(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+        """The scores of the classes with these ``names``: by score and class, None where a class does not occur.
+
+        Empty where the probe tells classes not apart. Computed only when it is asked for.
+        """
+        return {}
 
     def state(self) -> State:
         """A copy of what was seen so far; later batches do not change it."""
@@ -135,6 +142,12 @@ class _OfTask(Gauge):
 
     def result(self) -> Mapping[str, Any]:
         return {name: float(value) for name, value in self.collection.compute().items()}
+
+    def classes(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+        return {
+            score: {name: None if isnan(value) else value for name, value in zip(names, values, strict=True)}
+            for score, values in self.task.by_class(self.collection).items()
+        }
 
 
 class Agreement:

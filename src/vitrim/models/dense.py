@@ -27,10 +27,13 @@ MASK_OPTIONS = ("layers", "width", "heads", "dropout", "drop_path", "proportiona
 SEGMENTER_OPTIONS = ("num_classes", "decoder", "decoder_tokens", *(f"{DECODER}{name}" for name in MASK_OPTIONS))
 DETECTOR_OPTIONS = (
     *("num_classes", "masks", "cascade", "channels", "hidden", "rpn_layers", "box_layers"),
-    *("soft_nms", "maskness"),
+    *("samples", "soft_nms", "maskness"),
 )
 SWITCHES = ("masks", "cascade", "decoder_proportional")
-COUNTS = ("channels", "hidden", "rpn_layers", "box_layers", "decoder_layers", "decoder_width", "decoder_heads")
+COUNTS = (
+    *("channels", "hidden", "rpn_layers", "box_layers", "samples"),
+    *("decoder_layers", "decoder_width", "decoder_heads"),
+)
 SHARES = ("soft_nms", "maskness", "decoder_dropout", "decoder_drop_path")
 ADE20K, COCO = 150, 80
 """Classes where none are given."""
@@ -91,7 +94,7 @@ def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
 
 
 def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
-    """The ``options`` called ``names``, checked, and the others.
+    """The ``options`` called ``names``, checked, and the others; None is the default, as if it were not there.
 
     Raises:
         VitrimError: a value that is not valid.
@@ -100,7 +103,7 @@ def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
         >>> split({"masks": True, "img_size": 64}, ("masks",))
         ({'masks': True}, {'img_size': 64})
     """
-    own = {key: value for key, value in options.items() if key in names}
+    own = {key: value for key, value in options.items() if key in names and value is not None}
     for key, value in own.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if key in SWITCHES and not isinstance(value, bool):

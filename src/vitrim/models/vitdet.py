@@ -116,6 +116,7 @@ class Detector(nn.Module):
         channels: of the pyramid.
         hidden: width of the last layer of the box head.
         rpn_layers, box_layers: convolutions of the RPN and of the box head.
+        samples: proposals of an image from which the heads learn, up to a quarter of them on objects.
         soft_nms: in evaluation, lower the scores of boxes that overlap a better one by more than this share (IoU),
             linearly, instead of dropping them above 0.5.
         maskness: in evaluation, multiply scores by the mean probability of a mask where it is above this value.
@@ -142,6 +143,7 @@ class Detector(nn.Module):
         hidden: int = 1024,
         rpn_layers: int = 2,
         box_layers: int = 4,
+        samples: int = 512,
         soft_nms: float | None = None,
         maskness: float | None = None,
     ) -> None:
@@ -161,6 +163,7 @@ class Detector(nn.Module):
             "channels": channels,
             "hidden": hidden,
             "box_layers": box_layers,
+            "samples": samples,
             "soft_nms": soft_nms,
             "maskness": maskness,
         }

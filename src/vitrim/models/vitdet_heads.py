@@ -294,6 +294,7 @@ def roi_heads(
     channels: int,
     hidden: int,
     box_layers: int,
+    samples: int,
     soft_nms: float | None,
     maskness: float | None,
 ) -> RoIs:
@@ -313,7 +314,7 @@ def roi_heads(
     options: dict[str, Any] = {
         "fg_iou_thresh": 0.5,
         "bg_iou_thresh": 0.5,
-        "batch_size_per_image": 512,
+        "batch_size_per_image": samples,
         "positive_fraction": 0.25,
         "bbox_reg_weights": STAGES[0].weights,
         "score_thresh": 0.05,

@@ -39,6 +39,7 @@ class Task(ABC):
         agreement_means: what `agreement` compares, in a few words.
         shown: the metrics that tables show; None: all.
         cost_varies: whether the work of a prediction depends on what is in the image.
+        learned_by: the kind of model that learns it.
         reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
     """
 
@@ -48,6 +49,7 @@ class Task(ABC):
     agreement_means: ClassVar[str]
     shown: ClassVar[tuple[str, ...] | None] = None
     cost_varies: ClassVar[bool] = False
+    learned_by: ClassVar[str] = "a classifier"
     reads: ClassVar[str | None] = None
 
     def __init__(self, num_classes: int) -> None:
@@ -102,6 +104,10 @@ class Task(ABC):
         if not protocol.plain:
             raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
 
+    def eval_batch(self, batch_size: int) -> int:
+        """The images of a batch of an evaluation, where ``batch_size`` were asked for."""
+        return batch_size
+
     def collate(self, items: list[Any]) -> Any:
         """A batch of what a dataset gives."""
         return default_collate(items)
@@ -116,6 +122,13 @@ class Task(ABC):
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
         """Show a prediction and its targets to the metrics."""
         metrics.update(prediction.float(), targets)
+
+    def by_class(self, metrics: MetricCollection) -> dict[str, list[float]]:
+        """Scores of each of the K classes by name, shares in [0, 1], nan for a class that does not occur; may be empty.
+
+        Computed from what the metrics were shown, and too many numbers for a table.
+        """
+        return {}
 
     def read(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and targets of a batch as the loader gives it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -48,6 +49,7 @@ class Detection(Task):
     """
 
     name = "detection"
+    learned_by = "a model vitdet:NAME without masks"
     reads = "detection"
     selects_by = "box_AP"
     losses = ("rcnn",)
@@ -121,6 +123,11 @@ class Detection(Task):
     def metrics(self) -> MetricCollection:
         return MetricCollection({"scores": DetectionScores(masks=self.outlines)}, compute_groups=False)
 
+    def by_class(self, metrics: MetricCollection) -> dict[str, list[float]]:
+        found = cast(DetectionScores, metrics["scores"]).per_class()
+        classes = range(self.num_classes)
+        return {f"{kind}_AP": [values.get(label, nan) for label in classes] for kind, values in found.items()}
+
 
 @register_task
 class Instances(Detection):
@@ -134,6 +141,7 @@ class Instances(Detection):
     """
 
     name = "instances"
+    learned_by = "a model vitdet:NAME with model_options.masks=true"
     reads = "instances"
     selects_by = "mask_AP"
     shown = ("box_AP", "box_AP50", "mask_AP", "mask_AP50")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,7 @@ class Segmentation(Task):
     """
 
     name = "segmentation"
+    learned_by = "a model segmenter:NAME"
     reads = "segmentation"
     selects_by = "mIoU"
     losses = ("pixel_cross_entropy",)
@@ -92,6 +93,10 @@ class Segmentation(Task):
     def follow(self, protocol: Protocol) -> None:
         self.protocol = protocol
 
+    def eval_batch(self, batch_size: int) -> int:
+        """One image where a protocol resizes or cuts it: each has its own forwards then, and may be of its own size."""
+        return batch_size if self.protocol.plain else 1
+
     def collate(self, items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Stack images (B, C, H, W) and masks (B, H, W) int64.
 
@@ -101,7 +106,7 @@ class Segmentation(Task):
         sizes = sorted({(image.shape[-1], image.shape[-2]) for image, _ in items})
         if len(sizes) > 1:
             found = ", ".join(f"{width} x {height}" for width, height in sizes[:3])
-            raise VitrimError(f"images of {len(sizes)} sizes ({found}) are no batch: evaluate them one at a time")
+            raise VitrimError(f"images of {len(sizes)} sizes ({found}) are no batch: evaluate one at a time")
         return torch.stack([image for image, _ in items]), torch.stack([mask for _, mask in items]).long()
 
     def check_targets(self, targets: Any, count: int) -> None:
@@ -133,6 +138,9 @@ class Segmentation(Task):
 
     def metrics(self) -> MetricCollection:
         return MetricCollection({"scores": SegmentationScores(self.num_classes)}, compute_groups=False)
+
+    def by_class(self, metrics: MetricCollection) -> dict[str, list[float]]:
+        return {"IoU": cast(SegmentationScores, metrics["scores"]).per_class().tolist()}
 
 
 class SegmentationScores(Metric):

@@ -41,6 +41,29 @@ def check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
         raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
 
 
+def check_model(task: Task, model: nn.Module) -> None:
+    """Refuse a model of another task, whose output the loss cannot read, and training crops that end within a patch."""
+    made_for = ask(model).task(model) or ("classification" if task.reads is not None else task.name)
+    if made_for != task.name:
+        raise VitrimError(f"task {task.name} needs {task.learned_by}; this {type(model).__name__} is for {made_for}")
+    if task.reads is not None:
+        _check_crop(model)
+
+
+def _check_crop(model: nn.Module) -> None:
+    """Refuse training crops that end within a patch: a library cuts that patch off, and the map would not fit."""
+    size, maker = ask(model).preprocessing(model).size, ask(model).patch_maker(model)
+    stems = [] if maker is None else [module for module in maker.modules() if isinstance(module, nn.Conv2d)]
+    if size is None or len(stems) != 1:  # stems of several convolutions pad
+        return
+    height, width = stems[0].stride
+    if size[0] % height or size[1] % width:
+        raise VitrimError(
+            f"a training crop of {size[0]} x {size[1]} pixels is no multiple of the patches of {height} x {width}: "
+            "set another model_options.img_size"
+        )
+
+
 def check_queries(config: MethodConfig, task: Task, model: nn.Module) -> None:
     """Refuse a number of queries whose outputs the task has no targets for."""
     queries = getattr(config, "num_queries", None)

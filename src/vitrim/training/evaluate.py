@@ -24,7 +24,8 @@ def evaluate(
     *,
     batch_size: int = 64,
     workers: int = 0,
-) -> dict[str, float]:
+    by_class: bool = False,
+) -> dict[str, Any]:
     """The task's metrics of a model on a dataset, in percent.
 
     Every process takes its share of the batches; the numbers are over all images. The generators stay as they were.
@@ -36,14 +37,25 @@ def evaluate(
         accelerator: processes, device and precision.
         batch_size: images at once in each process.
         workers: processes that read images, 0 for this one.
+        by_class: give the scores of every class, too, under ``classes`` if the task tells them apart.
     """
     training = model.training
     processes = Processes(accelerator.process_index, accelerator.num_processes)
     measurement = Measurement(
         [Contestant(model, task)], [TaskMetrics(task)], task, processes=processes, precision=accelerator.autocast
     )
-    for batch in read(data, batch_size, workers=workers, processes=processes, collate=task.collate):
+    for batch in read(data, task.eval_batch(batch_size), workers=workers, processes=processes, collate=task.collate):
         measurement.update(batch)
     model.train(training)
-    (row,) = measurement.rows()
-    return {name: 100 * value for name, value in row.items() if name not in ("method", "images")}
+    findings = measurement.findings()
+    (row,) = findings.rows
+    scores = {name: 100 * value for name, value in row.items() if name not in ("method", "images")}
+    (classes,) = findings.classes(data, task.num_classes) if by_class else ({},)
+    return {**scores, "classes": _percent(classes)} if classes else scores
+
+
+def _percent(classes: dict[str, dict[str, float | None]]) -> dict[str, dict[str, float | None]]:
+    return {
+        score: {name: None if value is None else 100 * value for name, value in values.items()}
+        for score, values in classes.items()
+    }

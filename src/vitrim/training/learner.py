@@ -23,7 +23,7 @@ from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
-from vitrim.training.checks import check_amounts, check_even, check_objective, check_queries
+from vitrim.training.checks import check_amounts, check_even, check_model, check_objective, check_queries
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
 from vitrim.training.schema import PATCH_DROP, Recipe
 from vitrim.training.seeds import seed_all
@@ -64,6 +64,7 @@ class Learner:
         self.recipe, self.task, self.accelerator = recipe, task, accelerator
         self.updates_per_epoch = updates_per_epoch
         config = parse_method(recipe.method)
+        check_model(task, model)
         criterion = task.criterion(recipe.loss)
         self.mixer = task.mixer(recipe.mix)
         check_even(recipe, self.mixer is not None, accelerator.num_processes)

@@ -310,18 +310,17 @@ class Trainer:
 
     def _test(self) -> dict[str, Any]:
         """Measure once, at the end, on images that influenced no decision."""
-        row = self._scores(cast(Any, self.test_data))
+        row = self._scores(cast(Any, self.test_data), by_class=True)
         if self.console is not None:
             self.console.print(f"test of the {row['weights']}: {_shown(row)}", highlight=False)
         return row
 
-    def _scores(self, data: Dataset[Any]) -> dict[str, Any]:
+    def _scores(self, data: Dataset[Any], *, by_class: bool = False) -> dict[str, Any]:
         """The metrics of the averaged weights, or of the model if none are averaged, under the current amounts."""
         model = self.learner.evaluated(self.update)
         running = self.running
-        scores = evaluate(
-            model, self.task, data, self.accelerator, batch_size=running.eval_batch, workers=running.workers
-        )
+        reading = {"batch_size": running.eval_batch, "workers": running.workers}
+        scores = evaluate(model, self.task, data, self.accelerator, **reading, by_class=by_class)
         return {
             "update": self.update,
             "epoch": self.update / self.updates_per_epoch,
@@ -370,4 +369,6 @@ class Trainer:
 
 def _shown(row: Mapping[str, Any]) -> str:
     """The numbers of an evaluation in one line."""
-    return "  ".join(f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights"))
+    return "  ".join(
+        f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights", "classes")
+    )
