@@ -7,12 +7,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from PIL import Image
+
+from dense_files import write_boxes_table
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SAYS = {
     "huggingface_pipeline": "tokens after every block: [57, 49, 41, 33, 25, 17]",
     "clip_zero_shot": "image tokens after every block: [57, 49, 41, 33, 25, 1]",
     "dinov2_dense_features": "every feature map: (1, 64, 8, 8)",
+    "dense_heads": "UperNetForSemanticSegmentation: tokens after every block [59, 53, 47, 41]",
+    "dense_pictures": "wrote pictures/00000.png: dense, tome:r=12, topk:keep_rate=0.7,restore=last_block",
 }
 
 
@@ -26,7 +31,10 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
-def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where one writes something
     load(name).main([])
     assert SAYS.get(name, "") in capsys.readouterr().out
 
@@ -36,3 +44,23 @@ def test_dense_features_are_close_to_those_of_the_dense_model(capsys: pytest.Cap
     lines = [line for line in capsys.readouterr().out.splitlines() if "mean cosine" in line]
     assert len(lines) == 3
     assert all(float(line.split()[-1]) > 0.5 for line in lines)
+
+
+def test_pictures_of_boxes_from_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A random detector, one method, two images of a file: `--limit` and the options of model and data are heard."""
+    rows = [{"bbox": [[4.0, 4.0, 20.0, 16.0]], "category": [row % 2]} for row in range(3)]
+    table = write_boxes_table(tmp_path / "cells.parquet", rows)
+    options = ["num_classes=2", "img_size=64", "channels=16", "hidden=16", "rpn_layers=1", "box_layers=1"]
+    named = [part for option in options for part in ("--model-option", option)]
+    given = ["-m", "tome:r=2", "--data", str(table), "--data-option", "num_classes=2", "--out", str(tmp_path / "out")]
+    load("dense_pictures").main(["vitdet:test_vit", *named, *given, "--limit", "2", "--small"])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    for name in ("00000.png", "00002.png"):
+        with Image.open(tmp_path / "out" / name) as picture:
+            assert (picture.width, picture.mode) == (1000, "P")
+
+
+def test_pictures_need_a_model_and_data(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load("dense_pictures").main(["vitdet:test_vit"])
+    assert "give a model and --data, or neither" in capsys.readouterr().err

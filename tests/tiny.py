@@ -45,6 +45,10 @@ def one_of_each_library() -> list[str]:
 
 
 LIBRARIES = one_of_each_library()
+OWN_HEAD = ("hf_eomt", "hf_eomt_dinov3")
+"""Hosts that are dense models themselves: no other head fits on them."""
+BACKBONES = [name for name in HOSTS if name not in OWN_HEAD]
+PLAIN_BACKBONES = [name for name in PLAIN if name not in OWN_HEAD]
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "a_vit": [{"gate_scale": 1.0, "gate_center": 1.0}],
@@ -115,9 +119,11 @@ def fits(config: vitrim.MethodConfig, model: nn.Module) -> vitrim.MethodConfig:
     pools patches, are refused (`tests/core/test_reduce.py`).
     """
     facts = host_of(model).facts(model)
+    if config.kind == "soft" and facts.dense:
+        pytest.skip("refused: a soft token belongs to no place")
     if config.kind == "prune" and config.adaptive and facts.averages_patches:
         pytest.skip("refused: the head would average padding")
-    if config.kind == "mixed" and facts.averages_patches:
+    if config.kind == "mixed" and facts.averages_patches and not facts.dense:
         pytest.skip("refused: the head would miss pruned tokens and count merged ones once")
     if config.requires_class_token() and not facts.has_class_token:
         return config.model_copy(update={"score": "column_mean"})
@@ -140,7 +146,9 @@ def drop_last_block(model: nn.Module) -> None:
     """Makes a model that is not reduced one block shallower."""
     last = blocks(model)[-1]
     holder = next(module for module in model.modules() if last in module.children())
-    del holder[-1]
+    del holder[list(holder).index(last)]  # type: ignore[call-overload]
+    if hasattr(model, "num_hidden_layers"):
+        model.num_hidden_layers -= 1  # EoMT counts its layers itself
     assert last not in blocks(model)
 
 
@@ -169,6 +177,11 @@ def is_classifier(host: str) -> bool:
     return isinstance(output, Tensor) and output.shape == (2, GEOMETRY["num_classes"])
 
 
+def num_behind(model: nn.Module) -> int:
+    """Prefix tokens that the host itself has behind the patches: YOLOS's detection tokens."""
+    return num_prefix(model) - 1 if host_of(model).name == "transformers YOLOS" else 0
+
+
 def num_prefix(model: nn.Module) -> int:
     return host_of(model).facts(model).num_prefix
 
@@ -190,21 +203,23 @@ def checkpoints(model: Any) -> Callable[[], None]:
     """Switches the host's own gradient checkpointing on. Hugging Face has it in training only: the model then is."""
     if hasattr(model, "set_grad_checkpointing"):
         return lambda: model.set_grad_checkpointing(True)
-    if hasattr(model, "gradient_checkpointing_enable"):
+    if getattr(model, "supports_gradient_checkpointing", False):
         model.train()
         return model.gradient_checkpointing_enable
-    pytest.skip("this library has no gradient checkpointing")
+    pytest.skip("this host has no gradient checkpointing")
 
 
 def dense_tokens(model: Any, images: Tensor) -> list[Tensor]:
-    """(B, N0, C) after every block, through the host's own call for dense features."""
+    """(B, N0, C) after every block, through the host's own call for dense features; the prefix in front."""
     torch.manual_seed(5)
     if hasattr(model, "forward_intermediates"):
         _, layers = model.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=True)
         # without a prefix timm returns bare patches
         return [layer if isinstance(layer, Tensor) else torch.cat(layer[::-1], 1) for layer in layers]
     if hasattr(model, "config"):
-        return list(model(images, output_hidden_states=True).hidden_states[1:])
+        layers = model(images, output_hidden_states=True).hidden_states[1 : 1 + len(blocks(model))]
+        patches = layers[0].shape[1] - num_behind(model)
+        return [torch.cat([x[:, :1], x[:, patches:], x[:, 1:patches]], dim=1) for x in layers]
     pytest.skip("this library has no call for dense features")
 
 

@@ -162,7 +162,7 @@ def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.devi
         raise VitrimError(f"{name} has weights of {need / 2**30:.0f} GiB; there are {have / 2**30:.0f} GiB of memory")
     host = find_host(trial)
     images_alone = getattr(trial, "main_input_name", "pixel_values") == "pixel_values"
-    if not options or host is None or not host.blocks(trial) or not images_alone:
+    if not options or host is None or not host.blocks(trial) or not images_alone or not host.runs_on_meta:
         return
     try:
         with torch.no_grad(), torch.device("meta"):

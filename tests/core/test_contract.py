@@ -35,13 +35,18 @@ gradient_pair = pytest.mark.parametrize(
 plain_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW, variants=["mctf"])
 )
-ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "naflex")
-"""Plain hosts whose attention is the code of another one."""
+ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
+"""Plain hosts whose attention is the code of another one. YOLOS is compiled in its own tests."""
 DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
-# compiling and exporting take seconds each: all methods on ViT, one on every kind of attention
-static_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, DIFFERENT, thorough=[], once=["vit"], others=["tome"]))
+# compiling and exporting take seconds each: all methods on ViT, one on every kind of attention; EoMT, which reads in
+# every forward whether attention is masked, is no one graph itself
+static_pair = pytest.mark.parametrize(
+    PAIR, tiny.matrix(STATIC, DIFFERENT, thorough=[], once=["vit"], others=["tome"], full=tiny.BACKBONES)
+)
 # `test_compile_fullgraph` has all of these, with a batch of any size too: export traces the same operations
-export_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"]))
+export_pair = pytest.mark.parametrize(
+    PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"], full=tiny.BACKBONES)
+)
 training_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit", "cropr"])
 )
@@ -189,7 +194,9 @@ def test_fused_and_unfused_attention_agree(host: str, config: vitrim.MethodConfi
             if not host_of(model).set_fused(model, fused):
                 pytest.skip("this host has one kernel")
             outputs.append(run(model.double(), images.double()))
-    torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-10)
+    # the layers of EoMT that are not reduced take their softmax in float32 where it is written out
+    close = 1e-5 if host in tiny.OWN_HEAD else 1e-10
+    torch.testing.assert_close(*outputs, atol=close, rtol=close)
 
 
 def trained(model: torch.nn.Module) -> set[str]:
@@ -373,6 +380,8 @@ def test_dense_outputs_are_the_reduced_tokens_unmerged(host: str, config: vitrim
         dense = tiny.dense_tokens(model, images)
     assert [tuple(tokens.shape) for tokens in dense] == [(2, 36 + tiny.num_prefix(model), 32)] * 4
     for grid, tokens, state in zip(dense, found, states, strict=False):
+        if host in tiny.OWN_HEAD:  # a patch that comes back is not zeros there (`test_restore.py`)
+            grid = grid * (state.source >= 0).unsqueeze(-1)
         torch.testing.assert_close(grid, vitrim.unmerge(tokens, state), atol=1e-5, rtol=1e-5)
 
 

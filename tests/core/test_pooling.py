@@ -68,15 +68,18 @@ def copied_patches(batch: int) -> Tensor:
     return originals
 
 
-def with_prefix(originals: Tensor, num_prefix: int) -> Tensor:
-    """(B, N) token indices for (B, P) patch indices."""
-    prefix = torch.arange(num_prefix).expand(len(originals), -1)
-    return torch.cat([prefix, originals + num_prefix], dim=1)
+def with_prefix(originals: Tensor, model: nn.Module) -> Tensor:
+    """(B, N) token indices, in the host's own order, for (B, P) patch indices."""
+    behind = tiny.num_behind(model)
+    front = tiny.num_prefix(model) - behind
+    prefix, others = torch.arange(front), torch.arange(behind) + front + PATCHES
+    batch = len(originals)
+    return torch.cat([prefix.expand(batch, -1), originals + front, others.expand(batch, -1)], dim=1)
 
 
 def feed_copies(model: nn.Module, originals: Tensor) -> None:
     """From now on block 0 of ``model`` gets tokens in which every patch is a copy of its original (B, P)."""
-    index = with_prefix(originals, tiny.num_prefix(model))
+    index = with_prefix(originals, model)
 
     def copies(block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return take(args[0], index), *args[1:]
@@ -90,7 +93,7 @@ def share_positions(model: nn.Module, originals: Tensor) -> None:
     Whatever a block knows of places is a table over patches or tokens: handed to it (rotary angles, a shared bias), an
     index it keeps as a buffer, or what its module for relative positions returns.
     """
-    patches, tokens = originals, with_prefix(originals[None], tiny.num_prefix(model))[0]
+    patches, tokens = originals, with_prefix(originals[None], model)[0]
 
     def shared(value: Any) -> Any:
         if isinstance(value, tuple | list):
@@ -105,6 +108,9 @@ def share_positions(model: nn.Module, originals: Tensor) -> None:
     def hand_over(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         return (args[0], *shared(args[1:])), {name: shared(value) for name, value in kwargs.items()}
 
+    for module in model.modules():
+        if "MidPosition" in type(module).__name__:  # YOLOS adds them between its blocks
+            module.register_forward_hook(lambda module, args, table: shared(table))
     for block in tiny.blocks(model):
         block.register_forward_pre_hook(hand_over, with_kwargs=True)
         for module in block.modules():
@@ -136,7 +142,7 @@ def dense_on_copies(create: Callable[[], nn.Module], images: Tensor, originals: 
         last: list[Tensor] = []
         tiny.blocks(model)[-1].register_forward_hook(lambda block, args, out, last=last: last.append(out))
         outputs.append(tensors(model(image[None])))
-        index = with_prefix(row[None], tiny.num_prefix(model))
+        index = with_prefix(row[None], model)
         torch.testing.assert_close(last[0], take(last[0], index), **EXACT)  # copies stayed copies
     return [torch.cat(parts) for parts in zip(*outputs, strict=True)]
 

@@ -125,7 +125,7 @@ def test_hosts_that_interpolate_their_positions_take_other_sizes(host: str) -> N
 # ---- places ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", tiny.HOSTS)
+@pytest.mark.parametrize("host", tiny.BACKBONES)
 @pytest.mark.parametrize("method", [None, "tome:r=0"])
 def test_row_i_of_the_tokens_is_patch_i(host: str, method: str | None) -> None:
     """The token that a change of one patch changes most is that of the patch."""

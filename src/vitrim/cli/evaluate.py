@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +97,7 @@ def evaluate(
 
 
 def _task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str] | None) -> tuple[Task, Any]:
-    """What the model is for, and the images with its transform; a run's recipe says what the command line does not."""
+    """The task of the model, and the images with its transform; a run's recipe says what the command line does not."""
     from vitrim.core.ask import ask
     from vitrim.data import eval_transform
     from vitrim.measure.evaluation import check_dataset, task_of
@@ -117,10 +117,8 @@ def _task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str
 
 def _as_trained(model: str, changes: list[str] | None) -> tuple[Protocol, dict[str, Any]]:
     """The protocol and the options of the data that a run was trained with, if ``model`` is one, with changes."""
-    from pydantic import ValidationError
-
     from vitrim.tasks.sliding import Protocol
-    from vitrim.training.recipe import load_recipe
+    from vitrim.training.recipe import load_recipe, resolve
     from vitrim.weights import RECIPE
 
     library, _, folder = model.partition(":")
@@ -128,14 +126,11 @@ def _as_trained(model: str, changes: list[str] | None) -> tuple[Protocol, dict[s
     if library == "run":
         recipe = load_recipe(Path(folder).expanduser() / RECIPE).recipe
         protocol, options = recipe.protocol, recipe.data_options
-    try:
-        return Protocol.model_validate(
-            {**protocol.model_dump(), **common.parse_options(changes, "protocol option")}
-        ), options
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise VitrimError(f"--protocol {where}: {problem['msg']}".replace(" :", ":")) from None
+    if changes:
+        values = {**protocol.model_dump(), **common.parse_options(changes, "protocol option")}
+        # as a section of a recipe, whose errors are one line that names what is valid
+        protocol = resolve({"model": model, "epochs": 1, "protocol": values}, name="--protocol").recipe.protocol
+    return protocol, options
 
 
 def _recording(decisions: Path | None) -> list[Probe]:
@@ -290,11 +285,11 @@ class Report:
         title = f"{self.model} on {data['source']}: {seen} images in batches of {data['batch_size']}"
         out.print(title, markup=False, highlight=False, soft_wrap=True)
         names = list(dense)
-        metrics = names[names.index("images") + 1 : names.index("agreement")]
+        metrics = self.task.shown or names[names.index("images") + 1 : names.index("agreement")]
         columns = ["method", *map(_title, metrics), "change", "agree", "cosine", "GMACs", "saved", "tokens"]
         common.print_table(out, "", columns, [self._cells(row, dense, metrics) for row in rows])
 
-    def _cells(self, row: Row, dense: Row, metrics: list[str]) -> list[str]:
+    def _cells(self, row: Row, dense: Row, metrics: Sequence[str]) -> list[str]:
         from rich.markup import escape
 
         total, full = sum(row["gmacs"].values()), sum(dense["gmacs"].values())

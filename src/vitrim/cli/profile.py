@@ -68,7 +68,7 @@ def profile(
     rows: list[Profile] = []
     for name in models:
         compute.start()
-        host = weights.create(name, device)
+        host = _create(weights, name, device)
         with one_line_errors(name, kept=""):
             rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, count, compute.seed))
     of = "random" if device == "meta" else ", ".join(dict.fromkeys(weights.of(name) for name in models))
@@ -85,6 +85,14 @@ def profile(
         images=read if adaptive else None,
         rows=[_row(row) for row in rows],
     )
+
+
+def _create(weights: Weights, name: str, device: str) -> nn.Module:
+    """The model ``name``, on the processor instead of the meta ``device`` if it does not run there."""
+    from vitrim.core.ask import ask
+
+    host = weights.create(name, device)
+    return host if device != "meta" or ask(host).runs_on_meta else weights.create(name, "cpu")
 
 
 def _profiles(

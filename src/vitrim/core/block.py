@@ -285,15 +285,19 @@ class ReducedBlock(nn.Module):
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
-        state = self.incoming(x)
-        if state.held is not None:
-            x, state = state.held, replace(state, held=None)
-        elif state.full_grid and state.reduced:
-            x = take(x, state.position)  # the anchor holds its group's value
+        x, state = self.receive(x, self.incoming(x), *host_args)
         if self.last and self.restore == "last_block":
             x, state = state.bring_back(x)
         x, state = self.step(x, state, *host_args)
         return self.outgoing(x, state)
+
+    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+        """The current tokens (B, N, C) from what the host hands this block, after `incoming` found their state."""
+        if state.held is not None:
+            return state.held, replace(state, held=None)
+        if state.full_grid and state.reduced:
+            x = take(x, state.position)  # the anchor holds its group's value
+        return x, state
 
     def incoming(self, x: Tensor) -> TokenState:
         """The state of the incoming tokens: stamped on the tensor, else what the previous block left.

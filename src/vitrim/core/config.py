@@ -124,6 +124,10 @@ class MethodConfig(BaseModel):
         """Return whether these options need a class token; by default, the method's general answer."""
         return self.needs_class_token
 
+    def requires_prefix(self) -> bool:
+        """Return whether these options need tokens in front of the patches, whatever they are."""
+        return False
+
     def needs_grid(self) -> bool:
         """Return whether these options need the grid of the patches in every forward (`TokenState.grid`)."""
         return False

@@ -84,6 +84,11 @@ def check_head(config: MethodConfig, facts: HostFacts) -> None:
     problem = misfit(config, facts.head)
     if problem is None and not facts.has_class_token and config.requires_class_token():  # of dense heads
         problem = misfit(config, "no class token")
+    if config.requires_prefix() and facts.num_prefix == 0:
+        problem = (
+            "scores tokens by the attention of those in front of the patches, and this model has none; use "
+            "score=column_mean"
+        )
     if problem is not None:
         raise UnsupportedModelError(f"{config.name} {problem}")
 

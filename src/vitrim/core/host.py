@@ -31,6 +31,8 @@ class Host:
     """The kinds of head among models of the family; a model that hands out tokens has a head that reads patches."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
     """The reduced form of every block class the family uses."""
+    runs_on_meta: ClassVar[bool] = True
+    """The forward follows from shapes: it reads no value, so that it runs on the meta device."""
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {}
     """The family's names for what is not trunk: patterns of one part of a dotted name, ``{"tokens": ("*_token",)}``.
     Where several match, the part that is listed first counts. Classifiers and the `patch_maker` need no name."""
@@ -43,6 +45,11 @@ class Host:
     def blocks(cls, model: nn.Module) -> list[nn.Module]:
         """The transformer blocks in execution order; none of a model that can only be asked about, as by default."""
         return []
+
+    @classmethod
+    def trunk_layers(cls, model: nn.Module) -> list[nn.Module]:
+        """`blocks`, and the layers of their kind behind them that are never reduced."""
+        return cls.blocks(model)
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
@@ -219,7 +226,7 @@ class Host:
 
         By default what a model registers in front of its blocks is layer 0, and a norm behind them is of the last one.
         """
-        blocks = cls.blocks(model)
+        blocks = cls.trunk_layers(model)
         if not blocks:
             return None
         inside = {id(p): depth for depth, block in enumerate(blocks, 1) for p in block.parameters()}
@@ -369,7 +376,7 @@ def pair(size: Any) -> tuple[int, int] | None:
     return int(size[0]), int(size[1])
 
 
-def refuse_altered(attn: nn.Module, family: str) -> None:
+def refuse_altered(part: nn.Module, family: str) -> None:
     """Refuse an attention module with hooks or a forward put on the instance: a reduced block does not call it.
 
     Hooks of the host library itself, which only record what passes, may stay.
@@ -377,11 +384,11 @@ def refuse_altered(attn: nn.Module, family: str) -> None:
     Raises:
         UnsupportedModelError: saying so.
     """
-    library = type(attn).__module__.partition(".")[0]
-    hooks = [*attn._forward_hooks.values(), *attn._forward_pre_hooks.values()]
+    library = type(part).__module__.partition(".")[0]
+    hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
     foreign = [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(f"{library}.")]
-    if foreign or "forward" in vars(attn):
+    if foreign or "forward" in vars(part):
         raise UnsupportedModelError(
-            f"{family}: the attention module {type(attn).__name__} has hooks or a forward of its own, and a reduced "
-            "block calls its projections, not the module; put them on the block or the projections instead"
+            f"{family}: the module {type(part).__name__} has hooks or a forward of its own, and a reduced block calls "
+            "its projections, not the module; put them on the block or the projections instead"
         )

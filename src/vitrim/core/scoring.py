@@ -14,7 +14,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, StagedConfig
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced
 
-Score = Literal["class_token", "column_mean"]
+Score = Literal["class_token", "prefix_mean", "column_mean"]
 EPSILON = 1e-6  # of the masked softmax
 
 C = TypeVar("C", bound=MethodConfig)
@@ -27,12 +27,16 @@ class ScoredPruning(StagedConfig):
 
     score: Score = Field(
         "class_token",
-        description="'class_token': attention from the class token; 'column_mean': attention received from all tokens, "
+        description="'class_token': attention from the class token; 'prefix_mean': mean attention from all tokens in "
+        "front of the patches, for heads that read those (YOLOS); 'column_mean': attention received from all tokens, "
         "for models without a class token (computes the full map in these blocks)",
     )
 
     def requires_class_token(self) -> bool:
         return self.score == "class_token"
+
+    def requires_prefix(self) -> bool:
+        return self.score == "prefix_mean"
 
 
 class ScorerReducer(Reducer[C]):
@@ -80,7 +84,12 @@ def patch_score(attention: Attention, state: TokenState, score: Score, *, gradie
     """
     if not gradient:
         attention = attention.detach()
-    received = attention.class_row().mean(dim=1) if score == "class_token" else attention.column_mean()
+    if score == "class_token":
+        received = attention.class_row().mean(dim=1)
+    elif score == "prefix_mean":
+        received = attention.rows(state.num_prefix).column_mean()
+    else:
+        received = attention.column_mean()
     return received[:, state.num_prefix :]
 
 

@@ -33,6 +33,7 @@ class _Call:
         self.grid: tuple[int, int] | None = None
         self.maps = False
         self.map: Tensor | None = None
+        self.table: Tensor | None = None
 
 
 class _Calls(threading.local):
@@ -162,6 +163,15 @@ class Trace:
         """Return what `note_map` kept, once."""
         found, self._call.map = self._call.map, None
         return found
+
+    def leave_table(self, table: Tensor | None) -> None:
+        """Keep what a module of the host made for the blocks of this thread's forward; None to forget it."""
+        self._call.table = table
+
+    @property
+    def table(self) -> Tensor | None:
+        """Tell what `leave_table` kept."""
+        return self._call.table
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
         return Trace(self.recording, copy.deepcopy(self.form, memo))

@@ -317,7 +317,9 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
         2
     """
     if class_names is None and num_classes is None:
-        raise DataError(f"{source} does not say how many classes it has: give num_classes=K or class_names=[...]")
+        raise DataError(
+            f"{source} does not say how many classes it has: give num_classes=K or class_names=[...] (--data-option)"
+        )
     found = num_classes if class_names is None or num_classes is not None else len(class_names)
     if found is None or found < 1 or (class_names is not None and len(class_names) != found):
         names = "" if class_names is None else f" and {len(class_names)} class names"

@@ -35,8 +35,8 @@ class Output:
         tokens_per_block: tokens after each block, prefix included, padding not, summed over the batch.
         tokens_at_end: tokens left after the last block, summed over the batch; more than the last entry of
             ``tokens_per_block`` where the last block computes only what the head reads.
-        macs: multiply-accumulates by part, if they were counted, of ``macs_images`` images together.
-        macs_images: how many images ``macs`` is of.
+        macs: multiply-accumulates by part of all images of the batch together, if they were asked for.
+        counted: (H, W) of the images they follow from, where they follow from shapes; None where all images counted.
     """
 
     prediction: Any
@@ -44,7 +44,7 @@ class Output:
     tokens_per_block: tuple[int, ...] = ()
     tokens_at_end: int = 0
     macs: Mapping[str, int] | None = None
-    macs_images: int = 0
+    counted: tuple[int, int] | None = None
 
 
 class Contestant:
@@ -63,33 +63,47 @@ class Contestant:
         self.forward = _Forward(model, task, watched).eval()
         self.reduction = reduction
         self.name = DENSE if reduction is None else reduction.config.describe()
-        self.adaptive = reduction is not None and reduction.config.adaptive
+        self.adaptive = task.cost_varies or (reduction is not None and reduction.config.adaptive)
+        self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
         self.watched = watched
 
-    def run(self, images: Tensor, *, count: bool = False) -> Output:
+    def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> Output:
         """One forward of images (B, C, H, W).
 
         Args:
             images: on the device of the model.
+            targets: of the task; they say at most where there is padding.
             count: count multiply-accumulates too. What adapts to the images is counted on this very forward, the whole
-                batch at once, since counts may depend on the batch mates; anything else on one image more.
+                batch at once, since counts may depend on the batch mates; anything else on one image of every shape.
 
         Raises:
             VitrimError: the outputs are not finite.
         """
-        macs, counted = None, 0
+        macs: Mapping[str, int] | None = None
+        counted: tuple[int, int] | None = None
+        self.forward.targets = targets
         if count and self.adaptive:
-            macs, counted = count_parts(self.forward, images), len(images)
+            macs = count_parts(self.forward, images)
         else:
             if count:
-                # what the counted forward draws must not change what the next one does
-                with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
-                    macs, counted = count_parts(self.forward, images[:1]), 1
+                macs = {part: len(images) * number for part, number in self._macs_of(images).items()}
+                counted = (images.shape[2], images.shape[3])
             self.forward(images)
         feature = self.forward.feature() if self.watched else None
         self._check_finite(feature)
         tokens = self._tokens(len(images)) if self.watched else ((), 0)
         return Output(self.forward.prediction, feature, *tokens, macs, counted)
+
+    def _macs_of(self, images: Tensor) -> Mapping[str, int]:
+        """Multiply-accumulates of one image of a shape, counted once."""
+        shape = tuple(images.shape[1:])
+        if shape not in self.macs:
+            # what the counted forward draws must not change what the next one does
+            with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
+                targets, self.forward.targets = self.forward.targets, None
+                self.macs[shape] = count_parts(self.forward, images[:1])
+                self.forward.targets = targets
+        return self.macs[shape]
 
     def _check_finite(self, feature: Tensor | None) -> None:
         for value in (feature, *tree_leaves(self.forward.prediction)):
@@ -115,6 +129,7 @@ class _Forward(nn.Module):
 
     def __init__(self, model: nn.Module, task: Task, watched: bool) -> None:
         super().__init__()
+        self.targets: Any = None
         self.model = model
         self.task = task
         self.inputs: list[Tensor] = []
@@ -128,7 +143,7 @@ class _Forward(nn.Module):
 
     def forward(self, images: Tensor) -> None:
         self.inputs.clear()
-        self.prediction = self.task.predict(self.model, images)
+        self.prediction = self.task.predict(self.model, images, self.targets)
 
     def feature(self) -> Tensor:
         """(B, C), what the classifier reads, the mean where there are two; (B, P, C) of a dense head."""

@@ -70,17 +70,15 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
     Raises:
         VitrimError: a label beyond the model's classes, or another number of classes where images have several.
     """
-    if task.reads is not None:
-        task.check(dataset)
-        return
     count = task.num_classes
     option = "" if ":" in model else f", e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
-    if isinstance(dataset, MultiLabelDataset):
-        if dataset.targets.shape[1] != count:
+    if task.reads is not None or isinstance(dataset, MultiLabelDataset):
+        if dataset.num_classes != count:
             raise VitrimError(
-                f"{dataset.source} has {dataset.targets.shape[1]} classes and the model {count}: use a model of these "
+                f"{dataset.source} has {dataset.num_classes} classes and the model {count}: use a model of these "
                 f"classes{option}"
             )
+        task.check(dataset)
         return
     largest = int(dataset.labels.max())
     if largest >= count:

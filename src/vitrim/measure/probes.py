@@ -230,32 +230,52 @@ class Macs:
     """Multiply-accumulates per image.
 
     * ``gmacs``: 10^9 per image, by part (linear, attention, matching, norm); padding counts.
-    * ``gmacs_images``: how many images that is the mean of: 1 where it follows from shapes, otherwise all.
+    * ``gmacs_images``: how many images were counted: one of every shape where it follows from shapes, otherwise all.
     """
 
     def start(self, contestant: Contestant) -> Gauge:
         """The cost of one model."""
-        return _Macs(contestant.adaptive)
+        return _Macs()
 
 
 class _Macs(Gauge):
-    def __init__(self, adaptive: bool) -> None:
-        self.adaptive = adaptive
-        self.sums = _Sums(len(PARTS))
-        super().__init__({"macs": self.sums})
+    def __init__(self) -> None:
+        self.sums, self.shapes = _Sums(len(PARTS)), _Shapes()
+        super().__init__({"macs": self.sums, "shapes": self.shapes})
 
     @property
     def counts_macs(self) -> bool:
-        return self.adaptive or not self.sums.images
+        return True
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
-        if output.macs is not None and self.counts_macs:
-            self.sums.update((output.macs[part] for part in PARTS), output.macs_images)
+        assert output.macs is not None
+        self.sums.update((output.macs[part] for part in PARTS), len(batch))
+        if output.counted is not None:
+            self.shapes.update(output.counted)
 
     def result(self) -> Mapping[str, Any]:
         images = int(self.sums.images)
         gmacs = {part: int(macs) / images / 1e9 for part, macs in zip(PARTS, self.sums.sums, strict=True)}
-        return {"gmacs": gmacs, "gmacs_images": images if self.adaptive else 1}
+        return {"gmacs": gmacs, "gmacs_images": int(self.shapes.compute()) or images}
+
+
+class _Shapes(Metric):
+    """The different heights and widths of images, (2,) each."""
+
+    full_state_update = False
+    shapes: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("shapes", default=[], dist_reduce_fx="cat")
+
+    def update(self, shape: tuple[int, int]) -> None:
+        new = torch.tensor(shape)
+        if not any(torch.equal(new, one) for one in self.shapes):
+            self.shapes.append(new)
+
+    def compute(self) -> Tensor:
+        return torch.tensor(len({tuple(shape.tolist()) for shape in self.shapes}))
 
 
 class Tokens:

@@ -121,7 +121,7 @@ class Measurement:
         dense = None
         for model, gauges in zip(self.models, self.gauges, strict=True):
             with self._drawing(batch.index), self.precision():
-                output = model.run(batch.images, count=any(gauge.counts_macs for gauge in gauges))
+                output = model.run(batch.images, batch.targets, count=any(gauge.counts_macs for gauge in gauges))
             dense = dense or output
             if batch.counts:
                 for gauge in gauges:

@@ -92,7 +92,8 @@ class DiffRate(MethodConfig):
     r: int = Field(8, ge=0, description="without lists: patches merged in every block")
     score: Score = Field(
         "class_token",
-        description="'class_token': attention from the class token; 'column_mean': attention received from all tokens, "
+        description="'class_token': attention from the class token; 'prefix_mean': mean attention from all tokens in "
+        "front of the patches, for heads that read those (YOLOS); 'column_mean': attention received from all tokens, "
         "for models without a class token (computes the full map)",
     )
     learn: bool = Field(False, description="learn the amounts: patches are masked, none is removed; see `learned`")
@@ -129,6 +130,9 @@ class DiffRate(MethodConfig):
 
     def requires_class_token(self) -> bool:
         return self.score == "class_token"
+
+    def requires_prefix(self) -> bool:
+        return self.score == "prefix_mean"
 
 
 class DiffRateReducer(Reducer[DiffRate]):
@@ -210,8 +214,9 @@ class LearningReducer(Reducer[DiffRate]):
     def rank(self, attention: Attention, policy: Tensor, num_prefix: int) -> Tensor:
         """(B, P) place of each patch in the order of importance, from 0; those that are gone come last."""
         attention, policy = attention.detach(), policy.detach()
-        if self.config.score == "class_token":
-            received = masked_softmax(attention.rows(1).logits(), policy)[:, :, 0].sum(dim=1)
+        if self.config.score != "column_mean":
+            rows = 1 if self.config.score == "class_token" else num_prefix
+            received = masked_softmax(attention.rows(rows).logits(), policy).sum(dim=(1, 2))
         else:
             received = (masked_softmax(attention.logits(), policy) * policy[:, None, :, None]).sum(dim=(1, 2))
         gone = policy[:, num_prefix:] < 0.5

@@ -50,12 +50,17 @@ def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tup
             drawn[inside] = PRUNED_COLOUR
         elif (source == group).sum() > 1:
             drawn[inside] = colour[inside].mean(axis=0)
-    drawn[_outline(groups, source)] = OUTLINE_COLOUR
+    drawn[outline(groups, source)] = OUTLINE_COLOUR
     return drawn
 
 
-def _outline(groups: NDArray[np.int64], source: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Pixels on the border of a group of two or more patches."""
+def outline(groups: NDArray[np.int64], source: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Pixels (H, W) on the border of a group of two or more patches.
+
+    Args:
+        groups: (H, W), the token of each pixel.
+        source: (P,), the token of each patch, -1 where it was pruned.
+    """
     tokens, sizes = np.unique(source, return_counts=True)
     large = np.isin(groups, tokens[(sizes > 1) & (tokens >= 0)])
     padded = np.pad(groups, 1, constant_values=-2)

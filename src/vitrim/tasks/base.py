@@ -37,6 +37,8 @@ class Task(ABC):
         selects_by: the metric a model is chosen by; higher is better.
         losses: the losses it can learn.
         agreement_means: what `agreement` compares, in a few words.
+        shown: the metrics that tables show; None: all.
+        cost_varies: whether the work of a prediction depends on what is in the image.
         learned_by: the kind of model that learns it.
         reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
     """
@@ -45,6 +47,8 @@ class Task(ABC):
     selects_by: ClassVar[str]
     losses: ClassVar[tuple[str, ...]]
     agreement_means: ClassVar[str]
+    shown: ClassVar[tuple[str, ...] | None] = None
+    cost_varies: ClassVar[bool] = False
     learned_by: ClassVar[str] = "a classifier"
     reads: ClassVar[str | None] = None
 
@@ -108,8 +112,11 @@ class Task(ABC):
         """A batch of what a dataset gives."""
         return default_collate(items)
 
-    def predict(self, model: nn.Module, images: Tensor) -> Any:
-        """The prediction of ``model`` for images (B, C, H, W): logits (B, K)."""
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Any:
+        """The prediction of ``model`` for images (B, C, H, W): logits (B, K).
+
+        ``targets`` say at most where in the images there is padding; None: nowhere.
+        """
         return ask(model).logits(model(images))
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import nan
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,8 @@ class Detection(Task):
     selects_by = "box_AP"
     losses = ("rcnn",)
     agreement_means = "best IoU with the dense model's boxes"
+    shown: ClassVar[tuple[str, ...] | None] = ("box_AP", "box_AP50", "box_AP75")
+    cost_varies = True  # of the heads, by the number of proposals
     outlines = False
 
     def check(self, dataset: Any) -> None:
@@ -99,10 +101,16 @@ class Detection(Task):
                     f"{self.num_classes} classes, 0 to {self.num_classes - 1}"
                 )
 
-    def predict(self, model: nn.Module, images: Tensor) -> list[Objects]:
-        """The objects that ``model`` finds in images (B, C, H, W), one dict per image."""
-        found: list[Objects] = model(images)
-        return found
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> list[Objects]:
+        """The objects that ``model`` finds in images (B, C, H, W), one dict per image.
+
+        ``size`` of the targets is height and width of each image, where the rest is padding.
+        """
+        if targets is None or not all("size" in objects for objects in targets):
+            found: list[Objects] = model(images)
+            return found
+        sizes = [tuple(objects["size"].tolist()) for objects in targets]
+        return cast("list[Objects]", model(images, sizes))
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
         pairs = zip(prediction, targets, strict=True)
@@ -136,6 +144,7 @@ class Instances(Detection):
     learned_by = "a model vitdet:NAME with model_options.masks=true"
     reads = "instances"
     selects_by = "mask_AP"
+    shown = ("box_AP", "box_AP50", "mask_AP", "mask_AP50")
     outlines = True
 
 

@@ -117,7 +117,7 @@ class Segmentation(Task):
             end = self.num_classes - 1
             raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
 
-    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
         """Logits (B, K, H, W) of ``model`` for images (B, C, H, W), by the protocol."""
         host = ask(model)
 

@@ -194,7 +194,7 @@ def _one_line(name: str, error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{name}: {where} is missing"
     message = str(first["msg"]).removeprefix("Value error, ")
-    given = "" if not where else f" (got {short(repr(first['input']))})"
+    given = "" if not where or isinstance(first["input"], Mapping) else f" (got {short(repr(first['input']))})"
     return line(f"{name}: {where + ': ' if where else ''}{message}{given}")
 
 

@@ -38,7 +38,7 @@ def detector(**options: object) -> Detector:
     return model
 
 
-@pytest.mark.parametrize("host", tiny.PLAIN)
+@pytest.mark.parametrize("host", tiny.PLAIN_BACKBONES)
 def test_facts_are_those_of_the_backbone_with_a_head_that_reads_every_place(host: str) -> None:
     model = segmenter(host)
     inner = host_of(model.backbone).facts(model.backbone)
@@ -54,7 +54,7 @@ def test_facts_are_those_of_the_backbone_with_a_head_that_reads_every_place(host
         ask(model).classifiers(model)
 
 
-@pytest.mark.parametrize("host", tiny.PLAIN)
+@pytest.mark.parametrize("host", tiny.PLAIN_BACKBONES)
 def test_every_parameter_has_the_role_it_has_in_the_backbone_or_is_of_the_head(host: str) -> None:
     model = segmenter(host)
     inner = ask(model.backbone).roles(model.backbone)

@@ -35,12 +35,14 @@ class ReducedLayer(ReducedBlock):
 
     attention_class: ClassVar[type[nn.Module]]
     """The host's own attention class; with another one the layer is refused."""
+    projections: ClassVar[tuple[str, str, str]] = ("q_proj", "k_proj", "v_proj")
     scale_name: ClassVar[str] = "scaling"
+    head_dim_name: ClassVar[str] = "head_dim"
     dropout_name: ClassVar[str] = "attention_dropout"
 
     @property
     def attn(self) -> Any:
-        """The module that has ``q_proj``, ``k_proj`` and ``v_proj``."""
+        """The module that has the `projections`."""
         raise NotImplementedError
 
     def pre_norm(self, x: Tensor) -> Tensor:
@@ -57,8 +59,12 @@ class ReducedLayer(ReducedBlock):
             found = self.trace.take_map()
             for hook in tuple(self.attn._forward_hooks.values()):  # those by which the library collects maps
                 if found is not None and getattr(hook, "__module__", "").startswith("transformers."):
-                    hook(self.attn, (), (None, found))
+                    hook(self.attn, (), (None, self.map_for_host(found)))
         return out
+
+    def map_for_host(self, found: Tensor) -> Tensor:
+        """The attention map (B, H, M, N) as it is handed out."""
+        return found
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attention = self.projected(x, state, rows, *host_args)
@@ -73,11 +79,12 @@ class ReducedLayer(ReducedBlock):
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         """See `ReducedBlock.project`."""
         attn, y = self.attn, self.pre_norm(x)
-        q = self.split_heads(attn.q_proj(y if rows is None else y[:, :rows]))
+        q_proj, k_proj, v_proj = (getattr(attn, name) for name in self.projections)
+        q = self.split_heads(q_proj(y if rows is None else y[:, :rows]))
         return Attention(
             q=q,
-            k=self.split_heads(attn.k_proj(y)),
-            v=None if self.reducer.fresh_values and rows is None else self.split_heads(attn.v_proj(y)),
+            k=self.split_heads(k_proj(y)),
+            v=None if self.reducer.fresh_values and rows is None else self.split_heads(v_proj(y)),
             scale=getattr(attn, self.scale_name),
             bias=state.key_bias(q.dtype, self.proportional),
             dropout=getattr(attn, self.dropout_name) if attn.training else 0.0,
@@ -85,11 +92,11 @@ class ReducedLayer(ReducedBlock):
         )
 
     def values(self, x: Tensor) -> Tensor:
-        return self.split_heads(self.attn.v_proj(self.pre_norm(x)))
+        return self.split_heads(getattr(self.attn, self.projections[2])(self.pre_norm(x)))
 
     def split_heads(self, projected: Tensor) -> Tensor:
         """(B, N, H*d) to (B, H, N, d), for as many heads as there are."""
-        return split_heads(projected, projected.shape[-1] // self.attn.head_dim)
+        return split_heads(projected, projected.shape[-1] // getattr(self.attn, self.head_dim_name))
 
 
 class ReducedClipLayer(ReducedLayer):
@@ -200,6 +207,7 @@ class TransformersHost(TransformersModel):
     """The classes that own patch embedding and layers; a task model holds one of them."""
     layers_name: ClassVar[str] = ""
     """Dotted name of a trunk's layers, e.g. ``encoder.layers``."""
+    hook_class: ClassVar[type[TrunkHook]] = TrunkHook
     num_prefix: ClassVar[int] = 1
     has_class_token: ClassVar[bool] = True
 
@@ -309,7 +317,7 @@ class TransformersHost(TransformersModel):
     def install(cls, model: nn.Module, trace: Trace) -> None:
         trunk = cls.trunk(model)
         positional = tuple(inspect.signature(type(trunk).forward).parameters)[1:]
-        trunk.vitrim_hook = trunk.register_forward_pre_hook(TrunkHook(trace, positional), with_kwargs=True)
+        trunk.vitrim_hook = trunk.register_forward_pre_hook(cls.hook_class(trace, positional), with_kwargs=True)
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:

@@ -21,11 +21,9 @@ from vitrim.core.tokens import TokenState
 from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, refuse_mask
 
 
-class ReducedDINOv3ViTLayer(ReducedDinoLayer, DINOv3ViTLayer):
-    """`DINOv3ViTLayer` under reduction: patch tokens are rotated by the angles of their own place."""
+class ReducedRotaryLayer(ReducedDinoLayer):
+    """The reduced form of DINOv3's layers: patch tokens are rotated by the angles of their own place."""
 
-    host_class = DINOv3ViTLayer
-    attention_class = DINOv3ViTAttention
     dropout_name = "dropout"
 
     def forward(
@@ -43,6 +41,13 @@ class ReducedDINOv3ViTLayer(ReducedDinoLayer, DINOv3ViTLayer):
         cos, sin = (_per_head(state.patch_rows(table)) for table in host_args[0])
         q = attention.q if rows is not None else _rotated(attention.q, cos, sin, state.num_prefix)
         return replace(attention, q=q, k=_rotated(attention.k, cos, sin, state.num_prefix), k_raw=attention.k)
+
+
+class ReducedDINOv3ViTLayer(ReducedRotaryLayer, DINOv3ViTLayer):
+    """`DINOv3ViTLayer` under reduction."""
+
+    host_class = DINOv3ViTLayer
+    attention_class = DINOv3ViTAttention
 
 
 def _per_head(table: Tensor) -> Tensor:

@@ -1,0 +1,124 @@
+"""Hugging Face EoMT, with DINOv2's and with DINOv3's layers: those before the queries join are reduced.
+
+The last ``num_blocks`` layers run on the queries and every patch at its place, and predict masks from them; they are
+left as they are. So merged tokens are un-merged, and pruned ones come back, at the end of the last layer before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers.models.eomt.modeling_eomt import EomtAttention, EomtForUniversalSegmentation, EomtLayer
+from transformers.models.eomt_dinov3.modeling_eomt_dinov3 import (
+    EomtDinov3Attention,
+    EomtDinov3ForUniversalSegmentation,
+    EomtDinov3Layer,
+)
+
+from vitrim.core.facts import HostFacts, Part
+from vitrim.core.host import no_tokens
+from vitrim.core.registry import register_host
+from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, TrunkHook
+from vitrim.hosts.transformers.dinov3 import ReducedRotaryLayer
+from vitrim.hosts.transformers.general import TransformersModel
+
+
+class ReducedEomtLayer(ReducedDinoLayer, EomtLayer):
+    """`EomtLayer` under reduction."""
+
+    host_class = EomtLayer
+    attention_class = EomtAttention
+    scale_name = "scale"
+    dropout_name = "dropout"
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.drop_path(self.layer_scale1(self.attn.out_proj(out)))  # type: ignore[no-any-return]
+
+
+class ReducedEomtDinov3Layer(ReducedRotaryLayer, EomtDinov3Layer):
+    """`EomtDinov3Layer` under reduction."""
+
+    host_class = EomtDinov3Layer
+    attention_class = EomtDinov3Attention
+
+
+class SquareHook(TrunkHook):
+    """`TrunkHook` that refuses images of another size than the model's: its mask head has one square grid."""
+
+    def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__call__(trunk, args, kwargs)
+        images: Any = {**dict(zip(self.positional, args, strict=False)), **kwargs}.get("pixel_values")
+        side = trunk.config.image_size
+        if isinstance(images, Tensor) and tuple(images.shape[2:]) != (side, side):
+            raise UnsupportedModelError(
+                f"this {type(trunk).__name__} takes square images of {side} x {side} pixels, got "
+                f"{images.shape[2]} x {images.shape[3]}"
+            )
+
+
+class _Eomt(TransformersHost):
+    heads = ("grid",)
+    runs_on_meta = False  # it reads whether attention is masked from a buffer
+    layers_name = "layers"
+    hook_class = SquareHook
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        **TransformersModel.parts,
+        "tokens": ("*_token", "*_tokens"),
+        "head": ("query", "upscale_block", "mask_head", "class_predictor"),
+    }
+
+    @classmethod
+    def check(cls, model: Any) -> None:
+        super().check(model)
+        size, patch = model.config.image_size, model.config.patch_size
+        if not (isinstance(size, int) and isinstance(patch, int) and size % patch == 0):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is supported for square images of whole square patches, got image_size="
+                f"{size} and patch_size={patch}"
+            )
+
+    @classmethod
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        return cls.trunk_layers(model)[: model.num_hidden_layers - model.config.num_blocks]
+
+    @classmethod
+    def trunk_layers(cls, model: nn.Module) -> list[nn.Module]:
+        return super().blocks(model)
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        return replace(super().facts(model), dense=True, num_classes=model.config.num_labels)
+
+    @classmethod
+    def num_classes(cls, model: Any) -> int:
+        return model.config.num_labels  # type: ignore[no-any-return]
+
+    @classmethod
+    def without_head(cls, model: nn.Module) -> nn.Module:
+        raise no_tokens(model)  # its own head cannot be taken off: queries run through the last layers
+
+    @classmethod
+    def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
+        raise no_tokens(model)
+
+
+@register_host("transformers.models.eomt.modeling_eomt.EomtForUniversalSegmentation")
+class HFEomt(_Eomt):
+    """Hugging Face EoMT: masks and classes of queries that join in the last layers."""
+
+    name = "transformers EoMT"
+    reduced_blocks = (ReducedEomtLayer,)
+    trunk_classes = (EomtForUniversalSegmentation,)
+
+
+@register_host("transformers.models.eomt_dinov3.modeling_eomt_dinov3.EomtDinov3ForUniversalSegmentation")
+class HFEomtDinov3(_Eomt):
+    """Hugging Face EoMT on DINOv3: as EoMT, with rotary positions."""
+
+    name = "transformers EoMT DINOv3"
+    reduced_blocks = (ReducedEomtDinov3Layer,)
+    trunk_classes = (EomtDinov3ForUniversalSegmentation,)

@@ -1,0 +1,202 @@
+"""Hugging Face YOLOS: model and object detector. Its detection tokens behind the patches are never reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.models.yolos.modeling_yolos import (
+    YolosForObjectDetection,
+    YolosLayer,
+    YolosModel,
+    YolosSelfAttention,
+)
+
+from vitrim.core.facts import HostFacts, Part
+from vitrim.core.host import refuse_altered
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import STAMP, TokenState
+from vitrim.core.trace import Trace
+from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost, refuse_mask
+from vitrim.hosts.transformers.general import TransformersModel
+
+
+def prefix_in_front(x: Tensor, behind: int) -> Tensor:
+    """Rows (..., N, C) of class token, patches, and ``behind`` detection tokens, with the last ones in second place.
+
+    Example:
+        >>> prefix_in_front(torch.tensor([[0.0], [10.0], [11.0], [12.0], [1.0]]), 1).flatten()
+        tensor([ 0.,  1., 10., 11., 12.])
+    """
+    end = x.shape[-2] - behind
+    return torch.cat([x[..., :1, :], x[..., end:, :], x[..., 1:end, :]], dim=-2)
+
+
+def prefix_behind(x: Tensor, behind: int) -> Tensor:
+    """Undo `prefix_in_front`, whatever the number of patches.
+
+    Example:
+        >>> prefix_behind(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), 1).flatten()
+        tensor([ 0., 10., 11.,  1.])
+    """
+    start = 1 + behind
+    return torch.cat([x[..., :1, :], x[..., start:, :], x[..., 1:start, :]], dim=-2)
+
+
+class ReducedYolosLayer(ReducedLayer, YolosLayer):
+    """`YolosLayer` under reduction.
+
+    Between the blocks the detection tokens stand behind the class token, as prefix. Wherever the host or a user reads
+    all tokens (the model's output, hidden states, attention maps) they stand where the library has them.
+
+    A table of mid positions is added at the beginning of the next block, where the library adds it behind the block,
+    for hidden states are what comes out of a block. A merged token gets its anchor's row; a pruned one that comes back
+    has missed the tables since then.
+    """
+
+    host_class = YolosLayer
+    attention_class = YolosSelfAttention
+    projections = ("query", "key", "value")
+    head_dim_name = "attention_head_size"
+    dropout_name = "dropout_prob"
+
+    attention: Any
+    intermediate: Any
+    output: Any
+    layernorm_before: Any
+    layernorm_after: Any
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # outside of what gradient checkpointing repeats: by then the trace may hold another forward's table
+        table = self.trace.table
+        if self.last:
+            self.trace.leave_table(None)
+        return super().__call__(hidden_states, *args, table=table, **kwargs)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, table: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        refuse_mask(attention_mask)
+        return self.run(hidden_states, table)
+
+    @property
+    def attn(self) -> Any:
+        return self.attention.attention
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.layernorm_before(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.attention.output(out, None)  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        hidden = self.intermediate(self.layernorm_after(x))
+        return self.output.dropout(self.output.dense(hidden))  # type: ignore[no-any-return]
+
+    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+        if self.depth == 0 or state.full_grid:
+            x = prefix_in_front(x, self.num_prefix - 1)
+        x, state = super().receive(x, state)
+        table: Tensor | None = host_args[0]
+        if table is not None and self.depth > 0:
+            own = table[self.depth - 1].to(x.device)
+            x = x + (F.embedding(state.position, own[0]) if state.reduced else own)
+        return x, state
+
+    def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
+        x = super().outgoing(x, state)
+        if not (self.last or state.full_grid):
+            return x
+        moved = prefix_behind(x, self.num_prefix - 1)
+        if hasattr(x, STAMP):
+            setattr(moved, STAMP, getattr(x, STAMP))
+        return moved
+
+    def map_for_host(self, found: Tensor) -> Tensor:
+        behind = self.num_prefix - 1
+        columns_moved = prefix_behind(found.transpose(-2, -1), behind).transpose(-2, -1)
+        return prefix_behind(columns_moved, behind)
+
+
+class TableHook:
+    """Runs after the module that makes the tables of mid positions (L - 1, 1, N0, C), and leaves them for the blocks.
+
+    The encoder, which would add them to tokens in another order and number, gets zeros. An object and not a function,
+    so that the model can still be copied and pickled.
+    """
+
+    def __init__(self, trace: Trace, behind: int) -> None:
+        self.trace = trace
+        self.behind = behind
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        self.trace.leave_table(prefix_in_front(output, self.behind))
+        return output.new_zeros(output.shape[0], 1, 1, 1)
+
+
+@register_host(
+    "transformers.models.yolos.modeling_yolos.YolosModel",
+    "transformers.models.yolos.modeling_yolos.YolosForObjectDetection",
+)
+class HFYolos(TransformersHost):
+    """Hugging Face YOLOS. The detector reads the detection tokens, which count as prefix like the class token."""
+
+    name = "transformers YOLOS"
+    heads = ("class token", "patches")
+    reduced_blocks = (ReducedYolosLayer,)
+    trunk_classes = (YolosModel,)
+    layers_name = "encoder.layer"
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        **TransformersModel.parts,
+        "tokens": ("*_token", "*_tokens"),
+        "head": ("class_labels_classifier", "bbox_predictor"),
+        "positions": ("position_embeddings", "mid_position_embeddings"),
+    }
+
+    @classmethod
+    def prefix_of(cls, trunk: Any) -> int:
+        return 1 + int(trunk.config.num_detection_tokens)
+
+    @classmethod
+    def head_rows(cls, model: Any) -> int | None:
+        return cls.prefix_of(model) if isinstance(model, YolosForObjectDetection) else None
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        return replace(super().facts(model), num_classes=cls.num_classes(model) or 0)
+
+    @classmethod
+    def num_classes(cls, model: Any) -> int | None:
+        return model.config.num_labels if isinstance(model, YolosForObjectDetection) else None
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        super().check(model)
+        for block in cls.blocks(model):
+            for part in (block.attention, block.output):
+                assert isinstance(part, nn.Module)
+                refuse_altered(part, cls.name)
+
+    @classmethod
+    def tokens(cls, model: Any, images: Tensor) -> Tensor:
+        return prefix_in_front(super().tokens(model, images), cls.prefix_of(model) - 1)
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Trace) -> None:
+        super().install(model, trace)
+        encoder = cls.trunk(model).encoder
+        if encoder.interpolation is not None:
+            hook = TableHook(trace, cls.prefix_of(cls.trunk(model)) - 1)
+            encoder.vitrim_hook = encoder.interpolation.register_forward_hook(hook)
+
+    @classmethod
+    def uninstall(cls, model: nn.Module) -> None:
+        super().uninstall(model)
+        encoder = cls.trunk(model).encoder
+        if encoder.interpolation is not None:
+            encoder.vitrim_hook.remove()
+            del encoder.vitrim_hook
