@@ -1,5 +1,6 @@
 """Writing results: whole or not at all, and refused before the work."""
 
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from vitrim.errors import VitrimError
-from vitrim.files import check_file, check_folder, save_file, write_text
+from vitrim.files import check_file, check_folder, json_text, save_file, write_text
+from vitrim.measure.records import Row
 
 NOBODY = 65534
 
@@ -158,3 +160,12 @@ def test_a_folder_whose_name_is_too_long_is_found_beforehand(tmp_path: Path, nam
         with pytest.raises(VitrimError, match="File name too long"):
             check(tmp_path / name)
     assert not os.listdir(tmp_path)
+
+
+def test_json_is_strict():
+    """What other programs read: no NaN, and rows as objects."""
+    text = json_text({"a": [1.5, float("nan")], "b": Row("tome", {"c": float("inf")}), "d": (True, None, "x")})
+    assert json.loads(text) == {"a": [1.5, None], "b": {"method": "tome", "c": None}, "d": [True, None, "x"]}
+    assert "NaN" not in text
+    with pytest.raises(TypeError):
+        json_text({"a": object()})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitrim.errors import VitrimError
 
@@ -53,6 +55,29 @@ def check_file(file: Path) -> None:
         raise VitrimError(f"cannot write {file}: no permission to change it")
     if not there or file.is_file():
         _check_way(_place(file).parent, file)
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """``value`` as strict JSON: a number that is not finite, such as a score without images, becomes null.
+
+    Mappings other than dicts are written as dicts.
+
+    Raises:
+        TypeError: something JSON does not know.
+
+    Example:
+        >>> json_text({"box_AP": 0.5, "box_AP_large": float("nan"), "classes": (1, 2)})
+        '{"box_AP": 0.5, "box_AP_large": null, "classes": [1, 2]}'
+    """
+    return json.dumps(_strict(value), indent=indent, allow_nan=False)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _strict(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(file: Path, text: str) -> None:

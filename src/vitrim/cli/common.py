@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.errors import VitrimError, first_line, unknown
-from vitrim.files import check_file, write_text
+from vitrim.files import check_file, json_text, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -183,19 +182,12 @@ def write_json(target: str | None, record: dict[str, Any]) -> None:
     """Write ``record`` to a file (whole or not at all) or, for ``-``, to standard output."""
     if target is None:
         return
-    text = json.dumps(record, indent=2, default=_plain) + "\n"
+    text = json_text(record, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
         write_text(Path(target), text)
-
-
-def _plain(value: object) -> dict[str, Any]:
-    """A row of results as JSON knows it."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"a record cannot hold a {type(value).__name__}")
 
 
 def console(json_target: str | None = None) -> Console:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 
 from vitrim.core.reduce import get_reduction
 from vitrim.errors import VitrimError
-from vitrim.files import check_folder, save_file, write_text
+from vitrim.files import check_folder, json_text, save_file, write_text
 from vitrim.training import checkpoint
 from vitrim.training.learner import Learner
 from vitrim.training.lock import only_run
@@ -121,7 +120,7 @@ class RunFolder:
             save_file(host, self.path / WEIGHTS_FILE, metadata={"recipe": recipe})
             if learner.reduction is not None:
                 get_reduction(learner.learned).save(self.path, state=state)
-            write_text(self.path / RESULT, json.dumps(dict(result), indent=2) + "\n")
+            write_text(self.path / RESULT, json_text(result, indent=2) + "\n")
         except (OSError, SafetensorError, VitrimError) as error:
             raise VitrimError(
                 f"cannot write the weights to {self.path}: {checkpoint.reason(error)}; they are in "

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.files import replaced
+from vitrim.files import json_text, replaced
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -72,7 +72,7 @@ class Log:
             return
         path = self.folder / EVALUATIONS
         with writing(path), path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json_text(row) + "\n")
         self._track("evaluation", row)
 
     def close(self) -> None:

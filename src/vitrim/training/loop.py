@@ -303,7 +303,9 @@ class Trainer:
         """Measure on the watched images, and keep the best weights."""
         row = self._scores(cast(Any, self.eval_data))
         self.last_evaluation = row
-        if self.best is None or row[self.task.selects_by] > self.best[self.task.selects_by]:
+        chosen_by = self.task.selects_by
+        # a score may be nan, of a detector that finds nothing: any number is better
+        if self.best is None or math.isnan(self.best[chosen_by]) or row[chosen_by] > self.best[chosen_by]:
             self.best = row
         log.evaluation(row)
         bar.say(f"evaluation of the {row['weights']}: {_shown(row)}")
