@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from vitrim.core.knob import Knob
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, quarter_blocks
 from vitrim.errors import VitrimError, unknown
 
@@ -43,6 +44,10 @@ class MethodConfig(BaseModel):
     """With its default options, an image's result depends on the other images of its batch."""
     runtime: ClassVar[frozenset[str]] = frozenset()
     """Options that ``reduction.set`` may change."""
+    knob: ClassVar[Knob | None] = None
+    """The option a slider or a search moves; None: there is no one option that says how much is removed."""
+    amounts_option: ClassVar[str | None] = None
+    """The option that takes a list with a value for each of `scheduled`, each as the knob's; None: there is none."""
     restores_by: ClassVar[str] = ""
     """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
     version: ClassVar[int] = 1
@@ -117,6 +122,10 @@ class MethodConfig(BaseModel):
         """
         return [None] * num_layers
 
+    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+        """The blocks that a list given as `amounts_option` has a value for, in order; by default all."""
+        return tuple(range(num_layers))
+
     def check(self, num_layers: int) -> None:
         """Raise `VitrimError` if options other than amounts do not fit a model of ``num_layers`` blocks."""
 
@@ -179,6 +188,8 @@ class StagedConfig(MethodConfig):
     """
 
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+    knob = Knob("keep_rate", 1.0, 0.05, digits=3)
+    amounts_option = "keep_rate"
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.7, description="share of patch tokens kept at each stage, or a list with one share per stage"
@@ -193,6 +204,9 @@ class StagedConfig(MethodConfig):
     def stages(self, num_layers: int) -> tuple[int, ...]:
         """The blocks that reduce, 0-based, in order."""
         return tuple(sorted(self.default_stages(num_layers) if self.blocks is None else self.blocks))
+
+    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+        return self.stages(num_layers)
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
