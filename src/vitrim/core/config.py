@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from vitrim.core.knob import Knob
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, quarter_blocks
@@ -51,6 +51,8 @@ class MethodConfig(BaseModel):
     restores_by: ClassVar[str] = ""
     """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
     version: ClassVar[int] = 1
+
+    _made_for: Mapping[str, Any] | None = PrivateAttr(None)
 
     proportional: bool = Field(False, description="add log(size) to the attention logits once tokens have merged")
     last_block: Literal["full", "class_token", "auto"] = Field(
@@ -150,9 +152,9 @@ class MethodConfig(BaseModel):
         """Tokens a reduction creates besides those it keeps (EViT's fused token)."""
         return 0
 
-    def counts(self, initial: int, num_layers: int) -> list[int] | None:
+    def counts(self, initial: int, num_layers: int, grid: tuple[int, int] | None = None) -> list[int] | None:
         """Patch tokens left after each block, from ``initial``; None if that depends on the images. Patches that come
-        back by `restore` are not counted."""
+        back by `restore` are not counted. ``grid``: where they lie, for methods to which that matters."""
         return None if self.adaptive else self.counts_of(self.amounts(num_layers), initial)
 
     def counts_of(self, amounts: Sequence[Amount | None], initial: int) -> list[int]:
@@ -166,6 +168,17 @@ class MethodConfig(BaseModel):
                 current = kept + self.added_tokens() if kept < current else current
             counts.append(current)
         return counts
+
+    @property
+    def made_for(self) -> Mapping[str, Any] | None:
+        """The model that a search found these options for, as the file says that they are from; None for others."""
+        return self._made_for
+
+    def found_for(self, model: Mapping[str, Any]) -> MethodConfig:
+        """The same options, with the model they were found for (`vitrim.core.fit.described`)."""
+        config = self.model_copy()
+        BaseModel.__setattr__(config, "_made_for", dict(model))
+        return config
 
     def describe(self) -> str:
         """The method as it is written on the command line, with the options that were given."""
