@@ -297,7 +297,7 @@ def within(space: Space, point: Point | None, cost: Cost, limit: float) -> Metho
     """
 
     def at(scale: float) -> MethodConfig:
-        return space.constant(scale) if point is None else space.config(point, scale)
+        return space.constant(scale) if point is None else space.raw(point, scale)
 
     most = 1.0 if point is None else 1.0 / min(weight for weight in point if weight > 0.0)
     aim = limit
@@ -306,9 +306,11 @@ def within(space: Space, point: Point | None, cost: Cost, limit: float) -> Metho
         if cost.estimate(at(high)) > aim:
             return None
         for _ in range(cost.steps):
+            if high - low < space.resolution:
+                break
             middle = (low + high) / 2
             low, high = (low, middle) if cost.estimate(at(middle)) <= aim else (middle, high)
-        config = at(high)
+        config = space.tidy(at(high))
         share = cost.share(config)
         if share <= limit:
             return config

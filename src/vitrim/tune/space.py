@@ -89,6 +89,12 @@ class Space:
         """The number of values, 1 if the method takes one for all."""
         return max(len(self.blocks), 1)
 
+    @property
+    def resolution(self) -> float:
+        """A difference in scale below which settings are the same, or nearly."""
+        step = 10.0**-self.knob.digits / abs(self.knob.end(self.patches) - self.knob.mildest)
+        return step / 64
+
     # ---- points and settings -----------------------------------------------------------------------------------------
 
     def constant(self, strength: float) -> MethodConfig:
@@ -101,10 +107,15 @@ class Space:
 
         Counts of tokens are cut to what a block can remove.
         """
+        return self.tidy(self.raw(point, scale))
+
+    def raw(self, point: Sequence[float], scale: float = 1.0) -> MethodConfig:
+        """The same, with counts as they come."""
         if not self.blocks:
             return self.constant(point[0] * scale)
-        values = [self.knob.value(weight * scale, self.patches) for weight in point]
-        return self._tidy(self._with({str(self.base.amounts_option): values}))
+        return self._with(
+            {str(self.base.amounts_option): [self.knob.value(weight * scale, self.patches) for weight in point]}
+        )
 
     def point(self, config: MethodConfig) -> Point:
         """The weights of a setting; of one with a single value for all blocks, equal ones.
@@ -140,13 +151,13 @@ class Space:
         given = {key: getattr(self.base, key) for key in self.base.model_fields_set if key not in moved}
         return type(self.base)(**{**given, **values})
 
-    def _tidy(self, config: MethodConfig) -> MethodConfig:
-        """The same setting without counts beyond what is there to be removed."""
+    def tidy(self, config: MethodConfig) -> MethodConfig:
+        """The same setting without counts beyond what is there to be removed, if it has a value for every block."""
         counts = self.counts(config)
-        if self.knob.digits or counts is None:
+        values = getattr(config, str(self.base.amounts_option), None) if self.blocks else None
+        if self.knob.digits or counts is None or not isinstance(values, tuple):
             return config
         before = [self.patches, *counts]
-        values = getattr(config, str(self.base.amounts_option))
         least = [
             min(value, max(before[block] - counts[block], 0)) for block, value in zip(self.blocks, values, strict=True)
         ]
