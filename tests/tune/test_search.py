@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 import vitrim
 from vitrim.errors import VitrimError
-from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
 from vitrim.tasks import make_task
 from vitrim.tune import Result, Target, search
+from vitrim.tune.cost import LatencyCost
 from vitrim.tune.evolution import Trial
 from vitrim.tune.proxy import PARTS, BatchImages, DatasetImages, ModelScorer
 
@@ -79,20 +79,27 @@ def test_a_resumed_search_gives_the_same_study_bit_for_bit(model: VisionTransfor
     resumed = find(model, study=cut, resume=True)
     assert cut.read_bytes() == text
     assert resumed.record() == whole.record()
-    with pytest.raises(VitrimError, match="of another search: its target is macs=0.7"):
+    with pytest.raises(VitrimError, match=r"of another search: its target is macs=0.7"):
         find(model, study=cut, resume=True, target="macs=0.6")
 
 
-def test_a_speedup_is_predicted_from_times_that_a_study_keeps(model: VisionTransformer, tmp_path: Path) -> None:
-    options = {"target": "speedup=1.01", "study": tmp_path / "study", "evaluations": 2, "budget": Budget(1, 0.0, 1, 0)}
-    try:
-        result = find(model, **options)
-    except VitrimError as error:  # nothing is faster where a model is so small and the machine so busy
-        assert "cannot go below" in str(error)
-        return
-    assert result.cost.unit == "latency"
-    assert result.best.share <= 1.0 / 1.01
-    assert find(model, **options, resume=True).record() == result.record()
+def test_a_speedup_is_predicted_from_times_that_a_study_keeps(
+    model: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(model: Any, kernels: Any, configs: list[Any], *rest: Any) -> tuple[Any, float]:
+        """A machine whose time is that of the tokens; it may be asked once."""
+        monkeypatch.setattr("vitrim.tune.cost._timed", None)
+        return np.array([sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
+
+    monkeypatch.setattr("vitrim.tune.cost._timed", timed)
+    result = find(model, target="speedup=1.5", study=tmp_path / "study", evaluations=3)
+    assert isinstance(result.cost, LatencyCost)
+    assert result.cost.error < 0.01
+    for trial in result.outcome.trials:
+        assert trial.share == pytest.approx(sum(trial.config.counts(16, 3) or ()) / 48, rel=0.01)
+        assert trial.share <= 1.0 / 1.5
+    again = find(model, target="speedup=1.5", study=tmp_path / "study", evaluations=3, resume=True)
+    assert again.record() == result.record()
 
 
 def test_agreement_is_reached_as_cheaply_as_possible(model: VisionTransformer) -> None:
@@ -112,9 +119,8 @@ def test_scores_are_those_of_twenty_plain_lines(model: VisionTransformer) -> Non
         vitrim.restore_(model)
     kl = torch.nn.functional.kl_div(ours[0].log_softmax(1), dense[0].softmax(1), reduction="none").sum(1)
     assert scores["kl"] == pytest.approx(kl.numpy(), abs=1e-6)
-    assert scores["feature"] == pytest.approx(
-        ((ours[1] - dense[1]).norm(dim=1) / dense[1].norm(dim=1)).numpy(), abs=1e-5
-    )
+    distance = (ours[1] - dense[1]).norm(dim=1) / dense[1].norm(dim=1)
+    assert scores["feature"] == pytest.approx(distance.numpy(), abs=1e-5)
     assert scores["cosine"] == pytest.approx(1 - torch.cosine_similarity(ours[1], dense[1]).numpy(), abs=1e-5)
     assert scores["agree"] == pytest.approx((ours[0].argmax(1) != dense[0].argmax(1)).numpy().astype(float))
 
@@ -143,7 +149,6 @@ def test_the_three_parts_are_disjoint() -> None:
         ({"proxy": "featur"}, "unknown proxy 'featur'; did you mean 'feature'"),
         ({"evaluations": 0}, "at least 1 evaluation"),
         ({"method": "none"}, "nothing to tune"),
-        ({"target": "agree=0.999999", "method": "random"}, "does not agree with the dense model"),
     ],
 )
 def test_what_cannot_be_is_one_line(model: VisionTransformer, changes: dict[str, Any], message: str) -> None:

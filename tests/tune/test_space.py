@@ -36,8 +36,8 @@ def test_points_come_back_from_settings(name: str) -> None:
     for _ in range(5):
         point = normal(random.random(one.size).tolist())
         config = one.raw(point, scale=0.2)
-        # whole tokens of the 6 that strength 0.2 is
-        assert one.point(config) == pytest.approx(point, abs=0.1)
+        # whole tokens, of the 6 that strength 0.2 is
+        assert one.point(config) == pytest.approx(point, abs=0.17)
         assert make_method(name, **{str(one.base.amounts_option): getattr(config, str(one.base.amounts_option))})
 
 

@@ -21,6 +21,7 @@ from vitrim.measure.reading import read
 from vitrim.measure.records import Batch, as_batches
 from vitrim.measure.run import Measurement
 from vitrim.tasks.base import Task
+from vitrim.tune.cost import quiet
 
 Proxy = Literal["feature", "kl", "cosine", "agree"]
 """What is minimised. ``feature``: distance of what the head reads over the length of the dense model's; ``kl``:
@@ -165,7 +166,8 @@ class ModelScorer:
 
     def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
         """One pass over the images for all settings."""
-        models = contestants(self.model, configs, self.task)
+        with quiet():
+            models = contestants(self.model, configs, self.task)
         measurement = Measurement(models, [Damage(self.task)], self.task, seed=self.seed)
         for batch in self.source.batches(part, start, stop):
             measurement.update(batch)
