@@ -96,7 +96,7 @@ def evaluate(
 
 
 def _task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str] | None) -> tuple[Task, Any]:
-    """What the model is for, and the images with its transform; a run's recipe says what the command line does not."""
+    """The task of the model, and the images with its transform; a run's recipe says what the command line does not."""
     from vitrim.core.ask import ask
     from vitrim.data import eval_transform
     from vitrim.measure.evaluation import check_dataset, task_of

@@ -80,7 +80,7 @@ def tune(
 
 
 def _task_and_data(dense: nn.Module, model: Model, data: Data) -> tuple[Task, Any]:
-    """What the model is for, and the images with its transform."""
+    """The task of the model, and the images with its transform."""
     from vitrim.core.ask import ask
     from vitrim.data import eval_transform
     from vitrim.measure.evaluation import check_dataset, task_of

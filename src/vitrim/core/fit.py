@@ -18,7 +18,7 @@ from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
 
 def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
-    """What a setting that was found for ``model`` depends on: the architecture and its geometry."""
+    """The architecture and geometry of ``model``, on which a setting that was found for it depends."""
     facts = host.facts(model)
     rows, columns = facts.grid_size
     return {

@@ -1,4 +1,4 @@
-"""What a setting costs, as a share of the dense model: multiply-accumulates, or latency on this device."""
+"""The cost of a setting, as a share of the dense model: multiply-accumulates, or latency on this device."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search found.
+    """The findings of a search.
 
     Attributes:
         constant: the trial with one value for all blocks.

@@ -24,9 +24,9 @@ from vitrim.tasks.base import Task
 from vitrim.tune.cost import quiet
 
 Proxy = Literal["feature", "kl", "cosine", "agree"]
-"""What is minimised. ``feature``: distance of what the head reads over the length of the dense model's; ``kl``:
-divergence of the class probabilities; ``cosine``: 1 minus the cosine of what the head reads; ``agree``: 1 minus the
-agreement of the predictions."""
+"""The damage that is minimised. ``feature``: distance of what the head reads to the dense model's, over the length of
+that; ``kl``: divergence of the class probabilities; ``cosine``: 1 minus the cosine of what the head reads; ``agree``: 1
+minus the agreement of the predictions."""
 
 Part = Literal["search", "selection", "check"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from torch import Tensor, nn
 
-from vitrim import __version__
 from vitrim.core.config import MethodConfig
 from vitrim.core.fit import described
 from vitrim.core.method_files import FORMAT
@@ -43,7 +43,7 @@ COUNTED_BATCHES = 2
 
 @dataclass(frozen=True)
 class Target:
-    """What a setting must reach.
+    """The bound that a setting must meet.
 
     Attributes:
         kind: ``macs``, at most that share of the dense model's; ``speedup``, at least so many times as fast on this
@@ -93,7 +93,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Result:
-    """What a search returns.
+    """The result of a search.
 
     Attributes:
         target: what was asked for.
@@ -227,7 +227,7 @@ def search(
     task = task or make_task("classification", num_classes(model))
     host = host_of(model)
     known = {
-        "vitrim": __version__,
+        "vitrim": version("vitrim"),
         "made_for": {**described(host, model), "parameters": weights_fingerprint(model)},
         "base": space.base.describe(),
         "target": str(target),
