@@ -5,9 +5,9 @@
 
 DeiT-S geometry with random weights and images. "50 %" means the same for all: one option of each method is chosen by
 bisection (`vitrim.tune.match_macs`) so that its MACs come as near as possible to half of the dense model's, whatever it
-calls its amount and at whatever blocks it acts; all other options are its defaults. Which option is searched says
-`KNOBS`; a method with none of those options needs an entry in `OWN_KNOBS`. Counts that depend on the images are matched
-on two of them, and what they come to on the timed batch is in the columns "MACs" and "tokens".
+calls its amount and at whatever blocks it acts; all other options are its defaults. Which option is searched, the
+method says itself (`knob`). Counts that depend on the images are matched on two of them, and what they come to on the
+timed batch is in the columns "MACs" and "tokens".
 
 "speed-up" is the median, with quartiles, of time ratios within a round, over the dense model with its faster attention
 kernel; "promised" is dense MACs over reduced MACs; "ratio" is the one over the other. Targets: a ratio of 0.9 for
@@ -20,8 +20,9 @@ from __future__ import annotations
 import argparse
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ from torch import Tensor, nn
 
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
-from vitrim.core.registry import make_method, methods, parse_method
-from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.core.registry import host_of, make_method, methods, parse_method
+from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
 from vitrim.measure.bench import measure, one_line_errors, random_images
 from vitrim.measure.latency import Budget
@@ -47,67 +48,21 @@ HEADER = ("method", "MACs %", "tokens", "dense ms", "ms", "speed-up", "promised"
 # ---- what is measured ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Knob:
-    """The option of a method that is searched, between ``low`` and ``high``, in steps of 10^-``digits``."""
-
-    option: str
-    low: float
-    high: float
-    digits: int = 0
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-
-    def setting(self, method: str) -> Callable[[float], MethodConfig]:
-        """The method as a function of the option's value."""
-
-        def config(value: float) -> MethodConfig:
-            rounded = round(value, self.digits) if self.digits else round(value)
-            return make_method(method, **self.fixed, **{self.option: rounded})
-
-        return config
-
-
-KNOBS = (Knob("r", 0, 98), Knob("num_prop", 0, 98), Knob("keep_rate", 0.05, 1.0, digits=3))
-"""The first of these options that a method has is searched."""
-
-OWN_KNOBS: dict[str, Knob] = {
-    # one threshold for all layers; random weights make keys less alike than those of a trained model
-    "atm": Knob("alpha", 0.05, 1.0, digits=4, fixed={"beta": 0.0, "theta_min": 0.0}),
-    # channel 0 of an untrained model is about normal: a low centre halts every token at once, a high one none
-    "a_vit": Knob("gate_center", 0.0, 20.0, digits=3),
-    # untrained interpreters give every patch about one half, and others in every reduced copy: MACs are approximate
-    "ia_red2": Knob("threshold", 0.3, 0.7, digits=4),
-}
-
-NO_AMOUNT = ("none",)
-"""Methods that have nothing to choose."""
-
-
-def knob_of(method: str) -> Knob:
-    """The option to search.
-
-    Raises:
-        VitrimError: the method has none that this script knows.
-    """
-    if method in OWN_KNOBS:
-        return OWN_KNOBS[method]
-    for knob in KNOBS:
-        if knob.option in methods()[method].model_fields:
-            return knob
-    known = ", ".join(knob.option for knob in KNOBS)
-    raise VitrimError(f"{method} has none of the options {known}: name the one to search in OWN_KNOBS")
-
-
 def at_share(model: nn.Module, method: str, images: Tensor, share: float) -> MethodConfig:
     """The setting of ``method`` whose MACs on ``images`` come nearest to ``share`` of the dense model's."""
-    if method in NO_AMOUNT:
+    knob = methods()[method].knob
+    if knob is None:
         return make_method(method)
-    knob = knob_of(method)
-    setting = knob.setting(method)
+    rows, columns = host_of(model).facts(model).grid_size
+    values = partial(knob.value, patches=rows * columns)
+
+    def setting(strength: float) -> MethodConfig:
+        return make_method(method, **{**knob.fixed, knob.option: values(strength)})
+
     dense = profile(model, None, images).macs.total
-    ends = [profile(model, setting(value), images).macs.total / dense for value in (knob.low, knob.high)]
+    ends = [profile(model, setting(strength), images).macs.total / dense for strength in (0.0, 1.0)]
     within = min(max(share, min(ends)), max(ends))  # a method that cannot reach the share is measured at its nearest
-    return match_macs(model, images, setting, within, low=knob.low, high=knob.high, max_steps=10)
+    return match_macs(model, images, setting, within, low=0.0, high=1.0, max_steps=12)
 
 
 # ---- what is asked for -----------------------------------------------------------------------------------------------

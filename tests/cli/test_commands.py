@@ -25,6 +25,7 @@ OWN = {
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
     "eval": {"--out", "--resume"},
+    "tune": {"--out", "--resume"},
     "train": {"--data", "--checkpoint", "--device", "--out", "--resume"},  # a recipe chooses, and accelerate
 }
 """Options that mean something else in this command than in the others that have them."""

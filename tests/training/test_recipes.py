@@ -520,3 +520,9 @@ def test_the_page_lists_the_recipes() -> None:
     assert after
     expected = "\n".join(table())
     assert listed.strip() == expected, f"the table of docs/training.md should be\n{expected}"
+
+
+def test_a_method_from_a_file_is_written_out(tmp_path: Path) -> None:
+    """The recipe that a run keeps does not change with the file."""
+    (tmp_path / "method.txt").write_text("tome:r=[3,2]\n")
+    assert load_recipe("evit_deit_small", [f"method=@{tmp_path / 'method.txt'}"]).recipe.method == "tome:r=[3,2]"

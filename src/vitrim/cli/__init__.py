@@ -1,4 +1,4 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | train | convert | env``. One file per subcommand.
+"""The command line: ``vitrim demo | list | profile | bench | eval | train | tune | convert | env``, a file for each.
 
 Nothing here imports torch until a command runs, so that ``vitrim --help`` answers at once.
 """
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from vitrim import __version__
-from vitrim.cli import bench, convert, demo, env, evaluate, listing, profile, train
+from vitrim.cli import bench, convert, demo, env, evaluate, listing, profile, train, tune
 from vitrim.cli.common import INTERRUPTED, TERMINATED
 from vitrim.cli.setup import flat
 from vitrim.errors import VitrimError, one_line
@@ -37,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "eval": evaluate.evaluate,
     "train": train.train,
+    "tune": tune.tune,
     "convert": convert.convert,
     "env": env.env,
 }

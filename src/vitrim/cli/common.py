@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from vitrim.core.config import MethodConfig
 
 Methods = Annotated[
-    list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat")
+    list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat")
 ]
 MethodsBesideDense = Annotated[
     list[str] | None,
-    typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13; may repeat; dense is always shown"),
+    typer.Option(
+        "--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat; dense is always shown"
+    ),
 ]
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 MAX_BATCH = 2**20

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from vitrim.core.knob import Knob
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, quarter_blocks
 from vitrim.errors import VitrimError, unknown
 
@@ -43,9 +44,15 @@ class MethodConfig(BaseModel):
     """With its default options, an image's result depends on the other images of its batch."""
     runtime: ClassVar[frozenset[str]] = frozenset()
     """Options that ``reduction.set`` may change."""
+    knob: ClassVar[Knob | None] = None
+    """The option a slider or a search moves; None: there is no one option that says how much is removed."""
+    amounts_option: ClassVar[str | None] = None
+    """The option that takes a list with a value for each of `scheduled`, each as the knob's; None: there is none."""
     restores_by: ClassVar[str] = ""
     """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
     version: ClassVar[int] = 1
+
+    _made_for: Mapping[str, Any] | None = PrivateAttr(None)
 
     proportional: bool = Field(False, description="add log(size) to the attention logits once tokens have merged")
     last_block: Literal["full", "class_token", "auto"] = Field(
@@ -117,6 +124,10 @@ class MethodConfig(BaseModel):
         """
         return [None] * num_layers
 
+    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+        """The blocks that a list given as `amounts_option` has a value for, in order; by default all."""
+        return tuple(range(num_layers))
+
     def check(self, num_layers: int) -> None:
         """Raise `VitrimError` if options other than amounts do not fit a model of ``num_layers`` blocks."""
 
@@ -141,9 +152,9 @@ class MethodConfig(BaseModel):
         """Tokens a reduction creates besides those it keeps (EViT's fused token)."""
         return 0
 
-    def counts(self, initial: int, num_layers: int) -> list[int] | None:
+    def counts(self, initial: int, num_layers: int, grid: tuple[int, int] | None = None) -> list[int] | None:
         """Patch tokens left after each block, from ``initial``; None if that depends on the images. Patches that come
-        back by `restore` are not counted."""
+        back by `restore` are not counted. ``grid``: where they lie, for methods to which that matters."""
         return None if self.adaptive else self.counts_of(self.amounts(num_layers), initial)
 
     def counts_of(self, amounts: Sequence[Amount | None], initial: int) -> list[int]:
@@ -157,6 +168,17 @@ class MethodConfig(BaseModel):
                 current = kept + self.added_tokens() if kept < current else current
             counts.append(current)
         return counts
+
+    @property
+    def made_for(self) -> Mapping[str, Any] | None:
+        """The model that a search found these options for, as the file says that they are from; None for others."""
+        return self._made_for
+
+    def found_for(self, model: Mapping[str, Any]) -> MethodConfig:
+        """The same options, with the model they were found for (`vitrim.core.fit.described`)."""
+        config = self.model_copy()
+        BaseModel.__setattr__(config, "_made_for", dict(model))
+        return config
 
     def describe(self) -> str:
         """The method as it is written on the command line, with the options that were given."""
@@ -179,6 +201,8 @@ class StagedConfig(MethodConfig):
     """
 
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+    knob = Knob("keep_rate", 1.0, 0.05, digits=3)
+    amounts_option = "keep_rate"
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.7, description="share of patch tokens kept at each stage, or a list with one share per stage"
@@ -193,6 +217,9 @@ class StagedConfig(MethodConfig):
     def stages(self, num_layers: int) -> tuple[int, ...]:
         """The blocks that reduce, 0-based, in order."""
         return tuple(sorted(self.default_stages(num_layers) if self.blocks is None else self.blocks))
+
+    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+        return self.stages(num_layers)
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)

@@ -17,6 +17,40 @@ from vitrim.core.sharding import sharded
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
 
+def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
+    """The architecture and geometry of ``model``, on which a setting that was found for it depends."""
+    facts = host.facts(model)
+    rows, columns = facts.grid_size
+    return {
+        "model": host.architecture(model),
+        "blocks": len(host.blocks(model)),
+        "patches": rows * columns,
+        "channels": facts.dim,
+    }
+
+
+def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
+    """Compare ``model`` with the one that the file of ``config`` was made for, if it is from such a file.
+
+    Raises:
+        VitrimError: it has another number of blocks.
+
+    Warns:
+        ReductionWarning: it differs in something else.
+    """
+    if config.made_for is None:
+        return
+    here = described(host, model)
+    other = [
+        f"{key} {config.made_for.get(key)}, not {here[key]}" for key in here if config.made_for.get(key) != here[key]
+    ]
+    if other:
+        message = f"{config.describe()} was found for another model ({'; '.join(other)})"
+        if config.made_for.get("blocks") != here["blocks"]:
+            raise VitrimError(f"{message}: its amounts do not fit these blocks")
+        warnings.warn(f"{message}: search anew for this one", ReductionWarning, stacklevel=4)
+
+
 def head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
     """Rows the last block computes, None for all.
 

@@ -40,7 +40,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
 
     Args:
         model: a supported host, e.g. any ``timm`` VisionTransformer.
-        method: the method's config, or its text form as on the command line: ``"tome:r=13"``.
+        method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``.
         record: keep the state after every block of the last forward (``reduction.states``).
 
     Returns:
@@ -52,7 +52,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             model is then unchanged.
 
     Warns:
-        ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config.
+        ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config. Or the
+            method is from a file that was made for another model.
 
     Example:
         >>> import timm, torch, vitrim
@@ -71,6 +72,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     trunk = host.trunk_host(model)
     adopters = [trunk.reduced_class(block) for block in blocks]
     head_rows = fit.head_rows(config, facts)
+    fit.check_origin(config, host, model)
     fit.check_head(config, facts)
     restore = fit.restoring(config, facts, len(blocks))
     maker = fit.patch_maker(config, host, model)

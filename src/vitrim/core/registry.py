@@ -12,6 +12,7 @@ import json
 import pkgutil
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -19,6 +20,7 @@ from torch import nn
 from vitrim.core.block import Idle, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.host import Host
+from vitrim.core.method_files import read_method_file
 from vitrim.core.plan import Layer
 from vitrim.core.tables import discover, enter, entry_of
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
@@ -236,10 +238,12 @@ def make_method(name: str, /, **options: Any) -> MethodConfig:
 
 
 def parse_method(text: str) -> MethodConfig:
-    """The method written as ``name`` or ``name:key=value,key=value``. Lists are written in brackets.
+    """The method written as ``name`` or ``name:key=value,key=value``, or in a file: ``@FILE``. Lists are in brackets.
+
+    A file is a saved reduction, the result of a search, or a text file of one line. Learned parameters are not read.
 
     Raises:
-        VitrimError: an unknown method, option or value, or text of another form.
+        VitrimError: an unknown method, option or value, text of another form, or a file without a method.
 
     Example:
         >>> parse_method("tome:r=[16,8,4]").r
@@ -247,6 +251,8 @@ def parse_method(text: str) -> MethodConfig:
     """
     if not isinstance(text, str):
         raise VitrimError(f"expected a method as text, e.g. tome:r=13, got {type(text).__name__}")
+    if text.strip().startswith("@"):
+        return _from_file(Path(text.strip()[1:]))
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for part in _split(rest):
@@ -257,6 +263,21 @@ def parse_method(text: str) -> MethodConfig:
             raise VitrimError(f"'{key.strip()}' is given twice in '{text}'")
         options[key.strip()] = read_value(value.strip(), key.strip())
     return make_method(name.strip(), **options)
+
+
+def _from_file(path: Path) -> MethodConfig:
+    found = read_method_file(path)
+    if isinstance(found, str):
+        return parse_method(found)
+    try:
+        config = make_method(found["method"], **found["options"])
+    except VitrimError as error:
+        raise VitrimError(f"{path}: {error}") from None
+    if found.get("version", config.version) != config.version:
+        raise VitrimError(
+            f"{path} is of version {found['version']} of {config.name}, this vitrim has version {config.version}"
+        )
+    return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
 
 
 def _split(text: str) -> list[str]:

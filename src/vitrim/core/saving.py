@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
 from vitrim.core.config import MethodConfig
+from vitrim.core.method_files import CONFIG_FILE, FORMAT, record
 from vitrim.core.registry import access
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import save_file, write_text
 
-CONFIG_FILE = "reduction.json"
 REDUCERS_FILE = "reducers.safetensors"
-FORMAT = 1
 
 
 def write_reduction(
@@ -39,7 +38,7 @@ def write_reduction(
             save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
-    record = {
+    entries = {
         "format": FORMAT,
         "method": config.name,
         "version": config.version,
@@ -48,8 +47,8 @@ def write_reduction(
         "weights": REDUCERS_FILE if weights else None,
     }
     if module:
-        record["module"] = module
-    write_text(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
+        entries["module"] = module
+    write_text(folder / CONFIG_FILE, json.dumps(entries, indent=2) + "\n")
 
 
 def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) -> None:
@@ -83,25 +82,21 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise FileNotFoundError
-        saved = json.loads(path.read_text())
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing") from None
     except OSError as error:  # no permission, or a name that is too long
         raise VitrimError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not JSON, not even text, or lists in lists without end
+    except UnicodeDecodeError as error:
         raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
-    complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
-    if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
-        raise VitrimError(f"{path} is not a saved reduction: it needs format, method and options")
+    saved = record(text, path)
     if not isinstance(saved.get("module", ""), str):
         raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
-    if saved["format"] != FORMAT:
-        raise VitrimError(f"{path} has format {saved['format']}, this version of vitrim reads format {FORMAT}")
     if saved.get("weights") not in (None, REDUCERS_FILE):
         raise VitrimError(
             f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
         )
-    return dict(saved)
+    return saved
 
 
 def saved_method(folder: Path) -> str:

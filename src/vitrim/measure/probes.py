@@ -21,7 +21,7 @@ from vitrim.measure.macs import PARTS
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 
-__all__ = ["Agreement", "Gauge", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "joined"]
+__all__ = ["Agreement", "Gauge", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "Values", "joined"]
 
 State = dict[str, Tensor | list[Tensor]]
 """The content of a gauge: sums and lists of tensors by name."""
@@ -174,7 +174,7 @@ class Agreement:
 class _Agreement(Gauge):
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.agreement, self.cosine = _Values(), _Values()
+        self.agreement, self.cosine = Values(), Values()
         super().__init__({"agreement": self.agreement, "cosine": self.cosine})
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
@@ -188,7 +188,7 @@ class _Agreement(Gauge):
         return {name: metric.compute().item() for name, metric in self.metrics.items()}
 
 
-class _Values(Metric):
+class Values(Metric):
     """The mean of values in float64, the same in whatever order they came; nan without any."""
 
     full_state_update = False
@@ -201,8 +201,12 @@ class _Values(Metric):
     def update(self, values: Tensor) -> None:
         self.values.append(values.detach().double().cpu().flatten())
 
+    def each(self) -> Tensor:
+        """All values (N,) float64, in the order in which they came."""
+        return dim_zero_cat(self.values) if self.values else torch.zeros(0, dtype=torch.float64)
+
     def compute(self) -> Tensor:
-        values = dim_zero_cat(self.values).tolist() if self.values else []
+        values = self.each().tolist()
         return torch.tensor(fsum(values) / len(values) if values else torch.nan, dtype=torch.float64)
 
 

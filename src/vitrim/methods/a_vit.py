@@ -12,6 +12,7 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.scoring import prune_flagged
 from vitrim.core.tokens import TokenState, decision_dtype
@@ -54,6 +55,7 @@ class AViT(MethodConfig):
     kind = "prune"
     training_free = False
     adaptive = True
+    knob = Knob("gate_center", 100.0, 0.0, digits=3)
 
     gate_scale: float = Field(10.0, gt=0.0, description="gamma: factor of channel 0 in the halting probability")
     gate_center: float = Field(30.0, description="beta, subtracted: 30 for DeiT-T, 75 for DeiT-S")

@@ -12,6 +12,7 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
@@ -63,6 +64,7 @@ class ALGM(MethodConfig):
     adaptive = True
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
+    knob = Knob("threshold", 1.0, 0.05, digits=4)
 
     threshold: float = Field(0.88, ge=-1.0, le=1.0, description="mean cosine from which on a window is merged")
     local_block: int = Field(0, ge=0, description="block that merges windows, 0-based")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import torch
@@ -14,6 +15,7 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
@@ -64,6 +66,8 @@ class ATM(MethodConfig):
     adaptive = True
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta"})
+    knob = Knob("alpha", 1.0, 0.05, digits=4, fixed=MappingProxyType({"beta": 0.0, "theta_min": 0.0}))
+    amounts_option = "theta"
 
     alpha: float = Field(0.985, gt=0.0, le=1.0, description="threshold of the first layer")
     beta: float = Field(0.045, ge=0.0, le=10.0, description="how fast the threshold falls")

@@ -14,6 +14,7 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, KeepRule, keep_rate
@@ -66,6 +67,7 @@ class ATS(MethodConfig):
     needs_class_token = True
     adaptive = True
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+    knob = Knob("keep_rate", 1.0, 0.05, digits=3)
 
     keep_rate: float = Field(1.0, gt=0.0, le=1.0, description="sample points per block, as a share of the patches")
     blocks: tuple[int, ...] | None = Field(None, description="0-based; default all from a quarter of the depth on")

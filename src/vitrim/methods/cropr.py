@@ -13,6 +13,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, merge_heads, split_heads
 from vitrim.core.config import MethodConfig, Restore
+from vitrim.core.knob import Knob
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
@@ -65,6 +66,8 @@ class Cropr(MethodConfig):
     kind = "prune"
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    knob = Knob("r", 0, None)
+    amounts_option = "r"
     restores_by = "fusion"
 
     r: Count | tuple[Count, ...] = Field(
@@ -94,6 +97,9 @@ class Cropr(MethodConfig):
     def routers(self, num_layers: int) -> range:
         """The blocks before which a router acts."""
         return range(1, num_layers if self.fusion == "none" else num_layers - 1)
+
+    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+        return tuple(self.routers(num_layers))
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         routers = self.routers(num_layers)

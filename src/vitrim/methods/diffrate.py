@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,17 +14,20 @@ from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.matching import best_partners, full_precision, unit
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import reduces, register_method
-from vitrim.core.schedule import Amount, Remove
+from vitrim.core.schedule import Amount, Remove, constant, per_layer
 from vitrim.core.scoring import Score, masked_softmax, patch_score
 from vitrim.core.tokens import TokenState, decision_dtype, flat_index, take
 from vitrim.errors import VitrimError
 
 POLICY = "diffrate_policy"
 KEPT = "kept_numbers"
+
+Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class DiffRate(MethodConfig):
     plain mean. Attention adds log(size) to its logits. Both lists count the class token, as published; on models with
     more prefix tokens these come on top. Prefix tokens never move and never receive.
 
-    Without lists every block merges ``r`` patches and drops none.
+    Without those lists every block merges ``r`` patches, or its own of a list ``r``, and drops none.
 
     The amounts are what the paper learns, for a model and a MAC target. ``learn=True`` does that. Every block has two
     distributions, p over the share k/P (k = 1..P, P patches at the model's own size) of its n patches that pruning
@@ -82,6 +85,8 @@ class DiffRate(MethodConfig):
     kind = "mixed"
     needs_class_token = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "prune_kept", "merge_kept"})
+    knob = Knob("r", 0, None)
+    amounts_option = "r"
 
     prune_kept: tuple[int, ...] | None = Field(
         None, description="tokens left by pruning in each block, class token counted; default: prune none"
@@ -89,7 +94,9 @@ class DiffRate(MethodConfig):
     merge_kept: tuple[int, ...] | None = Field(
         None, description="tokens left by merging in each block, class token counted; default: merge none"
     )
-    r: int = Field(8, ge=0, description="without lists: patches merged in every block")
+    r: Count | tuple[Count, ...] = Field(
+        8, description="without those lists: patches merged in every block, or a list with one amount per block"
+    )
     score: Score = Field(
         "class_token",
         description="'class_token': attention from the class token; 'prefix_mean': mean attention from all tokens in "
@@ -123,7 +130,7 @@ class DiffRate(MethodConfig):
             return [Remove(0)] * num_layers
         kept = self.prune_kept if self.merge_kept is None else self.merge_kept
         if kept is None:
-            return [Remove(self.r)] * num_layers
+            return constant(self.r, num_layers) if isinstance(self.r, int) else per_layer(self.r, num_layers)
         if len(kept) != num_layers:
             raise VitrimError(f"the lists have {len(kept)} amounts but the model has {num_layers} blocks")
         return [Tokens(count) for count in kept]

@@ -14,6 +14,7 @@ from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention
 from vitrim.core.block import Site
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.matching import full_precision
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, constant, per_layer
@@ -60,6 +61,8 @@ class GTP(MethodConfig):
     kind = "prune"
     needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"num_prop"})
+    knob = Knob("num_prop", 0, None)
+    amounts_option = "num_prop"
 
     num_prop: int | tuple[int, ...] = Field(8, description="patches removed per block, or a list with one per block")
     per: int | None = Field(

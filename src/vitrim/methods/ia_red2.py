@@ -13,6 +13,7 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
@@ -60,6 +61,7 @@ class IARED2(MethodConfig):
     training_free = False
     adaptive = True
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "stage"})
+    knob = Knob("threshold", 0.0, 1.0, digits=4)
 
     blocks: tuple[int, ...] | None = Field(None, description="first block of each group, 0-based; default three groups")
     threshold: float = Field(0.5, ge=0.0, le=1.0, description="patches with a lower score are dropped in evaluation")

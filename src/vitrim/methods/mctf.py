@@ -15,6 +15,7 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import CPU_HAS_BFLOAT16, Attention
 from vitrim.core.block import ReducedBlock, Reducer, merge_heads
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.matching import alternate_split, full_precision, most_similar
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
@@ -90,6 +91,8 @@ class MCTF(MethodConfig):
     kind = "merge"
     needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    knob = Knob("r", 0, None)
+    amounts_option = "r"
 
     r: Fused | tuple[Fused, ...] = Field(
         16, description="tokens fused per block, or below 1 the fraction of patches fused; or a list with one per block"
@@ -125,12 +128,15 @@ class MCTF(MethodConfig):
             raise ValueError("at least one of tau_sim, tau_info and tau_size must be above 0")
         return self
 
+    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+        return tuple(range(1, num_layers)) if self.blocks is None else tuple(sorted(self.blocks))
+
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        blocks = range(1, num_layers) if self.blocks is None else self.blocks
+        blocks = self.scheduled(num_layers)
         if self.blocks is not None:
             check_blocks(self.blocks, num_layers)
         schedule: list[Amount | None] = [None] * num_layers
-        for depth, r in zip(sorted(blocks), one_each(self.r, len(blocks), "mctf: r"), strict=True):
+        for depth, r in zip(blocks, one_each(self.r, len(blocks), "mctf: r"), strict=True):
             schedule[depth] = Fuse(r, self.min_patches)
         return schedule
 

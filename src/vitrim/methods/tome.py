@@ -12,6 +12,7 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, Share
+from vitrim.core.knob import Knob
 from vitrim.core.matching import alternate_split, best_partners, merge_sources, most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
@@ -46,6 +47,8 @@ class ToMe(MethodConfig):
     paper = "Token Merging: Your ViT But Faster (ICLR 2023)"
     kind = "merge"
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
+    knob = Knob("r", 0, None)
+    amounts_option = "r"
 
     r: int | tuple[int, ...] = Field(8, description="tokens merged per block, or a list with one amount per block")
     inflect: float = Field(

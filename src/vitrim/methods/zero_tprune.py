@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
 from vitrim.core.matching import best_partners, full_precision, most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Keep, check_blocks, quarter_blocks
@@ -73,6 +74,8 @@ class ZeroTPrune(MethodConfig):
     kind = "prune"
     needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"num_similar", "keep_rate"})
+    knob = Knob("keep_rate", 1.0, 0.05, digits=3)
+    amounts_option = "keep_rate"
 
     num_similar: int | tuple[int, ...] = Field(10, description="patches dropped as similar, for all or for each block")
     keep_rate: float | tuple[float, ...] = Field(0.8, description="share of the others kept, for all or for each block")
@@ -93,8 +96,11 @@ class ZeroTPrune(MethodConfig):
             raise ValueError("variance_range must be two ascending numbers, not negative")
         return self
 
+    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+        return quarter_blocks(num_layers) if self.blocks is None else tuple(sorted(self.blocks))
+
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        blocks = quarter_blocks(num_layers) if self.blocks is None else tuple(sorted(self.blocks))
+        blocks = self.scheduled(num_layers)
         check_blocks(blocks, num_layers)
         similar, rates = _each(self.num_similar, len(blocks)), _each(self.keep_rate, len(blocks))
         if not len(similar) == len(rates) == len(blocks):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from vitrim.core.registry import parse_method
 from vitrim.tasks.options import DenseAugment, Loss, Mix, Section
 from vitrim.tasks.sliding import Protocol
 
@@ -188,7 +189,7 @@ class Recipe(Section):
         description="starting weights of a model that is not pretrained; mimetic: attention and positions "
         "as pretrained ViTs have them (Trockman and Kolter 2023)",
     )
-    method: str = Field("none", description="name:key=value,key=value")
+    method: str = Field("none", description="name:key=value,key=value, or @FILE")
     objective: dict[str, Any] = Field(
         default_factory=dict, description="options of the method's own loss; null: none, whatever the base has"
     )
@@ -238,6 +239,12 @@ class Recipe(Section):
     @classmethod
     def _none_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    @field_validator("method")
+    @classmethod
+    def _from_file(cls, value: str) -> str:
+        """Put the method itself in the place of a file's name: a run's recipe must not change with that file."""
+        return parse_method(value).describe() if value.strip().startswith("@") else value
 
     @field_validator("eval_split", mode="before")
     @classmethod

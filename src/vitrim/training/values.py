@@ -91,6 +91,8 @@ def nested(changes: Sequence[str]) -> dict[str, Any]:
 
 
 def _scalar(text: str, value: str) -> Any:
+    if value.startswith("@"):  # a file, e.g. of a method; YAML keeps the sign for itself
+        return value
     try:
         read = _read_yaml(value)
     except yaml.MarkedYAMLError:

@@ -1,0 +1,331 @@
+"""The cost of a setting, as a share of the dense model: multiply-accumulates, or latency on this device."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import host_of
+from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, time_interleaved
+from vitrim.measure.macs import profile
+from vitrim.tune.space import Point, Space
+
+FloatArray = NDArray[np.float64]
+
+ALLOWED = 0.005
+"""Largest relative error of the fitted MACs; beyond it every setting is counted."""
+
+SAMPLES = 24
+"""Settings that a cost is fitted to."""
+
+WANTED_ERROR = 0.05
+"""Mean error of the latency model from which on half as many settings more are timed, once."""
+
+
+class Cost(ABC):
+    """The cost of settings of a `Space`.
+
+    Attributes:
+        unit: "macs" or "latency".
+        error: mean relative error of `share`, 0 where it is counted.
+    """
+
+    unit: str
+    error: float = 0.0
+
+    @abstractmethod
+    def share(self, config: MethodConfig) -> float:
+        """The cost as a share of the dense model's."""
+
+    def estimate(self, config: MethodConfig) -> float:
+        """A near value of `share` that is quicker to have."""
+        return self.share(config)
+
+    steps: int = 40
+    """Halvings that finding a scale may take."""
+
+
+# ---- counting --------------------------------------------------------------------------------------------------------
+
+
+class MacsCost(Cost):
+    """Multiply-accumulates, counted by `vitrim.measure.macs.profile`.
+
+    Where counts follow from shapes, a copy of the model on the meta device is counted, and nothing is computed. Quick
+    values come from a least-squares fit over sums of token counts, to settings drawn from the space; where that misses
+    three others by more than 0.5 %, there are no quick values.
+
+    Args:
+        model: the dense model; left as it was.
+        space: of the method.
+        images: batches (B, C, H, W) that a method which adapts to the images is counted on.
+        seed: of the settings that are drawn.
+
+    Raises:
+        VitrimError: a method that adapts to the images, and no images.
+    """
+
+    unit = "macs"
+
+    def __init__(self, model: nn.Module, space: Space, images: Sequence[Tensor] = (), *, seed: int = 0) -> None:
+        self.space = space
+        self._known: dict[str, float] = {}
+        adaptive = space.base.adaptive
+        if adaptive and not images:
+            raise VitrimError(f"{space.base.name} adapts to the content of the images: give some to count its MACs on")
+        self._images: Tensor | list[Tensor]
+        if adaptive:
+            self._model, self._images = copy.deepcopy(model).eval(), list(images)
+        else:
+            like = next(model.parameters())
+            size = images[0].shape[1:] if len(images) else host_of(model).facts(model).input_size
+            self._model = copy.deepcopy(model).to("meta").eval()
+            self._images = torch.zeros(1, *size, dtype=like.dtype, device="meta")
+        self._dense = profile(self._model, None, self._images).macs.total
+        self._fit = None if adaptive else self._fitted(seed)
+        self.steps = 10 if adaptive else 40
+
+    def share(self, config: MethodConfig) -> float:
+        """The counted MACs of a setting over those of the dense model."""
+        text = config.describe()
+        if text not in self._known:
+            self._known[text] = profile(self._model, config, self._images).macs.total / self._dense
+        return self._known[text]
+
+    def estimate(self, config: MethodConfig) -> float:
+        """The fitted share, within 0.5 % of the counted one."""
+        if self._fit is None:
+            return self.share(config)
+        return float(self._fit.value(_terms(self.space, config)))
+
+    def _fitted(self, seed: int) -> Fit | None:
+        configs = samples(self.space, SAMPLES, seed)
+        if len(configs) < SAMPLES:  # so small a space is counted through
+            return None
+        shares = np.array([self.share(config) for config in configs])
+        terms = np.stack([_terms(self.space, config) for config in configs])
+        fit = Fit.of(terms[:-3], shares[:-3])
+        errors = [abs(fit.value(one) - share) / share for one, share in zip(terms[-3:], shares[-3:], strict=True)]
+        return fit if max(errors) <= ALLOWED else None
+
+
+def samples(space: Space, number: int, seed: int) -> list[MethodConfig]:
+    """Different settings drawn from a space, none to all of the range of strength."""
+    random = np.random.default_rng(seed)
+    found: dict[str, MethodConfig] = {}
+    for _ in range(20 * number):
+        point: Point = tuple((random.random(space.size) * (random.random(space.size) < 0.8)).tolist())
+        config = space.config(point, scale=float(random.random()))
+        found.setdefault(space.key(config), config)
+        if len(found) == number:
+            break
+    return list(found.values())
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+class LatencyCost(Cost):
+    """Latency on one device, predicted by a least-squares fit over sums of token counts; see `of`.
+
+    Args:
+        space: of a method whose counts do not depend on the images.
+        fit: of the latency over the dense model's.
+        dense_ms: latency of the dense model in milliseconds.
+
+    Attributes:
+        error, worst: mean and largest relative error where each timed setting is predicted from the others.
+    """
+
+    unit = "latency"
+
+    def __init__(self, space: Space, fit: Fit, dense_ms: float) -> None:
+        self.space, self.fit, self.dense_ms = space, fit, dense_ms
+        self.error, self.worst = fit.error, fit.worst
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        space: Space,
+        images: Tensor,
+        *,
+        budget: Budget | None = None,
+        number: int = SAMPLES,
+        seed: int = 0,
+    ) -> LatencyCost:
+        """Time settings drawn from the space, in turn with the dense model in its faster attention kernel.
+
+        What is fitted is the ratio to the dense model within a round.
+
+        Args:
+            model: the dense model on its device; left as it was.
+            space: of the method.
+            images: (B, C, H, W), the batch to be fast at.
+            budget: the time to spend on every setting.
+            number: settings to time; half as many more where the mean error is above 5 %.
+            seed: of the settings that are drawn.
+
+        Raises:
+            VitrimError: the method adapts to the images.
+        """
+        if space.base.adaptive:
+            raise VitrimError(f"{space.base.name} adapts to the content of the images: tune it for macs, not speedup")
+        kernels = dense_copies(model.eval())
+        configs = samples(space, number + number // 2, seed)
+        terms = np.stack([_few_terms(space, config) for config in configs])
+        ratios, dense_ms = _timed(model, kernels, configs[:number], images, budget)
+        fit = Fit.of(terms[:number], ratios)
+        if fit.error > WANTED_ERROR and len(configs) > number:
+            more, _ = _timed(model, kernels, configs[number:], images, budget)
+            fit = Fit.of(terms, np.concatenate([ratios, more]))
+        return cls(space, fit, dense_ms)
+
+    def share(self, config: MethodConfig) -> float:
+        """The predicted latency of a setting over the dense model's."""
+        return self.fit.value(_few_terms(self.space, config))
+
+    def milliseconds(self, config: MethodConfig) -> float:
+        """The predicted latency of a setting."""
+        return self.share(config) * self.dense_ms
+
+
+def _timed(
+    model: nn.Module,
+    kernels: dict[str, nn.Module],
+    configs: Sequence[MethodConfig],
+    images: Tensor,
+    budget: Budget | None,
+) -> tuple[FloatArray, float]:
+    """Medians of the settings' ratios to the dense model within a round, and the dense latency in milliseconds."""
+    runs: dict[str, Callable[[], object]] = {name: partial(dense, images) for name, dense in kernels.items()}
+    runs |= {str(place): partial(reduced_copy(model, config), images) for place, config in enumerate(configs)}
+    with torch.inference_mode():
+        times = time_interleaved(runs, images.device, budget)
+    dense = times[fastest(times, kernels)]
+    ratios = np.array([np.median(times[str(place)] / dense) for place in range(len(configs))])
+    return ratios, float(np.median(dense))
+
+
+# ---- fitting ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A least-squares fit, and its relative errors where every value is predicted from the others.
+
+    Attributes:
+        coefficients: (K,), of the terms.
+        error: mean of the errors.
+        worst: largest of them.
+
+    Example:
+        >>> terms = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 5.0]])
+        >>> fit = Fit.of(terms, 3.0 + 2.0 * terms[:, 1])
+        >>> [round(float(one), 6) for one in fit.coefficients], round(fit.worst, 6)
+        ([3.0, 2.0], 0.0)
+    """
+
+    coefficients: FloatArray
+    error: float
+    worst: float
+
+    @classmethod
+    def of(cls, terms: FloatArray, values: FloatArray) -> Fit:
+        """Fit ``values`` (S,), none of them 0, by a sum over ``terms`` (S, K)."""
+        inverse = np.linalg.pinv(terms, rcond=1e-10)
+        coefficients = inverse @ values
+        leverage = np.einsum("sk,ks->s", terms, inverse).clip(max=1.0 - 1e-9)
+        errors = np.abs((values - terms @ coefficients) / (1.0 - leverage) / values)
+        return cls(coefficients, float(errors.mean()), float(errors.max()))
+
+    def value(self, terms: FloatArray) -> float:
+        """The value at ``terms`` (K,)."""
+        return float(self.coefficients @ terms)
+
+
+def _tokens(space: Space, config: MethodConfig) -> tuple[FloatArray, FloatArray]:
+    """Tokens that enter and leave each block, as shares of those that enter the first one."""
+    counts = space.counts(config)
+    assert counts is not None, "the counts of this method depend on the images"
+    every = np.array([space.patches, *counts], dtype=np.float64) + space.num_prefix
+    return every[:-1] / every[0], every[1:] / every[0]
+
+
+def _few_terms(space: Space, config: MethodConfig) -> FloatArray:
+    """(5,) terms of the latency: a constant, tokens, pairs of tokens, tokens that leave, and blocks that reduce."""
+    enter, leave = _tokens(space, config)
+    return np.array([1.0, enter.sum(), (enter**2).sum(), leave.sum(), (leave < enter).sum()])
+
+
+def _terms(space: Space, config: MethodConfig) -> FloatArray:
+    """(12,) terms of the MACs. The last block may compute less than the others, and matching costs where it is done."""
+    enter, leave = _tokens(space, config)
+    acts = leave < enter
+    return np.array(
+        [
+            *(1.0, enter.sum(), (enter**2).sum(), leave.sum(), (leave**2).sum(), (enter * leave).sum()),
+            *(acts.sum(), (acts * enter).sum(), (acts * enter**2).sum()),
+            *(enter[-1], enter[-1] ** 2, leave[-1]),
+        ]
+    )
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+def within(space: Space, point: Point | None, cost: Cost, limit: float) -> MethodConfig | None:
+    """The mildest setting of a point whose cost is at most ``limit``, by bisection over the scale; None without one.
+
+    Args:
+        space: of the method.
+        point: weights; None for one value for all blocks.
+        cost: what is limited.
+        limit: share of the dense model's cost.
+    """
+
+    def at(scale: float) -> MethodConfig:
+        return space.constant(scale) if point is None else space.raw(point, scale)
+
+    most = 1.0 if point is None else 1.0 / min(weight for weight in point if weight > 0.0)
+    aim = limit
+    for _ in range(8):
+        low, high = 0.0, most
+        if cost.estimate(at(high)) > aim:
+            return None
+        for _ in range(cost.steps):
+            if high - low < space.resolution:
+                break
+            middle = (low + high) / 2
+            low, high = (low, middle) if cost.estimate(at(middle)) <= aim else (middle, high)
+        config = space.tidy(at(high))
+        share = cost.share(config)
+        if share <= limit:
+            return config
+        aim = min(aim, cost.estimate(config)) - 1.5 * (share - limit)  # the estimate was too low
+    return None
+
+
+def cheapest(space: Space, cost: Cost) -> float:
+    """The smallest share that one value for all blocks can reach."""
+    return cost.share(space.constant(1.0))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Say nothing of settings that remove less than they ask for: a search tries them on purpose."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReductionWarning)
+        yield

@@ -1,0 +1,222 @@
+"""The damage of a setting, image by image: how far a reduced model is from the dense one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from vitrim.core.config import MethodConfig
+from vitrim.data import spread
+from vitrim.errors import VitrimError, unknown
+from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.probes import Gauge, Values
+from vitrim.measure.reading import read
+from vitrim.measure.records import Batch, as_batches
+from vitrim.measure.run import Measurement
+from vitrim.tasks.base import Task
+from vitrim.tune.cost import quiet
+
+Proxy = Literal["feature", "kl", "cosine", "agree"]
+"""The damage that is minimised. ``feature``: distance of what the head reads to the dense model's, over the length of
+that; ``kl``: divergence of the class probabilities; ``cosine``: 1 minus the cosine of what the head reads; ``agree``: 1
+minus the agreement of the predictions."""
+
+Part = Literal["search", "selection", "check"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+Scores = Mapping[str, NDArray[np.float32]]
+"""Per proxy the damage of every image, (N,) float32."""
+
+
+def check_proxy(name: str) -> Proxy:
+    """The proxy of that name.
+
+    Raises:
+        VitrimError: there is none.
+    """
+    for proxy in get_args(Proxy):
+        if proxy == name:
+            return proxy  # type: ignore[no-any-return]
+    raise unknown("proxy", name, get_args(Proxy))
+
+
+class Scorer(Protocol):
+    """Gives the damage of settings on images of three disjoint parts."""
+
+    def images(self, part: Part) -> int:
+        """The number of images in a part."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Images that run together: rounds of a race end where a batch does."""
+        ...
+
+    def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+        """The scores of every setting on images ``start`` to ``stop`` of a part."""
+        ...
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+class Images(Protocol):
+    """Images in three disjoint parts."""
+
+    batch_size: int
+
+    def count(self, part: Part) -> int:
+        """The number of images in a part."""
+        ...
+
+    def batches(self, part: Part, start: int, stop: int) -> Iterator[Batch]:
+        """The images ``start`` to ``stop`` of a part; ``start`` is a multiple of the batch size."""
+        ...
+
+
+class DatasetImages:
+    """Images of a dataset, read anew for every pass. Neighbours go to different parts.
+
+    Args:
+        dataset: map-style; items are pairs of image and target.
+        each: images of each part, if there are so many.
+        batch_size: B.
+        workers: processes that decode images, 0 for this one.
+        collate: makes images and targets of B items.
+
+    Raises:
+        VitrimError: fewer than two images for each part.
+    """
+
+    def __init__(self, dataset: Any, each: int, batch_size: int, *, workers: int = 0, collate: Any = None) -> None:
+        places = spread(len(dataset), len(PARTS) * each)
+        if len(places) < 2 * len(PARTS):
+            raise VitrimError(f"{len(places)} images are too few: searching, selecting and checking need 2 each")
+        self.places = {part: places[number :: len(PARTS)].tolist() for number, part in enumerate(PARTS)}
+        self.dataset, self.batch_size, self.workers, self.collate = dataset, batch_size, workers, collate
+
+    def count(self, part: Part) -> int:
+        """The number of images in a part."""
+        return len(self.places[part])
+
+    def batches(self, part: Part, start: int, stop: int) -> Iterator[Batch]:
+        """Read a piece of a part."""
+        some = Subset(self.dataset, self.places[part][start:stop])
+        return read(some, self.batch_size, workers=self.workers, collate=self.collate)
+
+
+class BatchImages:
+    """Batches in memory: the first, fourth, seventh, ... for searching, the next ones for selecting and checking.
+
+    Args:
+        batches: images (B, C, H, W), or pairs of those and targets; all but the last of each part of one size.
+
+    Raises:
+        VitrimError: fewer than three batches.
+    """
+
+    def __init__(self, batches: Sequence[Tensor | tuple[Tensor, Any]]) -> None:
+        pairs = [(one, torch.zeros(len(one), dtype=torch.int64)) if isinstance(one, Tensor) else one for one in batches]
+        if len(pairs) < len(PARTS):
+            raise VitrimError(f"{len(pairs)} batches are too few: searching, selecting and checking need one each")
+        self.parts = {part: pairs[number :: len(PARTS)] for number, part in enumerate(PARTS)}
+        self.batch_size = len(pairs[0][0])
+
+    def count(self, part: Part) -> int:
+        """The number of images in a part."""
+        return sum(len(images) for images, _ in self.parts[part])
+
+    def batches(self, part: Part, start: int, stop: int) -> Iterator[Batch]:
+        """The batches of a piece of a part."""
+        first, last = start // self.batch_size, -(-stop // self.batch_size)
+        return as_batches(self.parts[part][first:last])
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+class ModelScorer:
+    """Scores by running the dense model and its reductions in one pass of the measuring engine.
+
+    Args:
+        model: the dense model; left as it was.
+        task: of the model.
+        images: in three parts.
+        seed: of methods that draw at random.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, images: Images, *, seed: int = 0) -> None:
+        self.model, self.task, self.source, self.seed = copy.deepcopy(model).eval(), task, images, seed
+
+    @property
+    def batch_size(self) -> int:
+        """Images that run together."""
+        return self.source.batch_size
+
+    def images(self, part: Part) -> int:
+        """The number of images in a part."""
+        return self.source.count(part)
+
+    def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+        """One pass over the images for all settings."""
+        with quiet():
+            models = contestants(self.model, configs, self.task)
+        measurement = Measurement(models, [Damage(self.task)], self.task, seed=self.seed)
+        for batch in self.source.batches(part, start, stop):
+            measurement.update(batch)
+        return [_scores(gauges[0], stop - start) for gauges in measurement.gauges[1:]]
+
+
+def _scores(gauge: Gauge, images: int) -> Scores:
+    each = {name: metric.each() for name, metric in gauge.metrics.items() if isinstance(metric, Values)}
+    return {name: values.numpy().astype(np.float32) for name, values in each.items() if len(values) == images}
+
+
+class Damage:
+    """The proxies as a probe: ``feature``, ``cosine``, ``kl`` and ``agree``, each as far as the model has it.
+
+    Args:
+        task: compares predictions.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The damage of one model."""
+        return _Damage(self.task)
+
+
+class _Damage(Gauge):
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.values = {name: Values() for name in get_args(Proxy)}
+        super().__init__(self.values)
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        found = {"agree": 1.0 - self.task.agreement(output.prediction, dense.prediction, batch.targets).double()}
+        one, other = output.feature, dense.feature
+        if one is not None and other is not None and one.shape == other.shape:
+            one, other = one.double().flatten(1), other.double().flatten(1)
+            found["feature"] = (one - other).norm(dim=1) / other.norm(dim=1).clamp_min(1e-12)
+            found["cosine"] = 1.0 - torch.cosine_similarity(one, other, dim=1)
+        if _are_logits(output.prediction, len(batch)):
+            ours, theirs = (each.prediction.double().log_softmax(dim=1) for each in (output, dense))
+            found["kl"] = (theirs.exp() * (theirs - ours)).sum(dim=1)
+        for name, values in found.items():
+            if values.shape == (len(batch),):  # one value per image: others cannot be paired
+                self.values[name].update(values)
+
+    def result(self) -> Mapping[str, Any]:
+        return {name: values.compute().item() for name, values in self.values.items()}
+
+
+def _are_logits(prediction: Any, images: int) -> bool:
+    return isinstance(prediction, Tensor) and prediction.ndim == 2 and len(prediction) == images

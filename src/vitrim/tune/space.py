@@ -1,0 +1,214 @@
+"""Spaces of settings: the values that a method's own attributes say can be moved, as points in [0, 1]^n.
+
+A point has one weight per value. Weights say how the removal is shared out over the blocks; a scale, the same for all,
+says how much it is, and is chosen so that the cost meets a limit. So every point of a space meets the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from vitrim.core.config import MethodConfig
+from vitrim.core.knob import Knob
+from vitrim.core.registry import host_of, parse_method
+from vitrim.errors import VitrimError
+
+Point = tuple[float, ...]
+"""Weights in [0, 1], the largest of them 1."""
+
+SLOPES = (-1.0, -0.5, 0.5, 1.0)
+"""Of the points a search starts from besides the constant one."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The settings of one method on one model.
+
+    Attributes:
+        base: the method with the options that stay.
+        num_layers: blocks of the model.
+        grid: rows and columns of patches.
+        num_prefix: tokens in front of the patches.
+
+    Example:
+        >>> import vitrim
+        >>> space = Space(vitrim.ToMe(), num_layers=4, grid=(8, 8), num_prefix=1)
+        >>> space.constant(0.25).describe(), space.config((1.0, 0.5, 0.5, 0.0), scale=0.5).describe()
+        ('tome:r=8', 'tome:r=[16,8,8,0]')
+    """
+
+    base: MethodConfig
+    num_layers: int
+    grid: tuple[int, int]
+    num_prefix: int
+
+    @classmethod
+    def of(cls, model: nn.Module, method: MethodConfig | str) -> Space:
+        """The space of a method on a model.
+
+        Raises:
+            VitrimError: the method has nothing to move, or its options leave no room for that.
+        """
+        base = parse_method(method) if isinstance(method, str) else method
+        host = host_of(model)
+        facts = host.facts(model)
+        space = cls(base, len(host.blocks(model)), facts.grid_size, facts.num_prefix)
+        space.constant(0.0)
+        if space.size > 1:
+            space.config((1.0,) * space.size, scale=0.0)
+        return space
+
+    @property
+    def knob(self) -> Knob:
+        """The option that is moved.
+
+        Raises:
+            VitrimError: the method has none.
+        """
+        if self.base.knob is None:
+            raise VitrimError(f"{self.base.name} has no option that says how much it removes: there is nothing to tune")
+        return self.base.knob
+
+    @property
+    def patches(self) -> int:
+        """Patch tokens that enter the first block."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks with a value of their own; none if the method takes one value for all."""
+        return () if self.base.amounts_option is None else self.base.scheduled(self.num_layers)
+
+    @property
+    def size(self) -> int:
+        """The number of values, 1 if the method takes one for all."""
+        return max(len(self.blocks), 1)
+
+    @property
+    def resolution(self) -> float:
+        """A difference in scale below which settings are the same, or nearly."""
+        step = 10.0**-self.knob.digits / abs(self.knob.end(self.patches) - self.knob.mildest)
+        return step / 64
+
+    # ---- points and settings -----------------------------------------------------------------------------------------
+
+    def constant(self, strength: float) -> MethodConfig:
+        """The setting with one value for all blocks, at a strength in [0, 1]."""
+        fixed = {key: value for key, value in self.knob.fixed.items() if key not in self.base.model_fields_set}
+        return self._with({**fixed, self.knob.option: self.knob.value(strength, self.patches)})
+
+    def config(self, point: Sequence[float], scale: float = 1.0) -> MethodConfig:
+        """The setting whose value in every block has the strength weight times ``scale``, at most 1.
+
+        Counts of tokens are cut to what a block can remove.
+        """
+        return self.tidy(self.raw(point, scale))
+
+    def raw(self, point: Sequence[float], scale: float = 1.0) -> MethodConfig:
+        """The same, with counts as they come."""
+        if not self.blocks:
+            return self.constant(point[0] * scale)
+        return self._with(
+            {str(self.base.amounts_option): [self.knob.value(weight * scale, self.patches) for weight in point]}
+        )
+
+    def point(self, config: MethodConfig) -> Point:
+        """The weights of a setting; of one with a single value for all blocks, equal ones.
+
+        Example:
+            >>> import vitrim
+            >>> Space(vitrim.ToMe(), num_layers=3, grid=(8, 8), num_prefix=1).point(vitrim.ToMe(r=[8, 4, 0]))
+            (1.0, 0.5, 0.0)
+        """
+        values = getattr(config, str(self.base.amounts_option), None) if self.blocks else None
+        if not isinstance(values, tuple):
+            return (1.0,) * self.size
+        values = (*values, *[self.knob.mildest] * (self.size - len(values)))
+        return normal([self.knob.strength(value, self.patches) for value in values])
+
+    def _largest(self, config: MethodConfig) -> float:
+        """The largest strength in a setting."""
+        values = getattr(config, str(self.base.amounts_option)) if self.blocks else None
+        values = values if isinstance(values, tuple) else (getattr(config, self.knob.option),)
+        return max(self.knob.strength(value, self.patches) for value in values) or 1.0
+
+    def counts(self, config: MethodConfig) -> list[int] | None:
+        """Patch tokens after each block; None if that depends on the images."""
+        return config.counts(self.patches, self.num_layers, self.grid)
+
+    def key(self, config: MethodConfig) -> str:
+        """Text that is the same for settings that do the same."""
+        counts = self.counts(config)
+        return config.describe() if counts is None else str(counts)
+
+    def _with(self, values: Mapping[str, Any]) -> MethodConfig:
+        moved = {self.knob.option, self.base.amounts_option}
+        given = {key: getattr(self.base, key) for key in self.base.model_fields_set if key not in moved}
+        return type(self.base)(**{**given, **values})
+
+    def tidy(self, config: MethodConfig) -> MethodConfig:
+        """The same setting without counts beyond what is there to be removed, if it has a value for every block."""
+        counts = self.counts(config)
+        values = getattr(config, str(self.base.amounts_option), None) if self.blocks else None
+        if self.knob.digits or counts is None or not isinstance(values, tuple):
+            return config
+        before = [self.patches, *counts]
+        least = [
+            min(value, max(before[block] - counts[block], 0)) for block, value in zip(self.blocks, values, strict=True)
+        ]
+        tidy = self._with({str(self.base.amounts_option): least})
+        return tidy if self.counts(tidy) == counts else config
+
+    # ---- moves -------------------------------------------------------------------------------------------------------
+
+    def slopes(self) -> list[Point]:
+        """Points with weights that rise or fall with depth, between equal ones and a slope from 0 to the largest."""
+        if self.size < 2:
+            return []
+        depth = np.linspace(-1.0, 1.0, self.size)
+        return [normal((1.0 + slope * depth).tolist()) for slope in SLOPES]
+
+    def mutate(self, config: MethodConfig, random: np.random.Generator) -> Point:
+        """A neighbour of a setting: one to four units go from one block to another, all blocks are tilted smoothly, or
+        one is switched off or on. A unit is a 64th of the patches, at least one, or a 32nd of the range of a share."""
+        weights = np.array(self.point(config)) * self._largest(config)
+        move = random.random()
+        if self.size < 2:
+            return self.point(config)
+        if move < 0.6:
+            down, up = random.choice(self.size, 2, replace=False)
+            unit = 1.0 / 32 if self.knob.digits else max(1.0, self.patches / 64) / self.knob.end(self.patches)
+            step = unit * random.integers(1, 5)
+            weights[down], weights[up] = max(weights[down] - step, 0.0), weights[up] + step
+        elif move < 0.85:
+            depth = np.linspace(-1.0, 1.0, self.size)
+            tilt, bend = random.normal(0.0, 0.5, 2)
+            weights = weights * np.exp(tilt * depth + bend * depth**2)
+        else:
+            place = random.integers(self.size)
+            weights[place] = 0.0 if weights[place] > 0.0 and (weights > 0.0).sum() > 1 else weights.mean()
+        return normal(weights.tolist())
+
+    def cross(self, one: Point, other: Point, random: np.random.Generator) -> Point:
+        """A mixture of two points: the first blocks of one and the last of the other, or a mean."""
+        if self.size < 2 or random.random() < 0.5:
+            share = random.random()
+            return normal([share * a + (1.0 - share) * b for a, b in zip(one, other, strict=True)])
+        cut = int(random.integers(1, self.size))
+        return normal([*one[:cut], *other[cut:]])
+
+
+def normal(weights: Sequence[float]) -> Point:
+    """The weights as a `Point`: divided by the largest; equal ones where all are 0.
+
+    Example:
+        >>> normal([1.0, 4.0]), normal([0.0, 0.0])
+        ((0.25, 1.0), (1.0, 1.0))
+    """
+    largest = max(weights)
+    return tuple(weight / largest for weight in weights) if largest > 0.0 else (1.0,) * len(weights)

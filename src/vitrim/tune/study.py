@@ -1,0 +1,173 @@
+"""The log of a search: one JSON line for everything that was measured, and so an exact resume.
+
+A resumed search runs from its start and takes what it measures from the log, in order, until the log ends. So it comes
+to the same candidates, and goes on as if it had never stopped. No line holds a time or anything else that differs from
+run to run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrim.errors import VitrimError, first_line
+from vitrim.files import check_file
+from vitrim.tune.proxy import Scores
+
+FORMAT = 1
+
+
+class Study:
+    """The file of a search.
+
+    Args:
+        file: JSON lines; None to keep nothing.
+        settings: what the search follows from; it is the first line, and that of a file that is resumed must be equal.
+        resume: go on from what is in the file.
+
+    Raises:
+        VitrimError: the file exists and is not to be resumed, cannot be read or written, or is of another search.
+    """
+
+    def __init__(self, file: Path | None, settings: Mapping[str, Any], *, resume: bool = False) -> None:
+        self.file = file
+        self._old: list[dict[str, Any]] = []
+        self._next = 0
+        head = json.loads(json.dumps({"study": FORMAT, **settings}))
+        if file is None:
+            return
+        check_file(file)
+        if file.exists() and not resume:
+            raise VitrimError(f"{file} is there already: resume it, or name another place")
+        if file.exists():
+            self._old = _read(file)
+        if self._old:
+            _compare(file, self._old[0], head)
+            self._next = 1
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._append([head])
+
+    @property
+    def resumed(self) -> int:
+        """Lines that were there when the file was opened."""
+        return len(self._old)
+
+    def scores(
+        self, name: str, texts: Sequence[str], measure: Callable[[Sequence[int]], Sequence[Scores]]
+    ) -> list[Scores]:
+        """The scores of settings, from the log as far as it goes.
+
+        Args:
+            name: of the images.
+            texts: the settings.
+            measure: gives the scores of those settings whose places it gets.
+
+        Raises:
+            VitrimError: the log has something else here.
+        """
+        found: list[Scores] = []
+        for text in texts:
+            row = self._take({"scored": text, "on": name})
+            if row is None:
+                break
+            found.append(_decoded(row["scores"]))
+        rest = range(len(found), len(texts))
+        if rest:
+            new = [_rounded(scores) for scores in measure(rest)]
+            rows = [{"scored": texts[place], "on": name} for place in rest]
+            self._append([{**row, "scores": _encoded(one)} for row, one in zip(rows, new, strict=True)])
+            found += new
+        return found
+
+    def value(self, name: str, measure: Callable[[], Any]) -> Any:
+        """A value of plain JSON that may differ from run to run, measured once and kept.
+
+        Example:
+            >>> Study(None, {}).value("milliseconds", lambda: 12.5)
+            12.5
+        """
+        row = self._take({"measured": name})
+        if row is None:
+            row = {"measured": name, "value": measure()}
+            self._append([row])
+        return row["value"]
+
+    def note(self, **entries: Any) -> None:
+        """Write a line for the reader, if the log does not have it."""
+        row = json.loads(json.dumps(entries))
+        if self._take(row) is None:
+            self._append([row])
+
+    def _take(self, expected: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The next line of the log, which must have these entries; None at its end."""
+        if self._next >= len(self._old):
+            return None
+        row = self._old[self._next]
+        if any(row.get(key) != value for key, value in expected.items()):
+            raise VitrimError(f"{self.file}, line {self._next + 1}, is not what this search does here: start a new one")
+        self._next += 1
+        return row
+
+    def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self.file is None:
+            return
+        try:
+            with self.file.open("a", encoding="utf-8") as log:
+                for row in rows:
+                    log.write(json.dumps(row) + "\n")
+                log.flush()
+                os.fsync(log.fileno())
+        except OSError as error:
+            raise VitrimError(f"cannot write {self.file}: {error.strerror}") from error
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a study; a last one that was cut off when the search was stopped is taken away."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise VitrimError(f"cannot read {file}: {error.strerror}") from error
+    whole = data[: data.rfind(b"\n") + 1]
+    rows = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise VitrimError(f"{file}, line {number}, is damaged: {first_line(error)}") from None
+        if not isinstance(row, dict):
+            raise VitrimError(f"{file}, line {number}, is damaged: expected an object")
+        rows.append(row)
+    if rows and rows[0].get("study") != FORMAT:
+        raise VitrimError(f"{file} is not a study of this version of vitrim")
+    if not rows and data:
+        raise VitrimError(f"{file} is not a study: its first line is not whole")
+    if len(whole) < len(data):
+        os.truncate(file, len(whole))
+    return rows
+
+
+def _compare(file: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for key in (*wanted, *there):
+        if there.get(key) != wanted.get(key):
+            raise VitrimError(
+                f"{file} is of another search: its {key} is {there.get(key)}, and this one's {wanted.get(key)}"
+            )
+
+
+def _rounded(scores: Scores) -> Scores:
+    return {name: np.asarray(values, dtype="<f4") for name, values in scores.items()}
+
+
+def _encoded(scores: Scores) -> dict[str, str]:
+    return {name: base64.b64encode(values.tobytes()).decode() for name, values in scores.items()}
+
+
+def _decoded(scores: Mapping[str, str]) -> Scores:
+    return {name: np.frombuffer(base64.b64decode(text), dtype="<f4") for name, text in scores.items()}

@@ -1,0 +1,77 @@
+"""Costs against what the measuring engine counts, and against planted coefficients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from timm.models import VisionTransformer
+
+import vitrim
+from vitrim.core.registry import make_method, methods
+from vitrim.errors import VitrimError
+from vitrim.measure.latency import Budget
+from vitrim.measure.macs import profile
+from vitrim.tune.cost import Fit, LatencyCost, MacsCost, quiet, samples
+from vitrim.tune.space import Space
+
+IMAGES = torch.zeros(2, 3, 32, 32)
+SOME = ("tome", "topk", "mctf", "cropr", "l2", "evo_vit")
+
+
+@pytest.fixture(scope="module")
+def model() -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=32, patch_size=4, embed_dim=16, depth=4, num_heads=2, num_classes=5).eval()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_macs_are_those_of_the_engine_and_the_quick_ones_are_near(model: VisionTransformer, name: str) -> None:
+    assert name in methods()
+    space = Space.of(model, name)
+    with quiet():
+        cost = MacsCost(model, space)
+        dense = profile(model, None, IMAGES).macs.total
+        for config in [space.constant(0.2), *samples(space, 3, seed=9)]:
+            share = profile(model, config, IMAGES).macs.total / dense
+            assert cost.share(config) == share
+            assert cost.estimate(config) == pytest.approx(share, rel=0.01)
+
+
+def test_a_method_that_adapts_is_counted_on_the_images(model: VisionTransformer) -> None:
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    space = Space.of(model, "algm")
+    cost = MacsCost(model, space, [images])
+    config = make_method("algm", threshold=0.2)
+    dense = profile(model, None, images).macs.total
+    assert cost.share(config) == profile(model, config, [images]).macs.total / dense
+    with pytest.raises(VitrimError, match="algm adapts to the content of the images"):
+        MacsCost(model, space)
+    with pytest.raises(VitrimError, match="tune it for macs"):
+        LatencyCost.of(model, space, images)
+
+
+def test_planted_coefficients_are_recovered_and_errors_are_those_of_leaving_one_out() -> None:
+    random = np.random.default_rng(0)
+    terms = np.concatenate([np.ones((12, 1)), random.random((12, 3))], axis=1)
+    planted = np.array([2.0, 0.5, -0.25, 1.0])
+    assert Fit.of(terms, terms @ planted).coefficients == pytest.approx(planted)
+    values = terms @ planted + random.normal(0.0, 0.05, 12)
+    errors = []
+    for out in range(12):
+        rest = np.arange(12) != out
+        solution = np.linalg.lstsq(terms[rest], values[rest], rcond=None)[0]
+        errors.append(abs(values[out] - terms[out] @ solution) / values[out])
+    fit = Fit.of(terms, values)
+    assert fit.error == pytest.approx(np.mean(errors))
+    assert fit.worst == pytest.approx(np.max(errors))
+
+
+def test_latency_is_timed_on_this_device_and_states_its_error(model: VisionTransformer) -> None:
+    space = Space.of(model, "tome")
+    with quiet():
+        cost = LatencyCost.of(model, space, IMAGES, budget=Budget(1, 0.0, 1, 0), number=8)
+    config = vitrim.ToMe(r=4)
+    assert cost.dense_ms > 0.0
+    assert 0.0 <= cost.error <= cost.worst
+    assert cost.milliseconds(config) == cost.share(config) * cost.dense_ms

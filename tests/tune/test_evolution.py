@@ -1,0 +1,209 @@
+"""The search against brute force over all schedules of a tiny model, under noise, and stopped and resumed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vitrim
+from vitrim.errors import VitrimError
+from vitrim.tune.cost import Cost, within
+from vitrim.tune.evolution import Evolution, Outcome, Trial
+from vitrim.tune.proxy import Part, Scores
+from vitrim.tune.space import Space
+from vitrim.tune.study import Study
+
+LIMIT = 0.62
+SPACE = Space(vitrim.ToMe(), num_layers=3, grid=(3, 4), num_prefix=1)
+
+Damage = Callable[[vitrim.MethodConfig], float]
+
+
+class TokenCost(Cost):
+    """Tokens that the blocks compute, over those of the dense model."""
+
+    unit = "macs"
+
+    def share(self, config: vitrim.MethodConfig) -> float:
+        counts = SPACE.counts(config)
+        assert counts is not None
+        return sum(count + 1 for count in counts) / (13 * 3)
+
+
+class Simulated:
+    """Scores made of a planted damage, a part that an image has under every setting, and noise of its own."""
+
+    batch_size = 8
+
+    def __init__(self, damage: Damage, noise: float, seed: int = 0, images: int = 64) -> None:
+        self.damage, self.noise, self.seed, self.count = damage, noise, seed, images
+        self.calls = 0
+
+    def images(self, part: Part) -> int:
+        return self.count
+
+    def __call__(self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+        self.calls += len(configs)
+        return [self._scores(config, part, start, stop) for config in configs]
+
+    def _scores(self, config: vitrim.MethodConfig, part: Part, start: int, stop: int) -> Scores:
+        # str keys of a process differ from run to run: the noise follows from the tokens instead
+        key = [self.seed, len(part), *(SPACE.counts(config) or [])]
+        own = np.random.default_rng(key).normal(0.0, self.noise, self.count)
+        common = np.random.default_rng([self.seed, len(part)]).normal(1.0, 0.3, self.count)
+        values = (self.damage(config) + common + own)[start:stop].astype(np.float32)
+        return {"feature": values, "kl": values}
+
+
+def planted(config: vitrim.MethodConfig) -> float:
+    """Merging early is harmful, twice in a row too: the best schedule is neither constant nor a slope."""
+    counts = SPACE.counts(config)
+    assert counts is not None
+    removed = -np.diff([12, *counts])
+    return float((removed * [0.09, 0.01, 0.03]).sum() + 0.004 * (removed**2).sum())
+
+
+def run(
+    scorer: Simulated,
+    file: Path | None = None,
+    *,
+    resume: bool = False,
+    seed: int = 0,
+    evaluations: int = 40,
+    **more: Any,
+) -> tuple[Outcome, list[Trial]]:
+    seen: list[Trial] = []
+    study = Study(file, {"seed": seed}, resume=resume)
+    evolution = Evolution(SPACE, TokenCost(), scorer, study, seed=seed, on_trial=seen.append, **more)
+    return evolution.run(LIMIT, evaluations), seen
+
+
+def brute_force(damage: Damage) -> tuple[float, str]:
+    """The least damage of all schedules within the limit, and the tokens they leave."""
+    every = [vitrim.ToMe(r=list(each)) for each in itertools.product(range(7), repeat=3)]
+    fitting = [config for config in every if TokenCost().share(config) <= LIMIT]
+    assert len(fitting) > 30
+    best = min(fitting, key=damage)
+    return damage(best), SPACE.key(best)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_planted_optimum_is_found_and_returned(seed: int) -> None:
+    least, key = brute_force(planted)
+    outcome, seen = run(Simulated(planted, noise=0.0), seed=seed, evaluations=30)
+    assert outcome.better
+    assert planted(outcome.best.config) == pytest.approx(least, abs=1e-9)
+    assert SPACE.key(outcome.best.config) == key
+    assert len(seen) == len(outcome.trials) <= 30
+    assert all(trial.share <= LIMIT for trial in seen)
+    assert len({SPACE.key(trial.config) for trial in seen}) == len(seen), "nothing is scored twice"
+
+
+def test_a_gain_beyond_noise_is_found_under_noise() -> None:
+    outcome, _ = run(Simulated(planted, noise=0.05, images=200))
+    assert outcome.better
+    assert planted(outcome.best.config) < planted(outcome.constant.config)
+
+
+def test_pure_noise_gives_the_constant_schedule() -> None:
+    """All settings do the same damage: at least 95 of 100 searches return the constant one."""
+    searched = [
+        run(Simulated(lambda config: 0.0, 0.2, seed), seed=seed, evaluations=24)[0].better for seed in range(100)
+    ]
+    assert sum(searched) <= 5
+
+
+def test_a_gain_in_the_proxy_that_costs_kl_is_not_returned() -> None:
+    class Two(Simulated):
+        def _scores(self, config: vitrim.MethodConfig, part: Part, start: int, stop: int) -> Scores:
+            values = super()._scores(config, part, start, stop)["feature"]
+            return {"feature": values, "kl": -values}
+
+    outcome, _ = run(Two(planted, noise=0.0))
+    assert outcome.check["feature"].better
+    assert not outcome.better
+    assert outcome.best is outcome.constant
+
+
+def test_bad_candidates_stop_early_and_the_best_is_scored_on_all_images() -> None:
+    outcome, seen = run(Simulated(planted, noise=0.01))
+    assert {trial.images for trial in seen} > {64}
+    assert outcome.constant.images == outcome.searched.images == 64
+
+
+# ---- resume ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_that_was_stopped_anywhere_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    scorer = Simulated(planted, noise=0.05)
+    whole, _ = run(scorer, tmp_path / "whole.jsonl", evaluations=16)
+    text = (tmp_path / "whole.jsonl").read_bytes()
+    lines = text.splitlines(keepends=True)
+    for cut in range(1, len(lines)):
+        part = tmp_path / "part.jsonl"
+        part.write_bytes(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2])  # killed while it wrote
+        again = Simulated(planted, noise=0.05)
+        resumed, _ = run(again, part, resume=True, evaluations=16)
+        assert part.read_bytes() == text
+        assert resumed == whole
+        measured = sum("scored" in json.loads(line) for line in lines[cut:])
+        assert again.calls == measured, "what is in the study is not measured again"
+
+
+def test_two_seeds_search_differently_and_one_seed_does_not(tmp_path: Path) -> None:
+    texts = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        _, seen = run(Simulated(planted, noise=0.05), tmp_path / name, seed=seed, evaluations=16)
+        texts.append([trial.config.describe() for trial in seen])
+    assert texts[0] == texts[1] != texts[2]
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_study_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
+    scorer, file = Simulated(planted, noise=0.05), tmp_path / "study.jsonl"
+    run(scorer, file, evaluations=8)
+    with pytest.raises(VitrimError, match="is there already"):
+        run(scorer, file, evaluations=8)
+    with pytest.raises(VitrimError, match="another search: its seed is 0, and this one's 3"):
+        run(scorer, file, resume=True, seed=3, evaluations=8)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], "{broken", *lines[2:]]) + "\n")
+    with pytest.raises(VitrimError, match="line 2, is damaged"):
+        run(scorer, file, resume=True, evaluations=8)
+    file.write_text("something else\n")
+    with pytest.raises(VitrimError, match="line 1, is damaged"):
+        run(scorer, file, resume=True, evaluations=8)
+    file.write_text('{"rows": []}\n')
+    with pytest.raises(VitrimError, match="is not a study"):
+        run(scorer, file, resume=True, evaluations=8)
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_out_of_reach_names_the_one_that_is_within() -> None:
+    evolution = Evolution(SPACE, TokenCost(), Simulated(planted, 0.0), Study(None, {}))
+    with pytest.raises(VitrimError, match=r"tome cannot go below \d+% of the dense model's macs"):
+        evolution.run(0.05, 10)
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.62, 0.8, 0.95])
+def test_a_point_gives_the_mildest_setting_within_the_limit(limit: float) -> None:
+    """Against a walk over all scales."""
+    random = np.random.default_rng(0)
+    for _ in range(6):
+        point = tuple(random.random(3).tolist())
+        found = within(SPACE, point, TokenCost(), limit)
+        scales = np.linspace(0.0, 1.0 / min(point), 501)
+        shares = [TokenCost().share(SPACE.config(point, scale)) for scale in scales]
+        fitting = [share for share in shares if share <= limit]
+        if found is None:
+            assert not fitting
+        else:
+            assert max(fitting) - 1e-9 <= TokenCost().share(found) <= limit

@@ -1,0 +1,164 @@
+"""A search on a tiny model: its target, its images, its file, and its resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from timm.models import VisionTransformer
+from torch.utils.data import TensorDataset
+
+import vitrim
+from vitrim.errors import VitrimError
+from vitrim.measure.macs import profile
+from vitrim.tasks import make_task
+from vitrim.tune import Result, Target, search
+from vitrim.tune.cost import LatencyCost
+from vitrim.tune.evolution import Trial
+from vitrim.tune.proxy import PARTS, BatchImages, DatasetImages, ModelScorer
+
+IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))
+
+
+@pytest.fixture(scope="module")
+def model() -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=5).eval()
+
+
+def images(each: int = 16) -> DatasetImages:
+    return DatasetImages(DATASET, each, 4)
+
+
+def find(model: VisionTransformer, method: str = "tome", **changes: Any) -> Result:
+    return search(model, method, images(), **{"target": "macs=0.7", "evaluations": 9, **changes})
+
+
+@pytest.mark.parametrize("method", ["tome", "topk", "atm"])
+def test_every_trial_meets_the_target_by_the_engines_count(model: VisionTransformer, method: str) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = find(model, method, evaluations=6)
+    few = [batch.images for batch in images().batches("search", 0, 8)]
+    dense = profile(model, None, few).macs.total
+    for trial in result.outcome.trials:
+        assert trial.share == profile(model, trial.config, few).macs.total / dense
+        assert trial.share <= 0.705
+    assert result.best in (result.outcome.constant, result.outcome.searched)
+    assert result.verdict.startswith("searched:" if result.outcome.better else "constant:")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_the_result_is_a_file_that_reduces_the_model(model: VisionTransformer, tmp_path: Path) -> None:
+    result = find(model, about={"data": "noise"})
+    result.save(tmp_path / "best.json")
+    config = vitrim.parse_method(f"@{tmp_path / 'best.json'}")
+    assert config.describe() == result.config.describe()
+    tuned = json.loads((tmp_path / "best.json").read_text())["tuned"]
+    assert tuned["returned"] == ("searched" if result.outcome.better else "constant")
+    assert tuned["images"] == dict.fromkeys(PARTS, 16)
+    assert tuned["data"] == "noise"
+    reduction = vitrim.reduce_(model, config, record=True)
+    try:
+        model(IMAGES[:1])
+        assert reduction.tokens_per_block == [17 - 16 + count for count in config.counts(16, 3) or ()]
+    finally:
+        vitrim.restore_(model)
+
+
+def test_a_resumed_search_gives_the_same_study_bit_for_bit(model: VisionTransformer, tmp_path: Path) -> None:
+    whole = find(model, study=tmp_path / "whole.jsonl")
+    text = (tmp_path / "whole.jsonl").read_bytes()
+    lines = text.splitlines(keepends=True)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(b"".join(lines[: len(lines) // 2]))
+    resumed = find(model, study=cut, resume=True)
+    assert cut.read_bytes() == text
+    assert resumed.record() == whole.record()
+    with pytest.raises(VitrimError, match=r"of another search: its target is macs=0.7"):
+        find(model, study=cut, resume=True, target="macs=0.6")
+
+
+def test_a_speedup_is_predicted_from_times_that_a_study_keeps(
+    model: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(model: Any, kernels: Any, configs: list[Any], *rest: Any) -> tuple[Any, float]:
+        """A machine whose time is that of the tokens; it may be asked once."""
+        monkeypatch.setattr("vitrim.tune.cost._timed", None)
+        return np.array([sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
+
+    monkeypatch.setattr("vitrim.tune.cost._timed", timed)
+    result = find(model, target="speedup=1.5", study=tmp_path / "study", evaluations=3)
+    assert isinstance(result.cost, LatencyCost)
+    assert result.cost.error < 0.01
+    for trial in result.outcome.trials:
+        assert trial.share == pytest.approx(sum(trial.config.counts(16, 3) or ()) / 48, rel=0.01)
+        assert trial.share <= 1.0 / 1.5
+    again = find(model, target="speedup=1.5", study=tmp_path / "study", evaluations=3, resume=True)
+    assert again.record() == result.record()
+
+
+def test_agreement_is_reached_as_cheaply_as_possible(model: VisionTransformer) -> None:
+    result = find(model, target="agree=0.6", proxy="kl", evaluations=10)
+    scorer = ModelScorer(model, make_task("classification", 5), images())
+    assert 1.0 - scorer([result.config], "selection", 0, 16)[0]["agree"].mean() >= 0.6
+
+
+def test_scores_are_those_of_twenty_plain_lines(model: VisionTransformer) -> None:
+    source = images()
+    scores = ModelScorer(model, make_task("classification", 5), source)([vitrim.ToMe(r=4)], "check", 4, 12)[0]
+    pixels = IMAGES[source.places["check"][4:12]]
+    with torch.no_grad():
+        dense = model(pixels), model.forward_head(model.forward_features(pixels), pre_logits=True)
+        vitrim.reduce_(model, "tome:r=4")
+        ours = model(pixels), model.forward_head(model.forward_features(pixels), pre_logits=True)
+        vitrim.restore_(model)
+    kl = torch.nn.functional.kl_div(ours[0].log_softmax(1), dense[0].softmax(1), reduction="none").sum(1)
+    assert scores["kl"] == pytest.approx(kl.numpy(), abs=1e-6)
+    distance = (ours[1] - dense[1]).norm(dim=1) / dense[1].norm(dim=1)
+    assert scores["feature"] == pytest.approx(distance.numpy(), abs=1e-5)
+    assert scores["cosine"] == pytest.approx(1 - torch.cosine_similarity(ours[1], dense[1]).numpy(), abs=1e-5)
+    assert scores["agree"] == pytest.approx((ours[0].argmax(1) != dense[0].argmax(1)).numpy().astype(float))
+
+
+def test_the_three_parts_are_disjoint() -> None:
+    parts = [set(images().places[part]) for part in PARTS]
+    assert [len(part) for part in parts] == [16, 16, 16]
+    assert len(set.union(*parts)) == 48
+    memory = BatchImages(list(IMAGES.split(4)))
+    for part in PARTS:
+        assert memory.count(part) == 16
+        pieces = [batch.images for batch in memory.batches(part, 4, 16)]
+        assert [len(piece) for piece in pieces] == [4, 4, 4]
+    every = torch.cat([batch.images for part in PARTS for batch in memory.batches(part, 0, 16)])
+    assert len(np.unique(every.numpy(), axis=0)) == 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "macs=1.5"}, "a share is above 0 and below 1"),
+        ({"target": "speedup=0.5"}, "a speed-up is above 1"),
+        ({"target": "speed=2"}, "unknown target 'speed'; did you mean 'speedup'"),
+        ({"target": "macs"}, "cannot read the target 'macs'"),
+        ({"target": "macs=0.01"}, "tome cannot go below"),
+        ({"proxy": "featur"}, "unknown proxy 'featur'; did you mean 'feature'"),
+        ({"evaluations": 0}, "at least 1 evaluation"),
+        ({"method": "none"}, "nothing to tune"),
+    ],
+)
+def test_what_cannot_be_is_one_line(model: VisionTransformer, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        find(model, **changes)
+
+
+def test_trials_are_told_as_they_end(model: VisionTransformer) -> None:
+    told: list[Trial] = []
+    result = find(model, on_trial=told.append)
+    assert tuple(told) == result.outcome.trials
+    assert [trial.number for trial in told] == list(range(len(told)))
+    assert Target.parse("macs=0.7") == result.target

@@ -1,0 +1,85 @@
+"""Points and settings belong to each other, for every method that has something to move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import vitrim
+from vitrim.core.registry import make_method, methods
+from vitrim.errors import VitrimError
+from vitrim.tune.space import Space, normal
+
+WITH_KNOB = [name for name, kind in methods().items() if kind.knob is not None]
+WITH_LIST = [name for name, kind in methods().items() if kind.amounts_option is not None]
+
+
+def space(name: str, **options: object) -> Space:
+    return Space(make_method(name, **options), num_layers=6, grid=(8, 8), num_prefix=1)
+
+
+@pytest.mark.parametrize("name", WITH_KNOB)
+def test_a_setting_has_a_value_for_all_blocks_or_one_for_each(name: str) -> None:
+    kind, one = methods()[name], space(name)
+    constant = one.constant(0.3)
+    assert not isinstance(getattr(constant, one.knob.option), tuple)
+    assert one.size == (1 if kind.amounts_option is None else len(one.base.scheduled(6)))
+    assert one.point(constant) == (1.0,) * one.size
+    if one.size == 1:
+        assert one.config((1.0,), 0.3) == constant
+        assert one.slopes() == []
+
+
+@pytest.mark.parametrize("name", WITH_LIST)
+def test_points_come_back_from_settings(name: str) -> None:
+    one, random = space(name), np.random.default_rng(0)
+    for _ in range(5):
+        point = normal(random.random(one.size).tolist())
+        config = one.raw(point, scale=0.2)
+        # whole tokens, of the 6 that strength 0.2 is
+        assert one.point(config) == pytest.approx(point, abs=0.17)
+        assert make_method(name, **{str(one.base.amounts_option): getattr(config, str(one.base.amounts_option))})
+
+
+@pytest.mark.parametrize("name", WITH_LIST)
+def test_moves_stay_in_the_space_and_follow_from_the_seed(name: str) -> None:
+    one = space(name)
+    found = []
+    for _ in range(2):
+        random = np.random.default_rng(5)
+        config, points = one.config((1.0,) * one.size, 0.2), []
+        for _ in range(30):
+            points += [one.mutate(config, random), one.cross(one.slopes()[0], one.point(config), random)]
+            config = one.config(points[-2], 0.2)
+        found.append(points)
+    assert found[0] == found[1]
+    for point in found[0]:
+        assert len(point) == one.size
+        assert min(point) >= 0.0
+        assert max(point) == 1.0
+    assert len(set(found[0])) > 20
+
+
+def test_counts_are_cut_to_what_there_is() -> None:
+    """11 of 64 patches in six blocks: by hand 53, 42, 31, 20, then 10 at most may go, then 5."""
+    one = space("tome")
+    assert one.counts(vitrim.ToMe(r=11)) == [53, 42, 31, 20, 10, 5]
+    strength = one.knob.strength(11, 64)
+    assert one.config((1.0,) * 6, strength) == vitrim.ToMe(r=[11, 11, 11, 11, 10, 5])
+    assert one.constant(strength) == vitrim.ToMe(r=11)
+    assert one.key(vitrim.ToMe(r=11)) == one.key(vitrim.ToMe(r=[11, 11, 11, 11, 10, 5]))
+
+
+def test_other_options_stay() -> None:
+    one = space("tome", kept_order="similarity", r=3)
+    assert one.constant(0.5) == vitrim.ToMe(kept_order="similarity", r=16)
+    assert one.config((1.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.5) == vitrim.ToMe(
+        kept_order="similarity", r=[16, 0, 0, 0, 0, 0]
+    )
+
+
+def test_what_leaves_nothing_to_move_is_refused() -> None:
+    with pytest.raises(VitrimError, match="none has no option that says how much it removes"):
+        space("none").constant(0.5)
+    with pytest.raises(VitrimError, match="either r"):
+        space("tome", keep_rate=0.5).constant(0.5)
