@@ -32,23 +32,26 @@ class Run:
 
     def __init__(self, ref: Reference) -> None:
         kept = [ref[f"kept_abs/{block}"] for block in STAGES] if "kept_abs/3" in ref else None
-        stages = [ref[f"assign/{block}"].astype(np.int64) for block in STAGES] if "assign/3" in ref else None
-        self.kept = None if kept is None else np.stack([_mask(one) for one in kept], 1)
-        self.labels: NDArray[np.int64] | None = None
-        if stages is not None:
-            labels = [stages[0]]
-            for stage in stages[1:]:
-                labels.append(compose(labels[-1], stage))
-            self.labels = np.stack(labels, 1)
+        stages = [ref[f"assign/{block}"] for block in STAGES] if "assign/3" in ref else None
+        self.kept = None if kept is None else np.stack([mask(one) for one in kept], 1)
+        self.labels = None if stages is None else composed(stages)
         self.features = {block: ref[f"cls_features/{block}"].T.astype(np.float64) for block in FEATURE_BLOCKS}
 
 
-def _mask(ids: NDArray[Any]) -> NDArray[np.bool_]:
+def mask(ids: NDArray[Any]) -> NDArray[np.bool_]:
     """(I, P) bool of patch ids (I, K); -1 is a fused token, -2 a filler."""
-    mask = np.zeros((len(ids), PATCHES), dtype=bool)
+    found = np.zeros((len(ids), PATCHES), dtype=bool)
     image, place = np.nonzero(ids >= 0)
-    mask[image, ids[image, place]] = True
-    return mask
+    found[image, ids[image, place]] = True
+    return found
+
+
+def composed(stages: list[NDArray[Any]]) -> NDArray[np.int64]:
+    """(I, S, P), the cluster of every patch after each stage, from the maps of the stages."""
+    labels = [stages[0].astype(np.int64)]
+    for stage in stages[1:]:
+        labels.append(compose(labels[-1], stage))
+    return np.stack(labels, 1)
 
 
 @cache

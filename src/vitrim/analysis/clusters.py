@@ -36,8 +36,8 @@ def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
         VitrimError: clusterings of other patches.
 
     Example:
-        >>> float(homogeneity([0, 0, 1, 1], [0, 1, 2, 3])), float(homogeneity([0, 1, 2, 3], [0, 0, 1, 1]))
-        (1.0, 0.5)
+        >>> homogeneity([[0, 0, 1, 1], [0, 1, 2, 3]], [[0, 1, 2, 3], [0, 0, 1, 1]]).round(4).tolist()
+        [1.0, 0.5]
     """
     of_a, of_b, of_both = _entropies(a, b)
     return _share(of_a + of_b - of_both, of_a)

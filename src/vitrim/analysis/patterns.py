@@ -110,22 +110,16 @@ def least_ioa(patches: int, a: int, b: int) -> float:
     return least_overlap(patches, a, b) / b if b else 0.0
 
 
-def least_iou(patches: int, a: int, b: int, *, tight: bool = False) -> float:
-    """A lower bound of the `iou` of sets of ``a`` and ``b`` patches, with I = max(0, a + b - P).
+def least_iou(patches: int, a: int, b: int) -> float:
+    """The smallest `iou` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / P. It is reached.
 
-    * I / P, as published ("Which Tokens to Use?", Algorithm 2). The union may be smaller than P, so this may never be
-      reached.
-    * ``tight``: I / (a + b - I), which is reached; 0 for two empty sets.
+    Sets that overlap although they overlap as little as they can have all P patches as their union.
 
     Example:
-        >>> round(least_iou(196, 24, 24), 3), round(least_iou(196, 158, 96), 3)
+        >>> least_iou(196, 24, 24), round(least_iou(196, 158, 96), 3)
         (0.0, 0.296)
     """
-    overlap = least_overlap(patches, a, b)
-    if not tight:
-        return overlap / patches
-    union = a + b - overlap
-    return overlap / union if union else 0.0
+    return least_overlap(patches, a, b) / patches
 
 
 def ioa_lower_bound(patches: int, r1: float, r2: float, stage: int) -> float:
@@ -150,14 +144,13 @@ def ioa_lower_bound(patches: int, r1: float, r2: float, stage: int) -> float:
     return least_ioa(patches, *(_kept(patches, rate, stage) for rate in (r1, r2)))
 
 
-def iou_lower_bound(patches: int, r1: float, r2: float, stage: int, *, tight: bool = False) -> float:
-    """A lower bound of the `iou` after ``stage`` stages of static pruning, "Which Tokens to Use?", Algorithm 2.
+def iou_lower_bound(patches: int, r1: float, r2: float, stage: int) -> float:
+    """The smallest `iou` after ``stage`` stages of static pruning, "Which Tokens to Use?", Algorithm 2.
 
-    I / P with I = max(0, floor(P r1^s) + floor(P r2^s) - P), or the bound that is reached; see `least_iou`.
+    I / P with I = max(0, floor(P r1^s) + floor(P r2^s) - P). It holds where `ioa_lower_bound` does.
 
     Args:
         patches, r1, r2, stage: as for `ioa_lower_bound`.
-        tight: divide by the smallest union instead of P.
 
     Raises:
         VitrimError: rates outside [0, 1] or a stage below 1.
@@ -166,7 +159,7 @@ def iou_lower_bound(patches: int, r1: float, r2: float, stage: int, *, tight: bo
         >>> [round(iou_lower_bound(196, 0.9, 0.7, stage), 3) for stage in (1, 2, 3)]
         [0.597, 0.296, 0.066]
     """
-    return least_iou(patches, *(_kept(patches, rate, stage) for rate in (r1, r2)), tight=tight)
+    return least_iou(patches, *(_kept(patches, rate, stage) for rate in (r1, r2)))
 
 
 def _kept(patches: int, rate: float, stage: int) -> int:

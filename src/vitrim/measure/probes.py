@@ -21,7 +21,7 @@ from vitrim.measure.macs import PARTS
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 
-__all__ = ["Agreement", "Gauge", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "joined"]
+__all__ = ["Agreement", "Gauge", "Lists", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "joined"]
 
 State = dict[str, Tensor | list[Tensor]]
 """The content of a gauge: sums and lists of tensors by name."""
@@ -191,6 +191,43 @@ class _Values(Metric):
     def compute(self) -> Tensor:
         values = dim_zero_cat(self.values).tolist() if self.values else []
         return torch.tensor(fsum(values) / len(values) if values else torch.nan, dtype=torch.float64)
+
+
+class Lists(Metric):
+    """Tensors (B, ...) of all batches by name, on the CPU: what is recorded of every image.
+
+    Args:
+        names: of the tensors.
+
+    Example:
+        >>> lists = Lists("ids")
+        >>> for ids in ([0, 1], [2]):
+        ...     lists.update(ids=torch.tensor(ids))
+        >>> lists.compute()["ids"].tolist()
+        [0, 1, 2]
+    """
+
+    full_state_update = False
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+        for name in names:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing was recorded."""
+        return not getattr(self, self.names[0])
+
+    def update(self, **tensors: Tensor) -> None:
+        """Record what was found of one batch."""
+        for name, tensor in tensors.items():
+            getattr(self, name).append(tensor.detach().cpu())
+
+    def compute(self) -> dict[str, Tensor]:
+        """All batches together, without the tensors that none brought."""
+        return {name: dim_zero_cat(found) for name in self.names if (found := getattr(self, name))}
 
 
 class _Sums(Metric):
