@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitrim.analysis.record import Record, check_comparable
+from vitrim.analysis.record import Record, check_comparable, titled
 from vitrim.errors import VitrimError
 
 HEADER = {
@@ -68,13 +68,16 @@ def test_what_a_record_says() -> None:
     assert one.decisions().source[0].tolist() == [[0, 1, 2, 3, 4], [0, 1, -1, 2, -1], [0, 1, -1, 2, -1]]
     assert np.array_equal(one.feature(2), one.arrays["features"][:, 1])
     assert np.array_equal(one.correct(), one.arrays["logits"].argmax(1) == one.arrays["targets"])
-    assert one.name == "topk on tiny"
+    assert one.name == "topk"
+    assert [record.name for record in titled([one, record(model="small")])] == ["topk on tiny", "topk on small"]
+    with pytest.raises(VitrimError, match="two records of topk: give one"):
+        titled([one, record(4)])
     several = Record(one.header, {**one.arrays, "targets": np.ones((5, 3))})
     assert several.correct() is None
     for ask, message in (
         (lambda: one.feature(1), r"no features after block 1; it has \[0, 2\]"),
         (lambda: one.feature(None), "has no features"),
-        (lambda: Record(HEADER, {"ids": np.arange(2)}).labels(), "the record of topk on tiny has no patterns"),
+        (lambda: Record(HEADER, {"ids": np.arange(2)}).labels(), "the record of topk has no patterns"),
     ):
         with pytest.raises(VitrimError, match=message):
             ask()
@@ -83,8 +86,8 @@ def test_what_a_record_says() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (record(4), "the record of topk on tiny was made on 4 other images than that of topk on tiny, 5"),
-        (record(grid=[1, 4]), r"has grid \[1, 4\] and that of topk on tiny has \[2, 2\]"),
+        (record(4), "the record of topk was made on 4 other images than that of topk, 5"),
+        (record(grid=[1, 4]), r"has grid \[1, 4\] and that of topk has \[2, 2\]"),
         (record(num_layers=12), "has num_layers 12"),
         (record(data="elsewhere"), "has data elsewhere"),
     ],

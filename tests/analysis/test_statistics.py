@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrim.analysis.statistics import bootstrap_ci, spearman_kendall
+from vitrim.analysis.statistics import bootstrap_ci, mean_ci, spearman_kendall
 from vitrim.errors import VitrimError
 
 
@@ -37,6 +37,7 @@ def test_the_interval_is_that_of_scipy() -> None:
     low, high = bootstrap_ci(values, lambda rows: rows.mean(0), n=4000)
     expected = stats.bootstrap((values,), np.mean, axis=0, method="percentile", n_resamples=4000).confidence_interval
     assert np.allclose([low, high], expected, atol=0.03)
+    assert np.allclose(mean_ci(values, n=4000), [low, high], atol=1e-12)
     again = bootstrap_ci(values, lambda rows: rows.mean(0), n=4000)
     assert np.array_equal(again, [low, high])
     narrow = bootstrap_ci(values, lambda rows: rows.mean(0), level=0.5)

@@ -134,7 +134,7 @@ class _Collected(Gauge):
         found = whereabouts(reduction, images)
         if not self.probe.patterns:
             return {"num_tokens": found["num_tokens"]}
-        before = self.lists.source[0] if self.lists.source else found["source"]
+        before = self.lists.batches("source")[0] if self.lists.batches("source") else found["source"]
         if before.shape[1:] != found["source"].shape[1:]:
             raise DataError(
                 f"an analysis needs images of one size, got {found['source'].shape[2]} tokens after {before.shape[2]}"
@@ -170,7 +170,7 @@ class _Collected(Gauge):
     def _check_size(self, batch: Batch, found: Mapping[str, Tensor]) -> None:
         """Refuse what would not fit before hours of work, judging by this batch."""
         per_image = sum(_stored_bytes(name, tensor) for name, tensor in found.items()) / len(batch)
-        images = self.probe.num_images or sum(map(len, self.lists.ids)) + len(batch)
+        images = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + len(batch)
         if per_image * images > LARGEST:
             raise VitrimError(
                 f"the record of {self.contestant.name} would take {per_image * images / 2**30:.1f} GiB for {images} "

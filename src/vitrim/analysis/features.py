@@ -30,9 +30,11 @@ def center(features: ArrayLike) -> Floats:
     values = np.asarray(features, dtype=np.float64)
     if values.ndim != 2 or not values.size:
         raise VitrimError(f"expected features (images, channels), got {values.shape}")
-    values = values - values.mean(0)
-    norm = float(np.linalg.norm(values))
-    return values / norm if norm > 0 else values
+    found: Floats = values - values.mean(0)
+    norm = np.linalg.norm(found)
+    if norm > 0:
+        found /= norm
+    return found
 
 
 def procrustes(a: ArrayLike, b: ArrayLike) -> float:

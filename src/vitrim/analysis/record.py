@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from vitrim.errors import VitrimError
 from vitrim.measure.arrays import narrowed, read_arrays, widened, write_arrays
 from vitrim.measure.decisions import Decisions
 
-__all__ = ["FORMAT", "Record", "check_comparable"]
+__all__ = ["FORMAT", "Record", "check_comparable", "titled"]
 
 FORMAT = 1
 LARGEST = 2 * 2**30
@@ -68,9 +68,8 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The method and, where the header names it, the model: ``tome:r=13 on deit_tiny_patch16_224``."""
-        model = self.header.get("model")
-        return self.method if model is None else f"{self.method} on {model}"
+        """The method and whatever else tells the record from those beside it; see `titled`."""
+        return str(self.header.get("title", self.method))
 
     @property
     def blocks(self) -> list[int]:
@@ -90,8 +89,8 @@ class Record:
             VitrimError: the record has no patterns.
         """
         prefix = self.header["num_prefix"]
-        source = self._array("source", "patterns")[..., prefix:] - prefix
-        return np.maximum(source, -1)
+        found: NDArray[np.int32] = np.maximum(self._array("source", "patterns")[..., prefix:] - prefix, -1)
+        return found
 
     def kept(self) -> NDArray[np.bool_]:
         """(I, S, P), the patches that tokens stand on after each of the ``blocks``.
@@ -185,6 +184,31 @@ class Record:
         if name not in self.arrays:
             raise VitrimError(f"the record of {self.name} has no {what}")
         return self.arrays[name]
+
+
+def titled(records: Sequence[Record]) -> list[Record]:
+    """The records with a ``title`` each: the method, with the model and the data where there are several of these.
+
+    Raises:
+        VitrimError: two records of one method, model and data.
+
+    Example:
+        >>> made = [Record({"method": "tome:r=8", "model": model}, {}) for model in ("deit_tiny", "deit_small")]
+        >>> [record.name for record in titled(made)]
+        ['tome:r=8 on deit_tiny', 'tome:r=8 on deit_small']
+    """
+    several = {key: len({record.header.get(key) for record in records}) > 1 for key in ("model", "data")}
+    found = []
+    for record in records:
+        title = record.method
+        for key, word in (("model", "on"), ("data", "with")):
+            title += f" {word} {record.header.get(key)}" if several[key] else ""
+        found.append(replace(record, header={**record.header, "title": title}))
+    names = [record.name for record in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise VitrimError(f"there are two records of {twice}: give one of them")
+    return found
 
 
 def _least(array: NDArray[Any]) -> NDArray[Any]:

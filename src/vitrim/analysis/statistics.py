@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.errors import VitrimError
 
-__all__ = ["Interval", "RankCorrelation", "bootstrap_ci", "spearman_kendall"]
+__all__ = ["Interval", "RankCorrelation", "bootstrap_ci", "mean_ci", "spearman_kendall"]
 
 
 class RankCorrelation(NamedTuple):
@@ -83,13 +83,40 @@ def bootstrap_ci(
         (True, True)
     """
     rows = np.asarray(values, dtype=np.float64)
-    if rows.ndim == 0 or not len(rows) or n < 1 or not 0 < level < 1:
-        raise VitrimError(
-            f"expected rows to draw from, one draw or more and a level in (0, 1), got {rows.shape}, {n} and {level}"
-        )
+    _check(rows, n, level)
     generator = np.random.default_rng(seed)
     found = np.stack(
         [np.asarray(statistic(rows[generator.integers(len(rows), size=len(rows))]), np.float64) for _ in range(n)]
     )
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return Interval(low, high)
+
+
+def mean_ci(values: ArrayLike, n: int = 1000, seed: int = 0, *, level: float = 0.95) -> Interval:
+    """`bootstrap_ci` of the means of columns, the same numbers sooner: draws become counts of rows.
+
+    Args:
+        values: (m, K), m independent rows.
+        n, seed, level: as for `bootstrap_ci`.
+
+    Raises:
+        VitrimError: as `bootstrap_ci`.
+
+    Example:
+        >>> low, high = mean_ci([[0.0], [1.0]])
+        >>> low.tolist(), high.tolist()
+        ([0.0], [1.0])
+    """
+    rows = np.asarray(values, dtype=np.float64)
+    _check(rows, n, level)
+    generator, size = np.random.default_rng(seed), len(rows)
+    counts = (np.bincount(generator.integers(size, size=size), minlength=size) for _ in range(n))
+    low, high = np.quantile([count @ rows / size for count in counts], [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Interval(low, high)
+
+
+def _check(rows: NDArray[np.float64], n: int, level: float) -> None:
+    if rows.ndim == 0 or not len(rows) or n < 1 or not 0 < level < 1:
+        raise VitrimError(
+            f"expected rows to draw from, one draw or more and a level in (0, 1), got {rows.shape}, {n} and {level}"
+        )

@@ -218,16 +218,21 @@ class Lists(Metric):
     @property
     def is_empty(self) -> bool:
         """Tell whether nothing was recorded."""
-        return not getattr(self, self.names[0])
+        return not self.batches(self.names[0])
+
+    def batches(self, name: str) -> list[Tensor]:
+        """The tensors of one name, batch by batch."""
+        found: list[Tensor] = getattr(self, name)
+        return found
 
     def update(self, **tensors: Tensor) -> None:
         """Record what was found of one batch."""
         for name, tensor in tensors.items():
-            getattr(self, name).append(tensor.detach().cpu())
+            self.batches(name).append(tensor.detach().cpu())
 
     def compute(self) -> dict[str, Tensor]:
         """All batches together, without the tensors that none brought."""
-        return {name: dim_zero_cat(found) for name in self.names if (found := getattr(self, name))}
+        return {name: dim_zero_cat(found) for name in self.names if (found := self.batches(name))}
 
 
 class _Sums(Metric):
