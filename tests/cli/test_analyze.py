@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.stats import spearmanr
 
 from cli_runs import exit_code
 from vitrim.analysis.families import FAMILIES
 from vitrim.analysis.features import procrustes
 from vitrim.analysis.patterns import iou
 from vitrim.analysis.record import Record
+from vitrim.cli import analyze
 from vitrim.measure.decisions import file_name
 from vitrim.measure.run import Measurement
 
@@ -101,6 +103,14 @@ def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
     )
     difference = abs(a.correct().mean() - b.correct().mean())
     assert float(one["difference"]) == pytest.approx(difference)
+    for row in table(report, "proxy"):
+        distances = [
+            (float(pair[row["measure"]]), float(pair["difference"]))
+            for pair in table(report, "features")
+            if pair["block"] == row["block"]
+        ]
+        assert float(row["spearman"]) == pytest.approx(spearmanr(*zip(*distances, strict=True)).statistic)
+        assert float(row["spearman_low"]) <= float(row["spearman"]) <= float(row["spearman_high"])
     counts = [row for row in table(report, "counts") if "tome" in row["method"]]
     assert [float(row["tokens"]) for row in counts] == [15, 13, 11, 9, 7, 5]
     assert float(counts[0]["removed"]) == 2
@@ -172,6 +182,14 @@ def test_bad_input_is_one_line(
     assert len(error) == 1
     assert message in error[0]
     assert not (tmp_path / "new").exists()
+
+
+def test_a_package_that_is_not_installed(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(analyze, "find_spec", lambda package: None if package == "ot" else package)
+    assert run("--from", next(report.glob("record_tome*")), "--out", tmp_path / "new") == 2
+    assert "needs the package 'ot': pip install 'vitrim[analysis]'" in capsys.readouterr().err
 
 
 def test_the_families_of_the_help_are_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from vitrim.cli import common, evaluate
 from vitrim.cli.setup import Data, DataOptions, Limit, Machine, Model, Reading, Record, Setup, Weights
-from vitrim.errors import VitrimError
+from vitrim.errors import MissingPackageError, VitrimError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,6 +110,7 @@ def analyze(
     from vitrim.analysis.output import check_output
 
     families = chosen(only.split(",")) if only else []
+    _check_packages()
     check_output(out)
     report = Report(out, families, record)
     if stored.stored:
@@ -120,6 +122,13 @@ def analyze(
     measurement, dataset, found = _prepared(model, data, configs, machine, dtype, batch_size)
     with report.kept(measurement, found):
         evaluate.run_batches(measurement, dataset, data.limit, batch_size, workers, None)
+
+
+def _check_packages() -> None:
+    """Refuse, before any work, to start without the packages of the metrics."""
+    for package in ("scipy", "sklearn", "ot"):
+        if find_spec(package) is None:
+            raise MissingPackageError(f"an analysis needs the package '{package}': pip install 'vitrim[analysis]'")
 
 
 def _prepared(
