@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import golden_files as golden
 from golden_files import Reference
-from vitrim.analysis.features import cca, center, cka, mean_cca, mean_sq_cca, procrustes, pwcca
+from vitrim.analysis.features import cca, cca_measures, center, cka, mean_cca, mean_sq_cca, procrustes, pwcca
 from vitrim.errors import VitrimError
 
 
@@ -26,6 +26,7 @@ def test_the_reference_features(ref: Reference) -> None:
         "cka_dist": cka(a, b),
         "procrustes": procrustes(a, b),
     }
+    assert np.allclose(cca_measures(a, b), [pwcca(a, b), pwcca(b, a), mean_cca(a, b)], atol=1e-12)
     for key, value in found.items():
         ref.check(f"feat/ab/{key}", torch.tensor(value, dtype=torch.float64))
 

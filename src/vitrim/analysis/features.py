@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.errors import VitrimError
 
-__all__ = ["cca", "center", "cka", "mean_cca", "mean_sq_cca", "opd", "procrustes", "pwcca"]
+__all__ = ["cca", "cca_measures", "center", "cka", "mean_cca", "mean_sq_cca", "opd", "procrustes", "pwcca"]
 
 Floats = NDArray[np.float64]
 
@@ -149,20 +149,45 @@ def pwcca(a: ArrayLike, b: ArrayLike) -> float:
         True
     """
     first, second = _pair(a, b)
-    variates, correlations = _canonical(first, second)
-    weight = np.abs(variates.T @ first).sum(1)
+    variates, correlations, _ = _canonical(first, second)
+    return _weighted(first, variates, correlations)
+
+
+def cca_measures(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float]:
+    """`pwcca` of a and b, `pwcca` of b and a, and `mean_cca`, from one decomposition.
+
+    Args:
+        a, b: as for `pwcca`.
+
+    Raises:
+        VitrimError: as for `cca`.
+
+    Example:
+        >>> a = np.random.default_rng(0).normal(size=(9, 2))
+        >>> [abs(round(number, 6)) for number in cca_measures(a, 2 * a)]
+        [0.0, 0.0, 1.0]
+    """
+    first, second = _pair(a, b)
+    of_a, correlations, of_b = _canonical(first, second)
+    distances = (_weighted(first, of_a, correlations), _weighted(second, of_b, correlations))
+    return (*distances, float(correlations.mean()))
+
+
+def _weighted(features: Floats, variates: Floats, correlations: Floats) -> float:
+    """1 minus the mean correlation, weighted by how much of the features lies along each variate."""
+    weight = np.abs(variates.T @ features).sum(1)
     return float(1 - (weight[: len(correlations)] / weight.sum()) @ correlations)
 
 
-def _canonical(a: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """All C canonical variates (I, C) of centred ``a``, and the min(C, D) correlations."""
+def _canonical(a: Floats, b: Floats) -> tuple[Floats, Floats, Floats]:
+    """All C canonical variates (I, C) of centred ``a``, the min(C, D) correlations, and all variates (I, D) of b."""
     images, widest = len(a), max(a.shape[1], b.shape[1])
     if images <= widest:
         raise VitrimError(f"CCA needs more images than channels, got {images} images and {widest} channels")
     root_a, root_b = _inverse_root(a.T @ a), _inverse_root(b.T @ b)
     # the full SVD: weights of PWCCA run over all directions of a
-    directions, correlations, _ = np.linalg.svd(root_a @ (a.T @ b) @ root_b, full_matrices=True)
-    return a @ (root_a @ directions), correlations
+    left, correlations, right = np.linalg.svd(root_a @ (a.T @ b) @ root_b, full_matrices=True)
+    return a @ (root_a @ left), correlations, b @ (root_b @ right.T)
 
 
 def _inverse_root(matrix: Floats) -> Floats:

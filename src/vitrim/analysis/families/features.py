@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrim.analysis.features import cka, mean_cca, procrustes, pwcca
+from vitrim.analysis.features import cca_measures, cka, procrustes
 from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import bootstrap_ci, spearman_kendall
 from vitrim.analysis.tables import Outcome, Table
@@ -18,11 +18,7 @@ from vitrim.errors import VitrimError
 __all__ = ["features"]
 
 ANY = {"procrustes": procrustes, "cka_distance": cka}
-WIDE: dict[str, Callable[[Any, Any], float]] = {
-    "pwcca_distance_ab": pwcca,
-    "pwcca_distance_ba": lambda a, b: pwcca(b, a),
-    "mean_cca": mean_cca,
-}
+WIDE = ("pwcca_distance_ab", "pwcca_distance_ba", "mean_cca")
 """Those that need twice as many images as channels."""
 MEASURES = (*ANY, *WIDE)
 PAIRS = ("method_a", "method_b", "block", "images", *MEASURES, "difference")
@@ -75,9 +71,8 @@ def features(records: Sequence[Record]) -> Outcome:
 
 
 def _measures(a: NDArray[Any], b: NDArray[Any]) -> list[float | None]:
-    found: list[float | None] = [measure(a, b) for measure in ANY.values()]
     enough = len(a) >= 2 * max(a.shape[1], b.shape[1])
-    return found + [measure(a, b) if enough else None for measure in WIDE.values()]
+    return [*(measure(a, b) for measure in ANY.values()), *(cca_measures(a, b) if enough else (None,) * len(WIDE))]
 
 
 def _scores(records: Sequence[Record]) -> tuple[dict[str, float], str]:
