@@ -19,13 +19,14 @@ from vitrim.cli.setup import flat
 
 LONGEST_BODY = 40
 LONGEST_FUNCTION = 60
-ROOMS = ("cli", "measure", "demo", "plots")
+ROOMS = ("cli", "measure", "demo", "plots", "analysis")
 OWN = {
     "bench": {"--dtype"},  # several values
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
     "eval": {"--out", "--resume"},
     "tune": {"--out", "--resume"},
+    "analyze": {"--data", "--out"},  # no data where there are stored records
     "train": {"--data", "--checkpoint", "--device", "--out", "--resume"},  # a recipe chooses, and accelerate
 }
 """Options that mean something else in this command than in the others that have them."""

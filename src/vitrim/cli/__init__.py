@@ -1,4 +1,6 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | train | tune | convert | env``, a file for each.
+"""The command line: ``vitrim demo | list | profile | bench | eval | analyze | train | tune | convert | env``.
+
+One file per subcommand.
 
 Nothing here imports torch until a command runs, so that ``vitrim --help`` answers at once.
 """
@@ -18,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from vitrim import __version__
-from vitrim.cli import bench, convert, demo, env, evaluate, listing, profile, train, tune
+from vitrim.cli import analyze, bench, convert, demo, env, evaluate, listing, profile, train, tune
 from vitrim.cli.common import INTERRUPTED, TERMINATED
 from vitrim.cli.setup import flat
 from vitrim.errors import VitrimError, one_line
@@ -36,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "profile": profile.profile,
     "bench": bench.bench,
     "eval": evaluate.evaluate,
+    "analyze": analyze.analyze,
     "train": train.train,
     "tune": tune.tune,
     "convert": convert.convert,

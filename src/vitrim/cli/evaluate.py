@@ -74,7 +74,7 @@ def evaluate(
     device = machine.select()
     processes = Processes.launched(machine.device)
     dense = model.load()
-    task, dataset = _task_and_data(dense, model, data, protocol)
+    task, dataset = task_and_data(dense, model, data, protocol)
     batch_size = task.eval_batch(batch_size)
     precision = getattr(torch, DTYPES[dtype])
     device = processes.device or device
@@ -87,16 +87,16 @@ def evaluate(
         "model_options": model.options,
         "untrained": _untrained(configs, model.learned),
         "task": task.name,
-        "data": _facts(dataset, data, batch_size),
+        "data": data_facts(dataset, data, batch_size),
     }
     settings = {"model": model.name, "methods": [config.describe() for config in configs], **found}
     partial = _partial(out, resume, settings, processes, dense, dataset)
     report = Report(model.name, task, found, record, decisions, dataset)
     with _reported(measurement, report, f"batch {batch_size}, {dtype}", partial):
-        _run(measurement, dataset, data.limit, batch_size, workers, partial)
+        run_batches(measurement, dataset, data.limit, batch_size, workers, partial)
 
 
-def _task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str] | None) -> tuple[Task, Any]:
+def task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str] | None) -> tuple[Task, Any]:
     """The task of the model, and the images with its transform; a run's recipe says what the command line does not."""
     from vitrim.core.ask import ask
     from vitrim.data import eval_transform
@@ -159,7 +159,7 @@ def _partial(
     return Partial(folder, {**settings, **contents}, processes, resume=resume)
 
 
-def _facts(dataset: Any, data: Data, batch_size: int) -> dict[str, Any]:
+def data_facts(dataset: Any, data: Data, batch_size: int) -> dict[str, Any]:
     """Describe the data of the evaluation, for the record."""
     return {
         "source": data.source,
@@ -181,7 +181,7 @@ def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
 # ---- running ---------------------------------------------------------------------------------------------------------
 
 
-def _run(
+def run_batches(
     measurement: Measurement, dataset: Any, limit: int | None, batch_size: int, workers: int, partial: Partial | None
 ) -> None:
     """Run every batch that was not run before, with a progress bar of the first process on standard error."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
+from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
-from vitrim.errors import VitrimError, first_line
-from vitrim.files import check_file
+from vitrim.errors import VitrimError
+from vitrim.measure.arrays import narrowed, read_arrays, widened, write_arrays
 from vitrim.measure.contestants import Contestant, Output
-from vitrim.measure.probes import Gauge
+from vitrim.measure.probes import Gauge, Lists
 from vitrim.measure.records import Batch
 
-__all__ = ["Decisions", "Record", "save_decisions"]
+__all__ = ["Decisions", "Record", "file_name", "save_decisions", "whereabouts"]
 
 FORMAT = 1
 
@@ -57,22 +54,10 @@ class Decisions:
         Raises:
             VitrimError: it cannot be written.
         """
-        file = Path(file)
-        check_file(file)
-        tokens = self.source.shape[-1]
-        narrow = np.uint8 if tokens < np.iinfo(np.uint8).max else np.uint16 if tokens < 2**16 - 1 else np.int32
-        # an unsigned type has no -1: its largest value stands for it
-        source = np.where(self.source < 0, np.iinfo(narrow).max, self.source).astype(narrow)
-        header = json.dumps({**self.header, "format": FORMAT, "pruned": int(np.iinfo(narrow).max)})
+        source = narrowed(self.source)
+        header = {**self.header, "format": FORMAT, "pruned": int(np.iinfo(source.dtype).max)}
         arrays = {"ids": self.ids, "source": source, "num_tokens": self.num_tokens.astype(np.int32)}
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            beside = file.with_name(file.name + ".new")
-            with beside.open("wb") as out:
-                np.savez_compressed(out, header=np.array(header), **arrays)  # type: ignore[arg-type]
-            beside.replace(file)
-        except OSError as error:
-            raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+        write_arrays(file, header, arrays)
 
     @classmethod
     def load(cls, file: str | Path) -> Decisions:
@@ -81,18 +66,11 @@ class Decisions:
         Raises:
             VitrimError: there is no such file, or it is no record of this format.
         """
+        header, arrays = read_arrays(file, "record of decisions", FORMAT)
         try:
-            with np.load(file, allow_pickle=False) as arrays:
-                header = json.loads(str(arrays["header"]))
-                if header["format"] != FORMAT:
-                    raise VitrimError(f"{file} has format {header['format']}, this vitrim reads {FORMAT}")
-                source = arrays["source"].astype(np.int32)
-                source[arrays["source"] == header["pruned"]] = -1
-                return cls(header, arrays["ids"], source, arrays["num_tokens"])
-        except OSError as error:
-            raise VitrimError(f"cannot read {file}: {error.strerror or first_line(error)}") from error
-        except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-            raise VitrimError(f"{file} is no record of decisions: {first_line(error)}") from error
+            return cls(header, arrays["ids"], widened(arrays["source"], header["pruned"]), arrays["num_tokens"])
+        except KeyError as error:
+            raise VitrimError(f"{file} is no record of decisions: it has no {error}") from error
 
 
 class Record:
@@ -106,17 +84,14 @@ class Record:
 class _Record(Gauge):
     def __init__(self, contestant: Contestant) -> None:
         self.contestant = contestant
-        self.lists = _Lists()
+        self.lists = Lists("ids", "source", "num_tokens")
         super().__init__({"record": self.lists})
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         reduction = self.contestant.reduction
         if reduction is None:
             return
-        states = reduction.states[1:]
-        source = torch.stack([state.source.expand(len(batch), -1) for state in states], 1)
-        counts = [_per_image(state.mask, state.num_tokens, len(batch)) for state in states]
-        self.lists.update(batch.ids, source, torch.stack(counts, 1))
+        self.lists.update(ids=batch.ids, **whereabouts(reduction, len(batch)))
 
     def result(self) -> Mapping[str, Any]:
         return {}
@@ -124,44 +99,40 @@ class _Record(Gauge):
     def decisions(self) -> Decisions | None:
         """The record, None of the dense model."""
         reduction = self.contestant.reduction
-        if reduction is None or not self.lists.ids:
+        if reduction is None or self.lists.is_empty:
             return None
-        ids = dim_zero_cat(self.lists.ids)
-        order = ids.argsort()
+        found = self.lists.compute()
+        order = found["ids"].argsort()
         facts = host_of(reduction.model).facts(reduction.model)
         header = {
             "method": self.contestant.name,
             "num_prefix": facts.num_prefix,
             "soft": reduction.config.kind == "soft",
         }
-        source, tokens = dim_zero_cat(self.lists.source), dim_zero_cat(self.lists.num_tokens)
-        return Decisions(header, *(one[order].numpy() for one in (ids, source, tokens)))
+        return Decisions(header, *(found[name][order].numpy() for name in ("ids", "source", "num_tokens")))
 
 
-class _Lists(Metric):
-    """The recorded tensors of all batches, on the CPU."""
+def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
+    """Of the last forward: the token that holds each input token after every block, and the number of tokens.
 
-    full_state_update = False
-    ids: list[Tensor]
-    source: list[Tensor]
-    num_tokens: list[Tensor]
+    Args:
+        reduction: made with ``record=True``.
+        images: B.
 
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("ids", "source", "num_tokens"):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
-
-    def update(self, ids: Tensor, source: Tensor, num_tokens: Tensor) -> None:
-        self.ids.append(ids.cpu())
-        self.source.append(source.to("cpu", torch.int32))
-        self.num_tokens.append(num_tokens.to("cpu", torch.int32))
-
-    def compute(self) -> None:
-        return None
+    Returns:
+        ``source`` (B, L, N0) int32, -1 for none, and ``num_tokens`` (B, L) int32, on the CPU.
+    """
+    states = reduction.states[1:]
+    source = torch.stack([state.source.expand(images, -1) for state in states], 1)
+    counts = [_per_image(state.mask, state.num_tokens, images) for state in states]
+    return {
+        "source": source.to("cpu", torch.int32),
+        "num_tokens": torch.stack(counts, 1).to("cpu", torch.int32),
+    }
 
 
 def _per_image(mask: Tensor | None, count: int, images: int) -> Tensor:
-    return torch.full((images,), count) if mask is None else mask.sum(1)
+    return torch.full((images,), count) if mask is None else mask.sum(1).cpu()
 
 
 def save_decisions(gauges: Iterable[Gauge], folder: Path) -> list[Path]:

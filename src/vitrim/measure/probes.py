@@ -21,7 +21,7 @@ from vitrim.measure.macs import PARTS
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 
-__all__ = ["Agreement", "Gauge", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "Values", "joined"]
+__all__ = ["Agreement", "Gauge", "Lists", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "Values", "joined"]
 
 State = dict[str, Tensor | list[Tensor]]
 """The content of a gauge: sums and lists of tensors by name."""
@@ -208,6 +208,48 @@ class Values(Metric):
     def compute(self) -> Tensor:
         values = self.each().tolist()
         return torch.tensor(fsum(values) / len(values) if values else torch.nan, dtype=torch.float64)
+
+
+class Lists(Metric):
+    """Tensors (B, ...) of all batches by name, on the CPU: what is recorded of every image.
+
+    Args:
+        names: of the tensors.
+
+    Example:
+        >>> lists = Lists("ids")
+        >>> for ids in ([0, 1], [2]):
+        ...     lists.update(ids=torch.tensor(ids))
+        >>> lists.compute()["ids"].tolist()
+        [0, 1, 2]
+    """
+
+    full_state_update = False
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+        for name in names:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing was recorded."""
+        return not self.batches(self.names[0])
+
+    def batches(self, name: str) -> list[Tensor]:
+        """The tensors of one name, batch by batch."""
+        found: list[Tensor] = getattr(self, name)
+        return found
+
+    def update(self, **tensors: Tensor) -> None:
+        """Record what was found of one batch."""
+        for name, tensor in tensors.items():
+            self.batches(name).append(tensor.detach().cpu())
+
+    def compute(self) -> dict[str, Tensor]:
+        """All batches together, without the tensors that none brought."""
+        return {name: dim_zero_cat(found) for name in self.names if (found := self.batches(name))}
 
 
 class _Sums(Metric):

@@ -1,0 +1,339 @@
+"""One pass over the data into records: a probe of the measuring engine, and the function around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrim.analysis.record import LARGEST, Record
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import host_of
+from vitrim.core.schedule import quarter_blocks
+from vitrim.core.tokens import TokenState
+from vitrim.data import DataError
+from vitrim.errors import VitrimError
+from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.decisions import whereabouts
+from vitrim.measure.probes import Gauge, Lists
+from vitrim.measure.records import Batch, as_batches
+from vitrim.measure.run import Findings, Measurement
+from vitrim.tasks import Task, make_task
+
+__all__ = ["Collect", "collect", "records_of"]
+
+MANY_CLASSES = 1000
+TOP = 16
+ARRAYS = (
+    *("ids", "targets", "batch", "source", "kept", "num_tokens", "features", "head", "cosine", "head_cosine"),
+    *("kl", "logits", "top_logits", "top_classes"),
+)
+
+
+class Collect:
+    """The probe behind `collect`. Adds nothing to rows; read its gauges with `records_of`.
+
+    Class tokens are read by hooks on the blocks of the contestants, which are private copies.
+
+    Args:
+        blocks: after which to keep the class token, from 0; by default a quarter, half and three quarters of the depth,
+            and the last one.
+        features: keep class tokens and what the classifier reads.
+        patterns: keep where every patch went.
+        num_images: images of the whole pass, if known: what would be too large is refused after the first batch.
+
+    Raises:
+        VitrimError: of the gauges, when they start: a block that the model does not have.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: Sequence[int] | None = None,
+        features: bool = True,
+        patterns: bool = True,
+        num_images: int | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.features, self.patterns = features, patterns
+        self.num_images = num_images
+        self.taps: dict[Contestant, _Tap] = {}
+        self.dense: _Tap | None = None
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The record of one model. The dense one comes first; the others are compared with it."""
+        if contestant not in self.taps:  # `Measurement.findings` starts gauges again, and hooks stay
+            self.taps[contestant] = _Tap(contestant)
+        if contestant.reduction is None:
+            self.dense = self.taps[contestant]
+        return _Collected(self, contestant)
+
+
+class _Tap:
+    """The class token after every block of the last forward, of a model that has one."""
+
+    def __init__(self, contestant: Contestant) -> None:
+        model = contestant.forward.model
+        self.facts = host_of(model).facts(model)
+        blocks = host_of(model).blocks(model)
+        self.num_layers = len(blocks)
+        self.tokens: dict[int, Tensor] = {}
+        if self.facts.has_class_token:
+            for depth, block in enumerate(blocks):
+                block.register_forward_hook(self._note(depth))
+
+    def _note(self, depth: int) -> Callable[..., None]:
+        def note(module: nn.Module, args: object, output: Tensor) -> None:
+            self.tokens[depth] = output[:, 0].detach()
+
+        return note
+
+    def class_tokens(self, images: int) -> Tensor | None:
+        """(B, L, C) float32, None without a class token.
+
+        Raises:
+            VitrimError: the model runs its blocks on parts of the batch.
+        """
+        if not self.tokens:
+            return None
+        if any(len(token) != images for token in self.tokens.values()):
+            raise VitrimError("an analysis needs images of one size: this model ran its blocks on parts of the batch")
+        return torch.stack([self.tokens[depth] for depth in range(self.num_layers)], 1).float()
+
+
+class _Collected(Gauge):
+    def __init__(self, probe: Collect, contestant: Contestant) -> None:
+        self.probe, self.contestant = probe, contestant
+        self.tap = probe.taps[contestant]
+        self.feature_blocks = _feature_blocks(probe, self.tap)
+        self.lists = Lists(*ARRAYS)
+        super().__init__({"collected": self.lists})
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        found = {"ids": batch.ids, "batch": torch.full_like(batch.ids, batch.index)}
+        if isinstance(batch.targets, Tensor) and batch.targets.ndim <= 2:
+            found["targets"] = batch.targets
+        found |= self._patterns(len(batch), output) | self._features(len(batch), output, dense)
+        if _is_logits(output.prediction):
+            found |= _predictions(output.prediction, dense.prediction)
+        self._check_size(batch, found)
+        self.lists.update(**found)
+
+    def result(self) -> Mapping[str, Any]:
+        return {}
+
+    def _patterns(self, images: int, output: Output) -> dict[str, Tensor]:
+        reduction = self.contestant.reduction
+        if reduction is None:
+            return {"num_tokens": (torch.tensor(output.tokens_per_block) // images).expand(images, -1)}
+        found = whereabouts(reduction, images)
+        if not self.probe.patterns:
+            return {"num_tokens": found["num_tokens"]}
+        before = self.lists.batches("source")[0] if self.lists.batches("source") else found["source"]
+        if before.shape[1:] != found["source"].shape[1:]:
+            raise DataError(
+                f"an analysis needs images of one size, got {found['source'].shape[2]} tokens after {before.shape[2]}"
+            )
+        patches, (rows, columns) = found["source"].shape[2] - self.tap.facts.num_prefix, self.tap.facts.grid_size
+        if patches != rows * columns:
+            raise DataError(
+                f"an analysis needs images of the model's own size: got {patches} patches for its {rows} x {columns}"
+            )
+        if found["source"].shape[2] < 2**15:  # torch has no wider unsigned type that it can compute in
+            found["source"] = found["source"].to(torch.int16)
+        if reduction.config.kind != "soft":
+            whole = reduction.config.kind == "prune"
+            kept = [anchors(state, images, whole=whole) for state in reduction.states[1:]]
+            found["kept"] = torch.from_numpy(np.packbits(torch.stack(kept, 1).cpu().numpy(), axis=-1))
+        return found
+
+    def _features(self, images: int, output: Output, dense: Output) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        assert self.probe.dense is not None
+        own, other = self.tap.class_tokens(images), self.probe.dense.class_tokens(images)
+        if own is not None and other is not None:
+            found["cosine"] = torch.cosine_similarity(own.double(), other.double(), dim=-1).float()
+            if self.feature_blocks:
+                found["features"] = own[:, self.feature_blocks]
+        feature, plain = output.feature, dense.feature
+        if feature is not None and plain is not None and feature.ndim == 2:
+            found["head_cosine"] = torch.cosine_similarity(feature.double(), plain.double(), dim=-1).float()
+            if self.probe.features:
+                found["head"] = feature.float()
+        return found
+
+    def _check_size(self, batch: Batch, found: Mapping[str, Tensor]) -> None:
+        """Refuse what would not fit before hours of work, judging by this batch."""
+        per_image = sum(_stored_bytes(name, tensor) for name, tensor in found.items()) / len(batch)
+        images = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + len(batch)
+        if per_image * images > LARGEST:
+            raise VitrimError(
+                f"the record of {self.contestant.name} would take {per_image * images / 2**30:.1f} GiB for {images} "
+                f"images, more than {LARGEST / 2**30:.0f}: read at most {int(LARGEST / per_image)} with --limit"
+            )
+
+    def record(self, header: Mapping[str, Any]) -> Record:
+        """What was seen, in the order of the ids."""
+        found = {name: tensor.numpy() for name, tensor in self.lists.compute().items()}
+        order = found["ids"].argsort(kind="stable")
+        found = {name: array[order] for name, array in found.items()}
+        blocks: list[int] = []
+        if "source" in found:
+            blocks = _changed(found["source"], found.get("kept"))
+            found["source"] = found["source"][:, blocks].astype(np.int32)
+            if "kept" in found:
+                found["kept"] = found["kept"][:, blocks]
+        for name in ("features", "head", "logits", "top_logits"):
+            if name in found and np.abs(found[name]).max(initial=0) < np.finfo(np.float16).max:
+                found[name] = found[name].astype(np.float16)
+        config = None if self.contestant.reduction is None else self.contestant.reduction.config
+        own = {
+            "method": self.contestant.name,
+            "kind": "none" if config is None else config.kind,
+            "soft": config is not None and config.kind == "soft",
+            "adaptive": config is not None and config.adaptive,
+            "batch_dependent": config is not None and config.batch_dependent,
+            "num_prefix": self.tap.facts.num_prefix,
+            "num_layers": self.tap.num_layers,
+            "grid": list(self.tap.facts.grid_size),
+            "blocks": blocks,
+            "feature_blocks": self.feature_blocks if "features" in found else [],
+        }
+        return Record({**header, **own}, found)
+
+
+def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
+    """(B, P) bool, the patches that real patch tokens stand on.
+
+    Args:
+        state: after a block.
+        images: B.
+        whole: leave out tokens that hold other patches too, such as EViT's fused one.
+    """
+    prefix, patches = state.num_prefix, state.initial_patches
+    position = state.position.expand(images, -1)
+    real = torch.ones_like(position, dtype=torch.bool) if state.mask is None else state.mask.expand(images, -1)
+    if whole:
+        source = state.source.expand(images, -1)
+        members = torch.zeros_like(position).scatter_add(1, source.clamp_min(0), (source >= 0).long())
+        real = real & (members == 1)
+    found = torch.zeros(images, patches + prefix, dtype=torch.bool, device=position.device)
+    # of padding, which stands on a patch that may be kept, nothing is written
+    image, token = real[:, prefix:].nonzero(as_tuple=True)
+    found[image, position[:, prefix:][image, token]] = True
+    return found[:, prefix:]
+
+
+def _feature_blocks(probe: Collect, tap: _Tap) -> list[int]:
+    if not probe.features or not tap.facts.has_class_token:
+        return []
+    if probe.blocks is None:
+        return sorted({*quarter_blocks(tap.num_layers), tap.num_layers - 1})
+    wrong = [block for block in probe.blocks if not 0 <= block < tap.num_layers]
+    if wrong:
+        raise VitrimError(f"block {wrong[0]} is none of the model's, 0 to {tap.num_layers - 1}")
+    return sorted(set(probe.blocks))
+
+
+def _is_logits(prediction: Any) -> bool:
+    return isinstance(prediction, Tensor) and prediction.ndim == 2
+
+
+def _predictions(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
+    own, other = (one.detach().double().log_softmax(1) for one in (logits, dense))
+    found = {"kl": (other.exp() * (other - own)).sum(1).float()}
+    if logits.shape[1] <= MANY_CLASSES:
+        return {**found, "logits": logits.float()}
+    largest = logits.float().topk(TOP, dim=1)
+    return {**found, "top_logits": largest.values, "top_classes": largest.indices.to(torch.int32)}
+
+
+def _stored_bytes(name: str, tensor: Tensor) -> int:
+    half = name in ("features", "head", "logits", "top_logits")
+    return tensor.numel() * (2 if half else tensor.element_size())
+
+
+def _changed(source: NDArray[Any], kept: NDArray[Any] | None) -> list[int]:
+    """The blocks that changed some image's tokens: labels or, at equal labels, the patches they stand on."""
+    same = np.arange(source.shape[2]) == source[:, 0]
+    first = [0] if not same.all() else []
+    later = [
+        block
+        for block in range(1, source.shape[1])
+        if not np.array_equal(source[:, block], source[:, block - 1])
+        or (kept is not None and not np.array_equal(kept[:, block], kept[:, block - 1]))
+    ]
+    return first + later
+
+
+def records_of(findings: Findings, header: Mapping[str, Any] | None = None) -> dict[str, Record]:
+    """The records of all models by method, ``dense`` first.
+
+    Args:
+        findings: of a measurement with one `Collect` among its probes.
+        header: further entries of every header, that JSON can hold: ``model``, ``data`` and the like.
+    """
+    found = [gauge for gauges in findings.gauges for gauge in gauges if isinstance(gauge, _Collected)]
+    return {gauge.contestant.name: gauge.record(header or {}) for gauge in found}
+
+
+def collect(
+    model: nn.Module,
+    methods: Sequence[MethodConfig | str],
+    batches: Iterable[Batch | tuple[Tensor, Any]],
+    *,
+    task: Task | str = "classification",
+    blocks: Sequence[int] | None = None,
+    features: bool = True,
+    patterns: bool = True,
+    header: Mapping[str, Any] | None = None,
+    num_images: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    learned: Path | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> dict[str, Record]:
+    """Record the dense ``model`` and every method on the same batches, in one pass over the data.
+
+    Args:
+        model: a supported host that is not reduced; it is left as it was.
+        methods: configs or their text form.
+        batches: pairs of images (B, C, H, W) and targets, or `Batch` objects; read once. Images of one size.
+        task: what the model predicts, or the name of a task with as many classes as the model has.
+        blocks, features, patterns, num_images: as for `Collect`.
+        header: further entries of every header, that JSON can hold: ``model``, ``data`` and the like.
+        device, dtype, seed, learned, on_progress: as for `vitrim.measure.run.run`.
+
+    Returns:
+        A `Record` by the text of every method, ``dense`` first.
+
+    Raises:
+        VitrimError: the model or a method does not fit, targets or outputs are wrong, there are no images, the model
+            has no such block, or a record would take more than 2 GiB.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit", num_classes=3)
+        >>> found = collect(model, ["tome:r=8"], [(torch.zeros(2, 3, 160, 160), torch.tensor([0, 2]))])
+        >>> list(found), found["tome:r=8"].labels().shape
+        (['dense', 'tome:r=8'], (2, 6, 100))
+    """
+    if isinstance(task, str):
+        task = make_task(task, host_of(model).facts(model).num_classes)
+    models = contestants(model, methods, task, device=device, dtype=dtype, learned=learned)
+    probe = Collect(blocks=blocks, features=features, patterns=patterns, num_images=num_images)
+    measurement = Measurement(models, [probe], task, seed=seed)
+    for batch in as_batches(batches):
+        measurement.update(batch)
+        if on_progress is not None:
+            on_progress(measurement.images)
+    found = records_of(measurement.findings(), header)
+    if not found:
+        raise DataError("there are no images to analyse")
+    return found

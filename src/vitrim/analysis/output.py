@@ -1,0 +1,67 @@
+"""The folder of an analysis: records, tables and the common record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrim.analysis.record import Record
+from vitrim.analysis.tables import Outcome
+from vitrim.errors import VitrimError
+from vitrim.files import check_folder, write_text
+from vitrim.measure.decisions import file_name
+
+__all__ = ["SUMMARY", "check_output", "write_output"]
+
+SUMMARY = "analysis.json"
+
+
+def check_output(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, or holds files of something else than an analysis.
+
+    Raises:
+        VitrimError: it is such a folder. Nothing is created.
+
+    Example:
+        >>> check_output(Path("reports/new"))
+    """
+    check_folder(folder)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SUMMARY).is_file():
+        raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
+
+
+def write_output(
+    folder: Path, records: Sequence[Record], outcomes: Mapping[str, Outcome], found: Mapping[str, Any]
+) -> list[Path]:
+    """Write ``record_METHOD.npz`` of each record, ``tables/TABLE.csv`` and ``analysis.json``.
+
+    Args:
+        folder: made if it does not exist.
+        records: those of this run; none of records that lie elsewhere.
+        outcomes: by family.
+        found: entries of the summary besides tables and notes, that JSON can hold.
+
+    Returns:
+        The files.
+
+    Raises:
+        VitrimError: a file cannot be written.
+    """
+    files = []
+    for record in records:
+        files.append(folder / f"record_{file_name(record.method)}.npz")
+        record.save(files[-1])
+    tables = {table.name: table for outcome in outcomes.values() for table in outcome.tables}
+    for name, table in tables.items():
+        files.append(folder / "tables" / f"{name}.csv")
+        write_text(files[-1], table.csv())
+    summary = {
+        **found,
+        "tables": {name: table.records() for name, table in tables.items() if table.shown != ()},
+        "notes": [note for outcome in outcomes.values() for note in outcome.notes],
+    }
+    files.append(folder / SUMMARY)
+    write_text(files[-1], json.dumps(summary, indent=2) + "\n")
+    return files

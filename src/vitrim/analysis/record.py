@@ -1,0 +1,253 @@
+"""What an analysis keeps of one model under one method: compact arrays over the images, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrim.errors import VitrimError
+from vitrim.measure.arrays import narrowed, read_arrays, widened, write_arrays
+from vitrim.measure.decisions import Decisions
+
+__all__ = ["FORMAT", "Record", "check_comparable", "titled"]
+
+FORMAT = 1
+LARGEST = 2 * 2**30
+"""Bytes of the arrays of one record."""
+
+SAME = ("grid", "num_layers", "data", "split")
+"""Entries of the header that records of the same images share."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One model under one method on an ordered set of I images.
+
+    A record holds more than `Decisions` does, and less of it: labels after the blocks that changed them only, beside
+    features and logits. So it is a class of its own, which gives `decisions` back.
+
+    Attributes:
+        header: can be written to JSON. ``model``, ``method``, ``kind`` of the method, ``soft``, ``num_prefix``,
+            ``num_layers`` L, ``grid``, ``blocks`` (those that changed tokens), ``feature_blocks``, and whatever the
+            caller adds, such as ``data`` and ``weights``.
+        arrays: by name, those that apply:
+
+            * ``ids`` (I,): places of the images in their dataset, ascending; ``batch`` (I,): the number of the batch
+              that each was in; ``targets`` (I,) or (I, K).
+            * ``source`` (I, S, N0) int32: the token that holds input token i after each of the S ``blocks``, counted
+              with the prefix, -1 for none. Of soft tokens, that with the largest weight.
+            * ``kept`` (I, S, ceil(P / 8)) uint8: the patches that tokens stand on (see `Record.kept`), as bits.
+            * ``num_tokens`` (I, L): tokens after each block, prefix included, padding not.
+            * ``features`` (I, F, C) float16: class token after the F ``feature_blocks``; ``head`` (I, C): what the
+              classifier reads.
+            * ``cosine`` (I, L) float32: of the class token to the dense model's after each block; ``head_cosine`` (I,).
+            * ``kl`` (I,) float32: KL(dense || model) of the predictions, in nats.
+            * ``logits`` (I, K) float16, or, beyond 1,000 classes, the 16 largest as ``top_logits`` and ``top_classes``.
+
+    Example:
+        >>> record = Record({"method": "none", "blocks": [], "num_layers": 2}, {"ids": np.arange(3)})
+        >>> len(record), record.method
+        (3, 'none')
+    """
+
+    header: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.arrays["ids"])
+
+    @property
+    def method(self) -> str:
+        """The method, as on the command line; ``dense`` for the untouched model."""
+        return str(self.header["method"])
+
+    @property
+    def name(self) -> str:
+        """The method and whatever else tells the record from those beside it; see `titled`."""
+        return str(self.header.get("title", self.method))
+
+    @property
+    def blocks(self) -> list[int]:
+        """The S blocks that changed tokens, from 0."""
+        return list(self.header["blocks"])
+
+    @property
+    def num_patches(self) -> int:
+        """P, patches that enter the first block."""
+        rows, columns = self.header["grid"]
+        return int(rows * columns)
+
+    def labels(self) -> NDArray[np.int32]:
+        """(I, S, P), the patch token that holds each patch after each of the ``blocks``; -1 where none does.
+
+        Raises:
+            VitrimError: the record has no patterns.
+        """
+        prefix = self.header["num_prefix"]
+        found: NDArray[np.int32] = np.maximum(self._array("source", "patterns")[..., prefix:] - prefix, -1)
+        return found
+
+    def kept(self) -> NDArray[np.bool_]:
+        """(I, S, P), the patches that tokens stand on after each of the ``blocks``.
+
+        Of a method that prunes: the patches that are left as they are; EViT's fused token and the padding of ATS are
+        none. Of one that merges: the patch that each token grew from, such as the centre of a cluster.
+
+        Raises:
+            VitrimError: the record has none: soft tokens stand on no patch.
+        """
+        bits = self._array("kept", "kept patches")
+        return np.unpackbits(bits, axis=-1, count=self.num_patches).astype(bool)
+
+    def tokens(self) -> NDArray[np.int64]:
+        """(I, L), tokens after each block, prefix included, padding not.
+
+        Raises:
+            VitrimError: the record has no counts.
+        """
+        return self._array("num_tokens", "numbers of tokens").astype(np.int64)
+
+    def feature(self, block: int | None) -> NDArray[np.float32]:
+        """(I, C), the class token after a block, or what the classifier reads for None.
+
+        Raises:
+            VitrimError: the record does not have it.
+        """
+        if block is None:
+            return self._array("head", "features").astype(np.float32)
+        places = list(self.header.get("feature_blocks", ()))
+        if block not in places:
+            raise VitrimError(f"the record of {self.name} has no features after block {block}; it has {places}")
+        return self._array("features", "features")[:, places.index(block)].astype(np.float32)
+
+    def correct(self) -> NDArray[np.bool_] | None:
+        """(I,), whether the first class is the label; None where there is no single label."""
+        targets = self.arrays.get("targets")
+        first = self.first()
+        return None if targets is None or targets.ndim != 1 or first is None else first == targets
+
+    def first(self) -> NDArray[np.int64] | None:
+        """(I,), the class with the largest logit; None where there are no logits."""
+        if "top_classes" in self.arrays:
+            return self.arrays["top_classes"][:, 0].astype(np.int64)
+        return self.arrays["logits"].argmax(1) if "logits" in self.arrays else None
+
+    def decisions(self) -> Decisions:
+        """Where every token went, after every block.
+
+        Raises:
+            VitrimError: the record has no patterns.
+        """
+        stored, layers = self._array("source", "patterns"), self.header["num_layers"]
+        tokens = stored.shape[-1]
+        source = np.empty((len(self), layers, tokens), dtype=np.int32)
+        source[:] = np.arange(tokens, dtype=np.int32)
+        for stage, block in enumerate(self.blocks):
+            source[:, block:] = stored[:, stage, None]
+        header = {name: self.header[name] for name in ("method", "num_prefix", "soft")}
+        return Decisions(header, self.arrays["ids"], source, self.arrays["num_tokens"])
+
+    def save(self, path: str | Path) -> None:
+        """Write a compressed .npz without pickles, integers at the least width.
+
+        Raises:
+            VitrimError: it cannot be written.
+        """
+        arrays = {name: _least(array) for name, array in self.arrays.items()}
+        header = {**self.header, "format": FORMAT}
+        if "source" in self.arrays:
+            arrays["source"] = narrowed(self.arrays["source"])
+            header["pruned"] = int(np.iinfo(arrays["source"].dtype).max)
+        write_arrays(path, header, arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """Read what `save` wrote.
+
+        Raises:
+            VitrimError: there is no such file, or it is no record of this format.
+        """
+        header, arrays = read_arrays(path, "record of an analysis", FORMAT)
+        missing = {"method", "blocks", "num_layers", "grid", "num_prefix"} - set(header)
+        if missing or "ids" not in arrays:
+            raise VitrimError(f"{path} is no record of an analysis: it has no {', '.join(sorted(missing) or ['ids'])}")
+        if "source" in arrays:
+            arrays["source"] = widened(arrays["source"], header.pop("pruned"))
+        return cls({name: value for name, value in header.items() if name != "format"}, arrays)
+
+    def _array(self, name: str, what: str) -> NDArray[Any]:
+        if name not in self.arrays:
+            raise VitrimError(f"the record of {self.name} has no {what}")
+        return self.arrays[name]
+
+
+def titled(records: Sequence[Record]) -> list[Record]:
+    """The records with a ``title`` each: the method, with the model and the data where there are several of these.
+
+    Raises:
+        VitrimError: two records of one method, model and data.
+
+    Example:
+        >>> made = [Record({"method": "tome:r=8", "model": model}, {}) for model in ("deit_tiny", "deit_small")]
+        >>> [record.name for record in titled(made)]
+        ['tome:r=8 on deit_tiny', 'tome:r=8 on deit_small']
+    """
+    several = {key: len({record.header.get(key) for record in records}) > 1 for key in ("model", "data")}
+    found = []
+    for record in records:
+        title = record.method
+        for key, word in (("model", "on"), ("data", "with")):
+            title += f" {word} {record.header.get(key)}" if several[key] else ""
+        found.append(replace(record, header={**record.header, "title": title}))
+    names = [record.name for record in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise VitrimError(f"there are two records of {twice}: give one of them")
+    return found
+
+
+def _least(array: NDArray[Any]) -> NDArray[Any]:
+    """Integers in the narrowest type that holds them; anything else as it is."""
+    if array.dtype.kind not in "iu" or not array.size:
+        return array
+    return array.astype(np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max())))
+
+
+def check_comparable(records: Sequence[Record]) -> None:
+    """Refuse to compare records of different images or grids, or that depend on different batches.
+
+    Raises:
+        VitrimError: two that cannot be compared.
+
+    Example:
+        >>> one, other = (Record({"method": "none"}, {"ids": np.arange(count)}) for count in (3, 4))
+        >>> check_comparable([one, other])
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: the record of none was made on 4 other images than that of none, 3
+    """
+    first, *others = records
+    for other in others:
+        if not np.array_equal(first.arrays["ids"], other.arrays["ids"]):
+            raise VitrimError(
+                f"the record of {other.name} was made on {len(other)} other images than that of {first.name}, "
+                f"{len(first)}"
+            )
+        for key in SAME:
+            one, two = first.header.get(key), other.header.get(key)
+            if one != two:
+                raise VitrimError(
+                    f"the record of {other.name} has {key} {two} and that of {first.name} has {one}: only records of "
+                    "the same can be compared"
+                )
+    dependent = [record for record in records if record.header.get("batch_dependent")]
+    for other in dependent[1:]:
+        if not np.array_equal(other.arrays["batch"], dependent[0].arrays["batch"]):
+            raise VitrimError(
+                f"{other.name} and {dependent[0].name} decide by the whole batch, and were run in other batches: "
+                "make the records again in the same ones"
+            )

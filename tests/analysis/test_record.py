@@ -1,0 +1,126 @@
+"""The file of a record, and which records can be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitrim.analysis.record import Record, check_comparable, titled
+from vitrim.errors import VitrimError
+
+HEADER = {
+    "method": "topk",
+    "kind": "prune",
+    "soft": False,
+    "num_prefix": 1,
+    "num_layers": 3,
+    "grid": [2, 2],
+    "blocks": [1],
+    "feature_blocks": [0, 2],
+    "model": "tiny",
+}
+
+
+def record(images: int = 5, **header: Any) -> Record:
+    generator = np.random.default_rng(images)
+    source = np.tile(np.array([0, 1, -1, 2, -1], np.int32), (images, 1, 1))
+    arrays = {
+        "ids": 300 * np.arange(images),
+        "batch": np.arange(images) // 2,
+        "targets": generator.integers(0, 10, images),
+        "source": source,
+        "kept": np.packbits(source[..., 1:] >= 0, axis=-1),
+        "num_tokens": np.tile([5, 3, 3], (images, 1)),
+        "features": generator.normal(size=(images, 2, 4)).astype(np.float16),
+        "logits": generator.normal(size=(images, 10)).astype(np.float16),
+    }
+    return Record({**HEADER, **header}, arrays)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    one = record()
+    one.save(tmp_path / "new" / "one.npz")
+    again = Record.load(tmp_path / "new" / "one.npz")
+    assert again.header == one.header
+    assert again.arrays.keys() == one.arrays.keys()
+    for name, array in one.arrays.items():
+        assert np.array_equal(again.arrays[name], array), name
+    with np.load(tmp_path / "new" / "one.npz", allow_pickle=False) as stored:
+        widths = {name: stored[name].dtype for name in ("ids", "source", "targets", "features")}
+        assert json.loads(str(stored["header"]))["format"] == 1
+    assert widths == {"ids": np.uint16, "source": np.uint8, "targets": np.uint8, "features": np.float16}
+
+
+def test_more_tokens_than_a_byte_counts(tmp_path: Path) -> None:
+    source = np.arange(-1, 299, dtype=np.int32).reshape(1, 1, 300)
+    Record(HEADER, {"ids": np.zeros(1, int), "source": source}).save(tmp_path / "many.npz")
+    assert np.array_equal(Record.load(tmp_path / "many.npz").arrays["source"], source)
+
+
+def test_what_a_record_says() -> None:
+    one = record()
+    assert one.labels()[0, 0].tolist() == [0, -1, 1, -1]
+    assert one.kept()[0, 0].tolist() == [True, False, True, False]
+    assert one.decisions().source[0].tolist() == [[0, 1, 2, 3, 4], [0, 1, -1, 2, -1], [0, 1, -1, 2, -1]]
+    assert np.array_equal(one.feature(2), one.arrays["features"][:, 1])
+    assert np.array_equal(one.correct(), one.arrays["logits"].argmax(1) == one.arrays["targets"])
+    assert one.name == "topk"
+    assert [record.name for record in titled([one, record(model="small")])] == ["topk on tiny", "topk on small"]
+    with pytest.raises(VitrimError, match="two records of topk: give one"):
+        titled([one, record(4)])
+    several = Record(one.header, {**one.arrays, "targets": np.ones((5, 3))})
+    assert several.correct() is None
+    for ask, message in (
+        (lambda: one.feature(1), r"no features after block 1; it has \[0, 2\]"),
+        (lambda: one.feature(None), "has no features"),
+        (lambda: Record(HEADER, {"ids": np.arange(2)}).labels(), "the record of topk has no patterns"),
+    ):
+        with pytest.raises(VitrimError, match=message):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (record(4), "the record of topk was made on 4 other images than that of topk, 5"),
+        (record(grid=[1, 4]), r"has grid \[1, 4\] and that of topk has \[2, 2\]"),
+        (record(num_layers=12), "has num_layers 12"),
+        (record(data="elsewhere"), "has data elsewhere"),
+    ],
+)
+def test_records_that_cannot_be_compared(other: Record, message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        check_comparable([record(), other])
+
+
+def test_records_that_depend_on_their_batches() -> None:
+    first = record(batch_dependent=True)
+    other = Record(first.header, {**first.arrays, "batch": np.zeros(5, int)})
+    check_comparable([first, first, Record(record().header, other.arrays)])
+    with pytest.raises(VitrimError, match="decide by the whole batch"):
+        check_comparable([first, other])
+
+
+def test_files_that_are_no_records(tmp_path: Path) -> None:
+    record().save(tmp_path / "good.npz")
+    data = (tmp_path / "good.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(data[: len(data) // 2])
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.savez(tmp_path / "newer.npz", header=np.array(json.dumps({"format": 9})))
+    np.savez(tmp_path / "other.npz", header=np.array(json.dumps({"format": 1})), ids=np.zeros(1))
+    np.savez(tmp_path / "pickled.npz", header=np.array({"format": 1}, dtype=object))
+    for name, message in (
+        ("cut", "is no record of an analysis"),
+        ("empty", "is no record of an analysis"),
+        ("newer", "has format 9, this vitrim reads 1"),
+        ("other", "it has no blocks, grid, method"),
+        ("pickled", "is no record of an analysis"),
+        ("none", "cannot read .*none.npz"),
+    ):
+        with pytest.raises(VitrimError, match=message) as caught:
+            Record.load(tmp_path / f"{name}.npz")
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,56 @@
+"""Rank correlations and intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vitrim.analysis.statistics import bootstrap_ci, mean_ci, spearman_kendall
+from vitrim.errors import VitrimError
+
+
+def test_rank_correlations_by_counting() -> None:
+    """Kendall's tau-b from concordant and discordant pairs, Spearman's rho from ranks."""
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 6, (2, 20))
+    signs = [(np.sign(x[i] - x[j]), np.sign(y[i] - y[j])) for i in range(20) for j in range(i)]
+    untied = [math.sqrt(sum(pair[side] != 0 for pair in signs)) for side in (0, 1)]
+    found = spearman_kendall(x, y)
+    assert found.kendall == pytest.approx(sum(a * b for a, b in signs) / math.prod(untied))
+    ranks = [[np.mean([k for k, v in enumerate(sorted(one)) if v == value]) for value in one] for one in (x, y)]
+    assert found.spearman == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert 0 <= found.spearman_p <= 1
+    assert math.isnan(spearman_kendall([1, 1, 1], [1, 2, 3]).kendall)
+
+
+@pytest.mark.parametrize(("x", "y"), [([1], [1]), ([1, 2], [1, 2, 3])])
+def test_too_few_or_other_pairs(x: list[float], y: list[float]) -> None:
+    with pytest.raises(VitrimError, match="two or more pairs"):
+        spearman_kendall(x, y)
+
+
+def test_the_interval_is_that_of_scipy() -> None:
+    values = np.random.default_rng(1).exponential(size=(60, 2))
+    low, high = bootstrap_ci(values, lambda rows: rows.mean(0), n=4000)
+    expected = stats.bootstrap((values,), np.mean, axis=0, method="percentile", n_resamples=4000).confidence_interval
+    assert np.allclose([low, high], expected, atol=0.03)
+    assert np.allclose(mean_ci(values, n=4000), [low, high], atol=1e-12)
+    again = bootstrap_ci(values, lambda rows: rows.mean(0), n=4000)
+    assert np.array_equal(again, [low, high])
+    narrow = bootstrap_ci(values, lambda rows: rows.mean(0), level=0.5)
+    assert (narrow.low > low).all()
+    assert (narrow.high < high).all()
+
+
+def test_rows_are_drawn_whole() -> None:
+    pairs = np.stack([np.arange(30.0), np.arange(30.0)], 1)
+    assert bootstrap_ci(pairs, lambda rows: spearman_kendall(*rows.T).spearman, n=20).low == pytest.approx(1)
+
+
+@pytest.mark.parametrize("wrong", [{"values": []}, {"n": 0}, {"level": 1.0}])
+def test_what_gives_no_interval(wrong) -> None:
+    with pytest.raises(VitrimError, match="expected rows to draw from"):
+        bootstrap_ci(**{"values": [1.0, 2.0], "statistic": np.mean, **wrong})

@@ -1,0 +1,198 @@
+"""``vitrim analyze`` as a user runs it: one pass on made images, and everything again from its records."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.stats import spearmanr
+
+from cli_runs import exit_code
+from vitrim.analysis.families import FAMILIES
+from vitrim.analysis.features import procrustes
+from vitrim.analysis.patterns import iou
+from vitrim.analysis.record import Record
+from vitrim.cli import analyze
+from vitrim.measure.decisions import file_name
+from vitrim.measure.run import Measurement
+
+METHODS = ("topk:keep_rate=0.5", "random:keep_rate=0.5", "tome:r=2", "kmedoids:keep_rate=0.5", "patchmerger")
+MODEL = ("test_vit", "--model-option", "img_size=64", "--model-option", "num_classes=6")  # 17 tokens
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 images, two of each of six classes."""
+    root = tmp_path_factory.mktemp("images")
+    for label, name in enumerate(("ant", "bee", "cat", "dog", "eel", "fox")):
+        (root / name).mkdir()
+        for index in range(2):
+            pixels = np.random.default_rng(2 * label + index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).resize((64, 64), Image.Resampling.NEAREST).save(root / name / f"{index}.png")
+    return root
+
+
+def run(*arguments: object) -> int:
+    """Exit code of ``vitrim analyze`` with these arguments."""
+    with pytest.MonkeyPatch.context() as patch:
+        return exit_code(patch, "analyze", *arguments)
+
+
+@pytest.fixture(scope="module")
+def report(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "report"
+    chosen = [part for method in METHODS for part in ("-m", method)]
+    assert run(*MODEL, *chosen, "--data", images, "--batch-size", 5, "--out", out) == 0
+    return out
+
+
+def table(report: Path, name: str) -> list[dict[str, str]]:
+    with (report / "tables" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def summary(report: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((report / "analysis.json").read_text())
+    return found
+
+
+def records(report: Path) -> dict[str, Record]:
+    return {record.method: record for record in map(Record.load, sorted(report.glob("record_*.npz")))}
+
+
+def test_every_family_has_its_tables(report: Path) -> None:
+    names = {file.stem for file in (report / "tables").iterdir()}
+    assert names == {"overlap", "clusters", "depth", "depth_maps", "depth_pairs", "counts", "features", "proxy"}
+    found = summary(report)
+    assert found["complete"]
+    assert set(found["tables"]) == names - {"depth_maps"}
+    assert any("estimated from 12 images" in note for note in found["notes"])
+    assert any("CCA and PWCCA need 128 images" in note for note in found["notes"])
+    assert len(records(report)) == 1 + len(METHODS)
+    header = records(report)["tome:r=2"].header
+    assert {header[key] for key in ("model", "weights")} == {"test_vit", "random"}
+    assert header["environment"]["device"] == "cpu"
+
+
+def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
+    found = records(report)
+    topk, random = found[METHODS[0]], found[METHODS[1]]
+    rows = [row for row in table(report, "overlap") if METHODS[0] in row["method_a"] and METHODS[1] in row["method_b"]]
+    assert [int(row["block"]) for row in rows] == topk.blocks == random.blocks
+    for stage, row in enumerate(rows):
+        values = iou(topk.kept()[:, stage], random.kept()[:, stage])
+        assert float(row["iou"]) == pytest.approx(values.mean())
+        assert float(row["iou_std"]) == pytest.approx(values.std())
+        assert float(row["iou_low"]) <= values.mean() <= float(row["iou_high"])
+        assert float(row["iou_least"]) <= float(row["iou_chance"])
+        assert (values >= float(row["iou_least"])).all()
+    merging = [row for row in table(report, "overlap") if "tome" in row["method_a"] + row["method_b"]]
+    assert merging
+    assert all(row["iou_least"] == "" for row in merging)
+    pairs = {frozenset((row["method_a"], row["method_b"])) for row in table(report, "clusters")}
+    assert len(pairs) == 3  # of the three that merge
+    one = table(report, "features")[0]
+    a, b = (next(r for r in found.values() if r.name == one[side]) for side in ("method_a", "method_b"))
+    assert float(one["procrustes"]) == pytest.approx(
+        procrustes(a.feature(int(one["block"])), b.feature(int(one["block"])))
+    )
+    difference = abs(a.correct().mean() - b.correct().mean())
+    assert float(one["difference"]) == pytest.approx(difference)
+    for row in table(report, "proxy"):
+        distances = [
+            (float(pair[row["measure"]]), float(pair["difference"]))
+            for pair in table(report, "features")
+            if pair["block"] == row["block"]
+        ]
+        assert float(row["spearman"]) == pytest.approx(spearmanr(*zip(*distances, strict=True)).statistic)
+        assert float(row["spearman_low"]) <= float(row["spearman"]) <= float(row["spearman_high"])
+    counts = [row for row in table(report, "counts") if "tome" in row["method"]]
+    assert [float(row["tokens"]) for row in counts] == [15, 13, 11, 9, 7, 5]
+    assert float(counts[0]["removed"]) == 2
+    places = table(report, "depth_maps")
+    assert len(places) == 16 * 4  # soft tokens stand on no patch
+
+
+def test_records_give_the_same_tables_again(report: Path, tmp_path: Path) -> None:
+    stored = [report / f"record_{file_name(method)}.npz" for method in ("dense", *METHODS)]
+    files = [part for file in stored for part in ("--from", file)]
+    assert run(*files, "--out", tmp_path / "again") == 0
+    for file in (report / "tables").iterdir():
+        assert file.read_text() == (tmp_path / "again" / "tables" / file.name).read_text(), file.name
+    assert not list((tmp_path / "again").glob("record_*"))
+
+
+def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = next(report.glob("record_topk*"))
+    assert run("--from", one, "--only", "depth,counts", "--out", tmp_path / "some", "--json", "-") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {row["table"] for row in printed["rows"]} == {"depth", "counts"}
+    assert {file.stem for file in (tmp_path / "some" / "tables").iterdir()} == {"depth", "depth_maps", "counts"}
+
+
+def test_what_was_gathered_before_a_stop_is_analysed(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = Measurement.update
+
+    def stops(self: Measurement, batch: Any) -> None:
+        if self.turns == 2:
+            raise KeyboardInterrupt
+        update(self, batch)
+
+    monkeypatch.setattr(Measurement, "update", stops)
+    out = tmp_path / "stopped"
+    assert run(*MODEL, "-m", METHODS[0], "--data", images, "--batch-size", 4, "--out", out) == 130
+    assert not summary(out)["complete"]
+    assert len(records(out)[METHODS[0]]) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "depths"], "unknown family 'depths'"),
+        ([], "give a model and --data, or stored records with --from"),
+        ([*MODEL], "give the images to analyse the model on with --data"),
+        (["test_vit", "--from", "RECORD"], "leave out the model, --data and the methods"),
+        (["--from", "none.npz"], "cannot read none.npz"),
+        (["--from", "FULL/other.txt"], "is no record of an analysis"),
+        (["--from", "RECORD", "--out", "FULL"], "is not empty and holds no analysis"),
+        (["--from", "RECORD", "--from", "OTHER", "--only", "patterns"], "was made on 11 other images"),
+        ([*MODEL, "-m", "tome:r=x", "--data", "none"], "r"),
+    ],
+)
+def test_bad_input_is_one_line(
+    report: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other.txt").write_text("mine")
+    record = next(report.glob("record_tome*"))
+    one = Record.load(next(report.glob("record_topk*")))
+    Record(one.header, {name: array[1:] for name, array in one.arrays.items()}).save(tmp_path / "other.npz")
+    known = {"RECORD": str(record), "FULL": str(tmp_path / "full"), "OTHER": str(tmp_path / "other.npz")}
+    given = [known.get(part, part.replace("FULL", known["FULL"])) for part in arguments]
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "new")]
+    assert run(*given, *out) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert message in error[0]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_package_that_is_not_installed(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(analyze, "find_spec", lambda package: None if package == "ot" else package)
+    assert run("--from", next(report.glob("record_tome*")), "--out", tmp_path / "new") == 2
+    assert "needs the package 'ot': pip install 'vitrim[analysis]'" in capsys.readouterr().err
+
+
+def test_the_families_of_the_help_are_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"families with commas: {', '.join(FAMILIES)}" in printed
