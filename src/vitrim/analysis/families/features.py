@@ -71,8 +71,11 @@ def features(records: Sequence[Record]) -> Outcome:
 
 
 def _measures(a: NDArray[Any], b: NDArray[Any]) -> list[float | None]:
+    from threadpoolctl import threadpool_limits
+
     enough = len(a) >= 2 * max(a.shape[1], b.shape[1])
-    return [*(measure(a, b) for measure in ANY.values()), *(cca_measures(a, b) if enough else (None,) * len(WIDE))]
+    with threadpool_limits(limits=1, user_api="blas"):  # matrices this small take many times longer on busy cores
+        return [*(measure(a, b) for measure in ANY.values()), *(cca_measures(a, b) if enough else (None,) * len(WIDE))]
 
 
 def _scores(records: Sequence[Record]) -> tuple[dict[str, float], str]:
