@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
-from vitrim.data import batches, eval_transform, load_images
+from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.loading import create_model
 from vitrim.measure.evaluation import evaluate
+from vitrim.measure.reading import read
 from vitrim.reference import FOLDER, reached, references
+from vitrim.tasks import make_task
+from vitrim.training.images import geometry_of
 from vitrim.training.references import reference_recipe
 
 REAL_IMAGES = Path(__file__).parents[2] / "shared" / "data"
@@ -39,9 +43,27 @@ def test_weights_are_bfloat16_and_come_with_the_recipe_and_the_log_that_made_the
 @pytest.mark.parametrize("name", references())
 def test_accuracy_on_real_images_is_that_of_the_record(name: str) -> None:
     if not REAL_IMAGES.is_dir():
-        pytest.skip("the real images are not here: CIFAR-10's test images as parquet")
-    model = create_model(f"vitrim:{name}")
+        pytest.skip("the real images are not here: test images of CIFAR-10 and CamVid as parquet")
+    MEASURED[name](create_model(f"vitrim:{name}"), name)
+
+
+def of_photographs(model: nn.Module, name: str) -> None:
     dataset = load_images(REAL_IMAGES / "cifar10-test.parquet")
     dataset.transform = eval_transform(model)
     (dense,) = evaluate(model, [], batches(dataset, 100, limit=1000))
     assert abs(100 * dense["top1"] - reached(name)["last"]["top1"]) < 4  # 1,000 of 10,000 images: 1.3 % standard error
+
+
+def of_streets(model: nn.Module, name: str) -> None:
+    recipe, task = reference_recipe(name), make_task("segmentation", 11)
+    task.follow(recipe.protocol)
+    source = REAL_IMAGES / "camvid-test.parquet"
+    dataset = load_data(source, task="segmentation", **recipe.data_options)
+    dataset.transform = task.eval_transform(geometry_of(model))
+    (dense,) = evaluate(model, [], read(dataset, 1, limit=12, collate=task.collate), task=task)
+    # 12 of 233 images, whose accuracies spread by 6 points
+    assert abs(100 * dense["aAcc"] - reached(name)["test"]["aAcc"]) < 6
+
+
+MEASURED = {"cifar10_vit": of_photographs, "camvid_vit": of_streets}
+"""How each is checked: a new reference needs a line here."""

@@ -117,14 +117,16 @@ def task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str]
 
 def _as_trained(model: str, changes: list[str] | None) -> tuple[Protocol, dict[str, Any]]:
     """The protocol and the options of the data that a run was trained with, if ``model`` is one, with changes."""
+    from vitrim.reference import folder
     from vitrim.tasks.sliding import Protocol
     from vitrim.training.recipe import load_recipe, resolve
     from vitrim.weights import RECIPE
 
-    library, _, folder = model.partition(":")
+    library, _, name = model.partition(":")
     protocol, options = Protocol(), {}
-    if library == "run":
-        recipe = load_recipe(Path(folder).expanduser() / RECIPE).recipe
+    if library in ("run", "vitrim"):
+        trained = Path(name).expanduser() if library == "run" else folder(name)
+        recipe = load_recipe(trained / RECIPE).recipe
         protocol, options = recipe.protocol, recipe.data_options
     if changes:
         values = {**protocol.model_dump(), **common.parse_options(changes, "protocol option")}
