@@ -29,10 +29,8 @@ from vitrim.measure.evaluation import check_dataset, task_of
 from vitrim.plots.compared import check_drawable, draw_comparison, scene
 from vitrim.plots.dense import palette
 from vitrim.tasks import Task, tasks
-from vitrim.tasks.sliding import Protocol
 from vitrim.training.images import geometry_of
-from vitrim.training.recipe import load_recipe
-from vitrim.weights import RECIPE
+from vitrim.training.runs import as_trained
 
 OFFLINE = ("segmenter:test_vit", {"num_classes": 3})
 WIDTH, SHADES = 1000, 96
@@ -80,12 +78,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def task_and_data(model: torch.nn.Module, given: argparse.Namespace) -> tuple[Task, Any]:
     """What the model is for, and the images with all they have; a run's recipe says what the command line does not."""
-    protocol, options = Protocol(), {}
-    library, _, folder = (given.model or "").partition(":")
-    if library == "run":
-        recipe = load_recipe(Path(folder).expanduser() / RECIPE).recipe
-        protocol, options = recipe.protocol, recipe.data_options
-    protocol = Protocol.model_validate({**protocol.model_dump(), **parse_options(given.protocol, "protocol option")})
+    protocol, options = as_trained(given.model or "", parse_options(given.protocol, "protocol option"))
     options = {**options, **parse_options(given.data_option, "data option")}
     name = ask(model).task(model)
     reads = None if name is None else tasks()[name].reads

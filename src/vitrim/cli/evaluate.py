@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from vitrim.measure.records import Row
     from vitrim.measure.run import Findings, Measurement
     from vitrim.tasks import Task
-    from vitrim.tasks.sliding import Protocol
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -103,8 +102,9 @@ def task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str]
     from vitrim.measure.evaluation import check_dataset, task_of
     from vitrim.tasks import tasks
     from vitrim.training.images import geometry_of
+    from vitrim.training.runs import as_trained
 
-    protocol, options = _as_trained(model.name, changes)
+    protocol, options = as_trained(model.name, common.parse_options(changes, "protocol option"))
     name = ask(dense).task(dense)
     dataset = data.open(None if name is None else tasks()[name].reads, options)
     task = task_of(dense, dataset)
@@ -113,26 +113,6 @@ def task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str]
     own = None if task.reads is None else task.eval_transform(geometry_of(dense))
     dataset.transform = own or eval_transform(dense)
     return task, dataset
-
-
-def _as_trained(model: str, changes: list[str] | None) -> tuple[Protocol, dict[str, Any]]:
-    """The protocol and the options of the data that a run was trained with, if ``model`` is one, with changes."""
-    from vitrim.reference import folder
-    from vitrim.tasks.sliding import Protocol
-    from vitrim.training.recipe import load_recipe, resolve
-    from vitrim.weights import RECIPE
-
-    library, _, name = model.partition(":")
-    protocol, options = Protocol(), {}
-    if library in ("run", "vitrim"):
-        trained = Path(name).expanduser() if library == "run" else folder(name)
-        recipe = load_recipe(trained / RECIPE).recipe
-        protocol, options = recipe.protocol, recipe.data_options
-    if changes:
-        values = {**protocol.model_dump(), **common.parse_options(changes, "protocol option")}
-        # as a section of a recipe, whose errors are one line that names what is valid
-        protocol = resolve({"model": model, "epochs": 1, "protocol": values}, name="--protocol").recipe.protocol
-    return protocol, options
 
 
 def _recording(decisions: Path | None) -> list[Probe]:
