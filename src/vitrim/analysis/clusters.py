@@ -1,4 +1,4 @@
-"""How two reductions group patches: entropies of clusters, and stages of a reduction put together and taken apart."""
+"""Groups of patches under two reductions: entropies of clusters, stages put together and taken apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Labels = NDArray[np.int64]
 
 
 def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
-    """How far every cluster of ``b`` holds patches of one cluster of ``a`` only: 1 - H(A|B) / H(A).
+    """The degree to which every cluster of ``b`` holds patches of one cluster of ``a`` only: 1 - H(A|B) / H(A).
 
     1 where ``a`` is a single cluster. As scikit-learn's ``homogeneity_score(labels_true=a, labels_pred=b)``, for all
     images at once: that takes a millisecond per image, which is minutes for the pairs and blocks of one analysis.
@@ -44,7 +44,7 @@ def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def completeness(a: ArrayLike, b: ArrayLike) -> Floats:
-    """How far every cluster of ``a`` lies in one cluster of ``b``: 1 - H(B|A) / H(B), `homogeneity` the other way.
+    """The degree to which every cluster of ``a`` lies in one cluster of ``b``: 1 - H(B|A) / H(B), `homogeneity` the other way.
 
     Args:
         a, b: as for `homogeneity`.

@@ -178,7 +178,7 @@ class _Collected(Gauge):
             )
 
     def record(self, header: Mapping[str, Any]) -> Record:
-        """What was seen, in the order of the ids."""
+        """The record of all images seen, in the order of their ids."""
         found = {name: tensor.numpy() for name, tensor in self.lists.compute().items()}
         order = found["ids"].argsort(kind="stable")
         found = {name: array[order] for name, array in found.items()}

@@ -1,4 +1,4 @@
-"""How far the features of two models are alike: Procrustes, CKA and CCA over the same images.
+"""Likeness of the features of two models: Procrustes, CKA and CCA over the same images.
 
 Source: Ding et al., Grounding Representation Similarity with Statistical Testing (NeurIPS 2021), whose measures "Which
 Tokens to Use?" applies to class tokens. All of them take features (I, C) of the same I images in the same order, which

@@ -1,4 +1,4 @@
-"""What an analysis keeps of one model under one method: compact arrays over the images, in one file."""
+"""The record of one model under one method: compact arrays over the images, in one file."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _missing(value: Any) -> bool:
 
 @dataclass
 class Outcome:
-    """What a family found.
+    """The findings of a family.
 
     Attributes:
         tables: its tables, empty where it does not apply.

@@ -1,4 +1,4 @@
-"""How many tokens are left after each block, image by image."""
+"""Numbers of tokens left after each block, image by image."""
 
 from __future__ import annotations
 

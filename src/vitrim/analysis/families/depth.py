@@ -1,4 +1,4 @@
-"""How deep patches go: the mean map of every record, and how far two such maps are alike."""
+"""The depth that patches reach: the mean map of every record, and the likeness of two such maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far class tokens are alike, and whether that tells how good a method is."""
+"""Likeness of class tokens, and whether it tells how good a method is."""
 
 from __future__ import annotations
 
