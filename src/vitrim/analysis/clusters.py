@@ -44,7 +44,7 @@ def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def completeness(a: ArrayLike, b: ArrayLike) -> Floats:
-    """The degree to which every cluster of ``a`` lies in one cluster of ``b``: 1 - H(B|A) / H(B), `homogeneity` the other way.
+    """The degree to which every cluster of ``a`` lies in one of ``b``: 1 - H(B|A) / H(B), `homogeneity` the other way.
 
     Args:
         a, b: as for `homogeneity`.
