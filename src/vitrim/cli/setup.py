@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 MODEL_NAMES = (
     "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
-    "vitrim:cifar10_vit, a model trained on CIFAR-10 that comes with vitrim, run: and the folder of a finished run"
+    "vitrim:cifar10_vit or vitrim:camvid_vit, models that come with vitrim, run: and the folder of a finished run, "
+    "segmenter: or vitdet: and any of these"
 )
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=f"model {MODEL_NAMES}")]
 Pretrained = Annotated[
