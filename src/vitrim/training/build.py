@@ -18,7 +18,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
 from vitrim.core.ask import ask
-from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, load_data, stream_images
+from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
@@ -70,6 +70,9 @@ def build_trainer(
     train_data, eval_data, test_data = open_data(resolved.recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
     look_for_idle(accelerator, model, resolved.recipe)
+    for held_out in (eval_data, test_data):
+        if isinstance(held_out, ImageDataset | MultiLabelDataset):  # others get the transform of their task
+            held_out.transform = eval_transform(model)
     return Trainer(
         resolved,
         model,

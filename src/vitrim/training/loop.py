@@ -22,7 +22,6 @@ from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from vitrim.data import eval_transform
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
@@ -111,13 +110,14 @@ class Trainer:
         return task
 
     def _set_transforms(self, model: nn.Module) -> None:
-        """Give all images the transforms of the task, or those of the model where the task has none."""
+        """Give all images the transforms of the task; where it has none for evaluations, images keep their own."""
         geometry, recipe = geometry_of(model), self.recipe
         own = self.task.train_transform(geometry, recipe.dense_augment)
         cast(Any, self.train_data).transform = own or TrainTransform(geometry, recipe.augment)
+        watched = self.task.eval_transform(geometry)
         for data in (self.eval_data, self.test_data):
-            if data is not None:
-                cast(Any, data).transform = self.task.eval_transform(geometry) or eval_transform(model)
+            if data is not None and watched is not None:
+                cast(Any, data).transform = watched
 
     def _updates(self) -> int:
         """The updates of the whole run."""

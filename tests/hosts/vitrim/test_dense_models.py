@@ -150,7 +150,7 @@ def test_profile_and_bench_run_on_whole_models(make) -> None:
     dense, reduced = (profile(model, method, images) for method in (None, "tome:r=4"))
     assert dense.tokens_per_block == (17, 17, 17)
     assert reduced.tokens_per_block == (13, 9, 5)
-    assert reduced.macs.total < dense.macs.total
+    assert reduced.macs.attention < dense.macs.attention  # the work of detection heads varies with what is proposed
     trunk = count_macs(model.backbone, images)
     assert dense.macs.total > trunk.total
     rows = measure(model, {"tome:r=4": vitrim.ToMe(r=4)}, images, budget=Budget(min_rounds=1, min_seconds=0.0))
