@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli import common, evaluate
+from vitrim.cli import common
+from vitrim.cli.measuring import DTYPES, Dtype, data_facts, run_batches, task_and_data
 from vitrim.cli.setup import Data, DataOptions, Limit, Machine, Model, Reading, Record, Setup, Weights
 from vitrim.errors import MissingPackageError, VitrimError
 
@@ -94,7 +95,7 @@ def analyze(
     out: Out,
     only: Only = None,
     batch_size: common.BatchSize = 32,
-    dtype: evaluate.Dtype = "fp32",
+    dtype: Dtype = "fp32",
     workers: common.Workers = 0,
     machine: Machine,
     record: Record,
@@ -105,7 +106,7 @@ def analyze(
     --from, without model or data. If the pass stops half-way, what was gathered is analysed.
     """
     configs = common.parse_methods(methods or ())
-    common.check_choice("dtype", dtype, evaluate.DTYPES)
+    common.check_choice("dtype", dtype, DTYPES)
     from vitrim.analysis.families import chosen
     from vitrim.analysis.output import check_output
 
@@ -121,7 +122,7 @@ def analyze(
     model, data = source.model(), pictures.data()
     measurement, dataset, found = _prepared(model, data, configs, machine, dtype, batch_size)
     with report.kept(measurement, found):
-        evaluate.run_batches(measurement, dataset, data.limit, batch_size, workers, None)
+        run_batches(measurement, dataset, data.limit, found["data"]["batch_size"], workers, None)
 
 
 def _check_packages() -> None:
@@ -143,12 +144,13 @@ def _prepared(
 
     device = machine.select()
     dense = model.load()
-    task, dataset = evaluate.task_and_data(dense, model, data, None)
-    precision = getattr(torch, evaluate.DTYPES[dtype])
+    task, dataset = task_and_data(dense, model, data, None)
+    batch_size = task.eval_batch(batch_size)
+    precision = getattr(torch, DTYPES[dtype])
     models = contestants(dense, configs, task, device=device, dtype=precision, learned=model.learned)
-    facts = evaluate.data_facts(dataset, data, batch_size)
+    facts = data_facts(dataset, data, batch_size)
     found = {
-        "environment": machine.environment(evaluate.DTYPES[dtype]),
+        "environment": machine.environment(DTYPES[dtype]),
         "model": model.name,
         "weights": model.weights,
         "model_options": model.options,

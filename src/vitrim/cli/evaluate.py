@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli import common
+from vitrim.cli.measuring import DTYPES, Dtype, data_facts, run_batches, task_and_data
 from vitrim.cli.setup import Data, Machine, Model, Record
 from vitrim.errors import VitrimError
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from vitrim.measure.run import Findings, Measurement
     from vitrim.tasks import Task
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-
-Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 Out = Annotated[Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from what is in --out")]
 ProtocolChanges = Annotated[
@@ -95,26 +93,6 @@ def evaluate(
         run_batches(measurement, dataset, data.limit, batch_size, workers, partial)
 
 
-def task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str] | None) -> tuple[Task, Any]:
-    """The task of the model, and the images with its transform; a run's recipe says what the command line does not."""
-    from vitrim.core.ask import ask
-    from vitrim.data import eval_transform
-    from vitrim.measure.evaluation import check_dataset, task_of
-    from vitrim.tasks import tasks
-    from vitrim.training.images import geometry_of
-    from vitrim.training.runs import as_trained
-
-    protocol, options = as_trained(model.name, common.parse_options(changes, "protocol option"))
-    name = ask(dense).task(dense)
-    dataset = data.open(None if name is None else tasks()[name].reads, options)
-    task = task_of(dense, dataset)
-    task.follow(protocol)
-    check_dataset(dataset, task, model.name)
-    own = None if task.reads is None else task.eval_transform(geometry_of(dense))
-    dataset.transform = own or eval_transform(dense)
-    return task, dataset
-
-
 def _recording(decisions: Path | None) -> list[Probe]:
     """The probe that records where tokens went, if that is wanted."""
     if decisions is None:
@@ -141,52 +119,12 @@ def _partial(
     return Partial(folder, {**settings, **contents}, processes, resume=resume)
 
 
-def data_facts(dataset: Any, data: Data, batch_size: int) -> dict[str, Any]:
-    """Describe the data of the evaluation, for the record."""
-    return {
-        "source": data.source,
-        "split": dataset.split,
-        "images": len(dataset) if data.limit is None else min(data.limit, len(dataset)),
-        "classes": None if dataset.class_names is None else len(dataset.class_names),
-        "batch_size": batch_size,
-    }
-
-
 def _untrained(configs: list[MethodConfig], learned: Path | None) -> list[str]:
     """The methods that have parameters to learn and were given none."""
     from vitrim.core.reduce import saved_method
 
     known = None if learned is None else saved_method(learned)
     return [config.describe() for config in configs if not config.training_free and config.name != known]
-
-
-# ---- running ---------------------------------------------------------------------------------------------------------
-
-
-def run_batches(
-    measurement: Measurement, dataset: Any, limit: int | None, batch_size: int, workers: int, partial: Partial | None
-) -> None:
-    """Run every batch that was not run before, with a progress bar of the first process on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from vitrim.measure.reading import read
-
-    processes = measurement.processes
-    done = 0 if partial is None else partial.restore(measurement)
-    collate = measurement.task.collate
-    loader = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done, collate=collate)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    hidden = not console.is_terminal or processes.index > 0
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        images = len(dataset) if limit is None else min(limit, len(dataset))
-        task = progress.add_task("images", total=-(-images // processes.count))
-        for batch in loader:
-            measurement.update(batch)
-            if partial is not None:
-                partial.keep(measurement)
-            progress.update(task, completed=measurement.images)
 
 
 @contextmanager

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitrim.cli import common
+from vitrim.cli.measuring import task_and_data
 from vitrim.cli.setup import Data, Machine, Model, Record
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from vitrim.tasks import Task
     from vitrim.tune import Result
     from vitrim.tune.evolution import Trial
 
@@ -64,9 +62,9 @@ def tune(
     wanted, _ = Target.parse(target), check_proxy(proxy)
     check_folder(out)
     dense = model.load(machine.select())
-    task, dataset = _task_and_data(dense, model, data)
+    task, dataset = task_and_data(dense, model, data, None)
     images = DatasetImages(
-        dataset, max((data.limit or IMAGES) // 3, 1), batch_size, workers=workers, collate=task.collate
+        dataset, max((data.limit or IMAGES) // 3, 1), task.eval_batch(batch_size), workers=workers, collate=task.collate
     )
     about = {"data": data.source, "split": dataset.split, "device": machine.device, "weights": model.weights}
     with _progress(evaluations, proxy) as told:
@@ -77,23 +75,6 @@ def tune(
     result.save(out / "best.json")
     _show(result, out, record)
     record.write("tune", model=model.name, environment=machine.environment("float32"), **result.record())
-
-
-def _task_and_data(dense: nn.Module, model: Model, data: Data) -> tuple[Task, Any]:
-    """The task of the model, and the images with its transform."""
-    from vitrim.core.ask import ask
-    from vitrim.data import eval_transform
-    from vitrim.measure.evaluation import check_dataset, task_of
-    from vitrim.tasks import tasks
-    from vitrim.training.images import geometry_of
-
-    name = ask(dense).task(dense)
-    dataset = data.open(None if name is None else tasks()[name].reads)
-    task = task_of(dense, dataset)
-    check_dataset(dataset, task, model.name)
-    own = None if task.reads is None else task.eval_transform(geometry_of(dense))
-    dataset.transform = own or eval_transform(dense)
-    return task, dataset
 
 
 @contextmanager
