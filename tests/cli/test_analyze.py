@@ -18,6 +18,7 @@ from vitrim.analysis.features import procrustes
 from vitrim.analysis.patterns import iou
 from vitrim.analysis.record import Record
 from vitrim.cli import analyze
+from vitrim.errors import VitrimError
 from vitrim.measure.decisions import file_name
 from vitrim.measure.run import Measurement
 
@@ -150,6 +151,23 @@ def test_what_was_gathered_before_a_stop_is_analysed(
     assert run(*MODEL, "-m", METHODS[0], "--data", images, "--batch-size", 4, "--out", out) == 130
     assert not summary(out)["complete"]
     assert len(records(out)[METHODS[0]]) == 8
+
+
+def test_a_family_that_cannot_be_had_does_not_cost_the_records(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> None:
+        raise VitrimError("these records are too few")
+
+    monkeypatch.setitem(FAMILIES, "counts", fails)
+    out = tmp_path / "out"
+    assert run(*MODEL, "-m", "tome:r=2", "--data", images, "--only", "counts", "--out", out) == 2
+    assert "these records are too few" in capsys.readouterr().err
+    assert sorted(file.name for file in out.iterdir()) == ["record_dense.npz", "record_tome_r_2.npz"]
+    monkeypatch.undo()
+    stored = [part for name in ("dense", "tome_r_2") for part in ("--from", out / f"record_{name}.npz")]
+    assert run(*stored, "--only", "counts", "--out", tmp_path / "again") == 0
+    assert len(table(tmp_path / "again", "counts")) == 12  # 6 blocks of 2 models
 
 
 @pytest.mark.parametrize(

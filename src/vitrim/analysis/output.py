@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 from vitrim.analysis.record import Record
 from vitrim.analysis.tables import Outcome
 from vitrim.errors import VitrimError
-from vitrim.files import check_folder, write_text
+from vitrim.files import check_folder, json_text, write_text
 from vitrim.measure.decisions import file_name
 
-__all__ = ["SUMMARY", "check_output", "write_output"]
+__all__ = ["SUMMARY", "check_output", "write_records", "write_tables"]
 
 SUMMARY = "analysis.json"
 
@@ -32,16 +31,8 @@ def check_output(folder: Path) -> None:
         raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
 
 
-def write_output(
-    folder: Path, records: Sequence[Record], outcomes: Mapping[str, Outcome], found: Mapping[str, Any]
-) -> list[Path]:
-    """Write ``record_METHOD.npz`` of each record, ``tables/TABLE.csv`` and ``analysis.json``.
-
-    Args:
-        folder: made if it does not exist.
-        records: those of this run; none of records that lie elsewhere.
-        outcomes: by family.
-        found: entries of the summary besides tables and notes, that JSON can hold.
+def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
+    """Write ``record_METHOD.npz`` of each record into ``folder``, which is made if it does not exist.
 
     Returns:
         The files.
@@ -53,6 +44,24 @@ def write_output(
     for record in records:
         files.append(folder / f"record_{file_name(record.method)}.npz")
         record.save(files[-1])
+    return files
+
+
+def write_tables(folder: Path, outcomes: Mapping[str, Outcome], found: Mapping[str, Any]) -> list[Path]:
+    """Write ``tables/TABLE.csv`` and ``analysis.json``.
+
+    Args:
+        folder: made if it does not exist.
+        outcomes: by family.
+        found: entries of the summary besides tables and notes, that JSON can hold.
+
+    Returns:
+        The files.
+
+    Raises:
+        VitrimError: a file cannot be written.
+    """
+    files = []
     tables = {table.name: table for outcome in outcomes.values() for table in outcome.tables}
     for name, table in tables.items():
         files.append(folder / "tables" / f"{name}.csv")
@@ -63,5 +72,5 @@ def write_output(
         "notes": [note for outcome in outcomes.values() for note in outcome.notes],
     }
     files.append(folder / SUMMARY)
-    write_text(files[-1], json.dumps(summary, indent=2) + "\n")
+    write_text(files[-1], json_text(summary, indent=2) + "\n")
     return files

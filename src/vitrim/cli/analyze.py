@@ -211,14 +211,16 @@ class Report:
             found: entries of the summary.
         """
         from vitrim.analysis.families import analyse
-        from vitrim.analysis.output import write_output
+        from vitrim.analysis.output import write_records, write_tables
 
         out = self.record.console()
+        files = write_records(self.folder, own)  # before any family can fail: a pass may have taken hours
         outcomes = analyse(records, self.families)
         for outcome in outcomes.values():
             _print(out, outcome)
         headers = [dict(one.header) for one in records]
-        for file in write_output(self.folder, own, outcomes, {"command": "analyze", **found, "records": headers}):
+        files += write_tables(self.folder, outcomes, {"command": "analyze", **found, "records": headers})
+        for file in files:
             out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
         rows = [
             {"table": table.name, **row}
