@@ -109,6 +109,24 @@ def test_padding_is_zeros_at_the_right_and_bottom(any_size: Segmenter) -> None:
         assert torch.equal(any_size(images), whole[:, :, :22, :21])
 
 
+@pytest.mark.parametrize("size", [36, 47])
+def test_a_size_that_ends_within_a_patch_leaves_patches_as_they_are(size: int) -> None:
+    """The model was made for 4 or 5 whole patches of 8 pixels and a rest; its head counts patches of 8, too."""
+    options = {"img_size": size, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": CLASSES}
+    model = create_model("segmenter:vit_tiny_patch16_224", options=options).eval()
+    assert model.patch_size == model.backbone.patch_embed.patch_size == (8, 8)
+    changed = torch.zeros(1, 3, size, size)
+    changed[:, :, 8:16, 24:32] = 1  # row 1, column 3
+    with torch.no_grad():
+        embedded = [model.backbone.patch_embed(F.pad(x, (0, -size % 8, 0, -size % 8))) for x in (changed, 0 * changed)]
+        tokens, grid = model.tokens(changed)
+        logits = model(changed)
+    assert grid == (-(-size // 8),) * 2
+    assert tokens.shape[1] == grid[0] * grid[1]
+    assert (embedded[0] != embedded[1]).any(-1)[0].nonzero().tolist() == [[1, 3]]
+    assert logits.shape == (1, CLASSES, size, size)
+
+
 @pytest.mark.parametrize("host", ["beit", "torchvision_vit", "vit"])
 def test_hosts_of_one_size_say_so(host: str) -> None:
     with pytest.raises(vitrim.VitrimError, match=r"images of 28 x 32 px: this .* takes 24 x 24 only"):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Role, Starting
+from vitrim.core.layers import input_channels, pair, stride_of
 from vitrim.core.sharding import class_of
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
@@ -183,7 +184,9 @@ class Host:
             raise no_tokens(model)
         facts = cls.facts(model)
         (rows, columns), (_, height, width) = facts.grid_size, facts.input_size
-        return Layout(facts.dim, facts.num_prefix, (height // rows, width // columns))
+        # images need not be whole patches; where several convolutions make the patches, they pad
+        patch_size = stride_of(cls.patch_maker(model)) or (height // rows, width // columns)
+        return Layout(facts.dim, facts.num_prefix, patch_size)
 
     @classmethod
     def roles(cls, model: nn.Module) -> dict[str, Role]:
@@ -351,29 +354,6 @@ def no_tokens(model: nn.Module) -> UnsupportedModelError:
         f"{type(model).__name__} hands out no tokens that a dense head could read: take a supported host "
         "(`vitrim list hosts` prints them)"
     )
-
-
-def input_channels(model: nn.Module) -> int:
-    """Channels of the images a model takes, 3 where nothing says otherwise.
-
-    Example:
-        >>> input_channels(nn.Sequential(nn.Conv2d(1, 8, 4))), input_channels(nn.Linear(3, 2))
-        (1, 3)
-    """
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return 3 if first is None else first.in_channels
-
-
-def pair(size: Any) -> tuple[int, int] | None:
-    """Height and width from one number for both, or from two; None stays None.
-
-    Example:
-        >>> pair(224), pair([32, 48]), pair(None)
-        ((224, 224), (32, 48), None)
-    """
-    if size is None or isinstance(size, int):
-        return None if size is None else (size, size)
-    return int(size[0]), int(size[1])
 
 
 def refuse_altered(part: nn.Module, family: str) -> None:

@@ -52,11 +52,9 @@ def check_model(task: Task, model: nn.Module) -> None:
 
 def _check_crop(model: nn.Module) -> None:
     """Refuse training crops that end within a patch: a library cuts that patch off, and the map would not fit."""
-    size, maker = ask(model).preprocessing(model).size, ask(model).patch_maker(model)
-    stems = [] if maker is None else [module for module in maker.modules() if isinstance(module, nn.Conv2d)]
-    if size is None or len(stems) != 1:  # stems of several convolutions pad
+    size, (height, width) = ask(model).preprocessing(model).size, ask(model).layout(model).patch_size
+    if size is None:
         return
-    height, width = stems[0].stride
     if size[0] % height or size[1] % width:
         raise VitrimError(
             f"a training crop of {size[0]} x {size[1]} pixels is no multiple of the patches of {height} x {width}: "

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from vitrim.core.ask import register_library
 from vitrim.core.facts import Part, Preprocessing
-from vitrim.core.host import Host, input_channels, pair
+from vitrim.core.host import Host
+from vitrim.core.layers import input_channels, pair
 from vitrim.errors import VitrimError
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")

@@ -12,7 +12,8 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from vitrim.core.attention import Attention, project_parts
 from vitrim.core.block import ReducedBlock, split_heads
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import input_channels, refuse_altered
+from vitrim.core.host import refuse_altered
+from vitrim.core.layers import input_channels
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError, VitrimError

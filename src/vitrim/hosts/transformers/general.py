@@ -10,7 +10,8 @@ from transformers import AutoImageProcessor
 
 from vitrim.core.ask import register_library
 from vitrim.core.facts import Part, Preprocessing
-from vitrim.core.host import Host, input_channels, pair
+from vitrim.core.host import Host
+from vitrim.core.layers import input_channels, pair
 from vitrim.errors import VitrimError, first_line
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
