@@ -393,7 +393,7 @@ def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatc
     assert run(monkeypatch, *arguments, "--resume") == 2
     assert the_error(capsys) == "--resume goes on from what is in --out: give --out too"
     assert run(monkeypatch, *resume, "--limit", 6) == 2
-    assert "holds an evaluation with data={" in the_error(capsys)
+    assert "holds an evaluation with data.images=12, this one has 6: resume with the same" in the_error(capsys)
     picture(99).save(folder / "ant" / "0.png")
     assert run(monkeypatch, *resume) == 2
     assert "holds an evaluation with images=" in the_error(capsys)

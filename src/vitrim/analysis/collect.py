@@ -20,8 +20,8 @@ from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.decisions import whereabouts
-from vitrim.measure.probes import Gauge, Lists
-from vitrim.measure.records import Batch, as_batches
+from vitrim.measure.probes import Gauge, Lists, are_logits, divergence
+from vitrim.measure.records import Batch
 from vitrim.measure.run import Findings, Measurement
 from vitrim.tasks import Task, make_task
 
@@ -119,7 +119,7 @@ class _Collected(Gauge):
         if isinstance(batch.targets, Tensor) and batch.targets.ndim <= 2:
             found["targets"] = batch.targets
         found |= self._patterns(len(batch), output) | self._features(len(batch), output, dense)
-        if _is_logits(output.prediction):
+        if are_logits(output.prediction):
             found |= _predictions(output.prediction, dense.prediction)
         self._check_size(batch, found)
         self.lists.update(**found)
@@ -240,13 +240,8 @@ def _feature_blocks(probe: Collect, tap: _Tap) -> list[int]:
     return sorted(set(probe.blocks))
 
 
-def _is_logits(prediction: Any) -> bool:
-    return isinstance(prediction, Tensor) and prediction.ndim == 2
-
-
 def _predictions(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
-    own, other = (one.detach().double().log_softmax(1) for one in (logits, dense))
-    found = {"kl": (other.exp() * (other - own)).sum(1).float()}
+    found = {"kl": divergence(logits, dense).float()}
     if logits.shape[1] <= MANY_CLASSES:
         return {**found, "logits": logits.float()}
     largest = logits.float().topk(TOP, dim=1)
@@ -329,10 +324,7 @@ def collect(
     models = contestants(model, methods, task, device=device, dtype=dtype, learned=learned)
     probe = Collect(blocks=blocks, features=features, patterns=patterns, num_images=num_images)
     measurement = Measurement(models, [probe], task, seed=seed)
-    for batch in as_batches(batches):
-        measurement.update(batch)
-        if on_progress is not None:
-            on_progress(measurement.images)
+    measurement.follow(batches, on_progress)
     found = records_of(measurement.findings(), header)
     if not found:
         raise DataError("there are no images to analyse")

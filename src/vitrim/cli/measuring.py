@@ -71,8 +71,10 @@ def run_batches(
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         images = len(dataset) if limit is None else min(limit, len(dataset))
         task = progress.add_task("images", total=-(-images // processes.count))
-        for batch in loader:
-            measurement.update(batch)
+
+        def told(seen: int) -> None:
             if partial is not None:
                 partial.keep(measurement)
-            progress.update(task, completed=measurement.images)
+            progress.update(task, completed=seen)
+
+        measurement.follow(loader, told)

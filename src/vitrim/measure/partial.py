@@ -49,12 +49,12 @@ class Partial:
             self._check_settings(_header(folder / "part-0.safetensors"))
 
     def _check_settings(self, header: dict[str, Any]) -> None:
-        old = header["settings"]
-        for name in [*self.settings, *old]:
-            if old.get(name) != self.settings.get(name):
+        old, new = _dotted(header["settings"]), _dotted(self.settings)
+        for name in [*new, *old]:
+            if old.get(name) != new.get(name):
                 raise VitrimError(
                     f"{self.folder} holds an evaluation with {name}={_short(old.get(name))}, this one has "
-                    f"{_short(self.settings.get(name))}: resume with the same settings, or name another folder"
+                    f"{_short(new.get(name))}: resume with the same settings, or name another folder"
                 )
 
     def restore(self, measurement: Measurement) -> int:
@@ -139,6 +139,19 @@ def _header(file: Path) -> dict[str, Any]:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise VitrimError(f"{file} is no partial evaluation, or is damaged: name another folder") from error
     return dict(header)
+
+
+def _dotted(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """The settings by dotted names, so that a message names what differs and not the section around it.
+
+    Example:
+        >>> _dotted({"data": {"images": 12}, "model": "test_vit"})
+        {'data.images': 12, 'model': 'test_vit'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _dotted(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
+    return found
 
 
 def _short(value: object) -> str:

@@ -21,7 +21,20 @@ from vitrim.measure.macs import PARTS
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 
-__all__ = ["Agreement", "Gauge", "Lists", "Macs", "Probe", "State", "TaskMetrics", "Tokens", "Values", "joined"]
+__all__ = [
+    "Agreement",
+    "Gauge",
+    "Lists",
+    "Macs",
+    "Probe",
+    "State",
+    "TaskMetrics",
+    "Tokens",
+    "Values",
+    "are_logits",
+    "divergence",
+    "joined",
+]
 
 State = dict[str, Tensor | list[Tensor]]
 """The content of a gauge: sums and lists of tensors by name."""
@@ -148,6 +161,22 @@ class _OfTask(Gauge):
             score: {name: None if isnan(value) else value for name, value in zip(names, values, strict=True)}
             for score, values in self.task.by_class(self.collection).items()
         }
+
+
+def are_logits(prediction: Any) -> bool:
+    """Tell whether a prediction is one row of logits (B, K) per image, and not a map or a list of objects."""
+    return isinstance(prediction, Tensor) and prediction.ndim == 2
+
+
+def divergence(logits: Tensor, dense: Tensor) -> Tensor:
+    """(B,) float64: KL(dense || model) of the class probabilities of logits (B, K) of both, in nats.
+
+    Example:
+        >>> divergence(torch.zeros(1, 2), torch.tensor([[0.0, 100.0]])).round(decimals=4)  # log 2
+        tensor([0.6931], dtype=torch.float64)
+    """
+    own, other = (one.detach().double().log_softmax(1) for one in (logits, dense))
+    return (other.exp() * (other - own)).sum(1)
 
 
 class Agreement:

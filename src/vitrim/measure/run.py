@@ -70,7 +70,7 @@ class Measurement:
         >>> task = make_task("classification", 10)
         >>> models = contestants(timm.create_model("test_vit", num_classes=10), ["tome:r=8"], task)
         >>> measurement = Measurement(models, [Tokens()], task)
-        >>> measurement.update(next(as_batches([(torch.zeros(2, 3, 160, 160), torch.tensor([0, 1]))])))
+        >>> measurement.follow([(torch.zeros(2, 3, 160, 160), torch.tensor([0, 1]))])
         >>> [(row.method, row["images"], row["tokens_at_end"]) for row in measurement.rows()]
         [('dense', 2, 101), ('tome:r=8', 2, 53)]
     """
@@ -116,6 +116,23 @@ class Measurement:
             raise
         self.turns += 1
         self.images += len(batch) * batch.counts
+
+    def follow(
+        self, batches: Iterable[Batch | tuple[Tensor, Any]], on_progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Update on all ``batches``, `Batch` objects or pairs of images and targets.
+
+        Args:
+            batches: read once.
+            on_progress: called after every batch with the number of images seen.
+
+        Raises:
+            VitrimError: as `update`; the batches before count.
+        """
+        for batch in as_batches(batches):
+            self.update(batch)
+            if on_progress is not None:
+                on_progress(self.images)
 
     def _see(self, batch: Batch) -> None:
         dense = None
@@ -222,10 +239,7 @@ def run(
     """
     models = contestants(model, methods, task, device=device, dtype=dtype, learned=learned)
     measurement = Measurement(models, probes, task, processes=processes, seed=seed)
-    for batch in as_batches(batches):
-        measurement.update(batch)
-        if on_progress is not None:
-            on_progress(measurement.images)
+    measurement.follow(batches, on_progress)
     rows = measurement.rows()
     if not rows:
         raise DataError("there are no images to evaluate on")

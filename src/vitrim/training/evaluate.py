@@ -44,8 +44,8 @@ def evaluate(
     measurement = Measurement(
         [Contestant(model, task)], [TaskMetrics(task)], task, processes=processes, precision=accelerator.autocast
     )
-    for batch in read(data, task.eval_batch(batch_size), workers=workers, processes=processes, collate=task.collate):
-        measurement.update(batch)
+    size, collate = task.eval_batch(batch_size), task.collate
+    measurement.follow(read(data, size, workers=workers, processes=processes, collate=collate))
     model.train(training)
     findings = measurement.findings()
     (row,) = findings.rows

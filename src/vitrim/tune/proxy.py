@@ -16,7 +16,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.data import spread
 from vitrim.errors import VitrimError, unknown
 from vitrim.measure.contestants import Contestant, Output, contestants
-from vitrim.measure.probes import Gauge, Values
+from vitrim.measure.probes import Gauge, Values, are_logits, divergence
 from vitrim.measure.reading import read
 from vitrim.measure.records import Batch, as_batches
 from vitrim.measure.run import Measurement
@@ -169,8 +169,7 @@ class ModelScorer:
         with quiet():
             models = contestants(self.model, configs, self.task)
         measurement = Measurement(models, [Damage(self.task)], self.task, seed=self.seed)
-        for batch in self.source.batches(part, start, stop):
-            measurement.update(batch)
+        measurement.follow(self.source.batches(part, start, stop))
         return [_scores(gauges[0], stop - start) for gauges in measurement.gauges[1:]]
 
 
@@ -207,16 +206,11 @@ class _Damage(Gauge):
             one, other = one.double().flatten(1), other.double().flatten(1)
             found["feature"] = (one - other).norm(dim=1) / other.norm(dim=1).clamp_min(1e-12)
             found["cosine"] = 1.0 - torch.cosine_similarity(one, other, dim=1)
-        if _are_logits(output.prediction, len(batch)):
-            ours, theirs = (each.prediction.double().log_softmax(dim=1) for each in (output, dense))
-            found["kl"] = (theirs.exp() * (theirs - ours)).sum(dim=1)
+        if are_logits(output.prediction):
+            found["kl"] = divergence(output.prediction, dense.prediction)
         for name, values in found.items():
             if values.shape == (len(batch),):  # one value per image: others cannot be paired
                 self.values[name].update(values)
 
     def result(self) -> Mapping[str, Any]:
         return {name: values.compute().item() for name, values in self.values.items()}
-
-
-def _are_logits(prediction: Any, images: int) -> bool:
-    return isinstance(prediction, Tensor) and prediction.ndim == 2 and len(prediction) == images
