@@ -171,8 +171,8 @@ class _Drawing:
         """The tokens of the last forward, of an input of this size, and how many there are."""
         assert model.reduction is not None
         sources = sources_of(model.reduction.states[1:])
-        inner = getattr(model.reduction.model, "backbone", model.reduction.model)
-        patch = ask(inner).layout(inner).patch_size
+        reduced = model.reduction.model
+        patch = ask(reduced).layout(reduced).patch_size
         rows, columns = (-(-length // side) for length, side in zip(size, patch, strict=True))
         inside = self._inside()  # one pixel of it is so many of the stored image
         covered = (rows * patch[0] * self.size[0] / inside[0], columns * patch[1] * self.size[1] / inside[1])

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import Head, HostFacts, Part, Preprocessing, Role
+from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Role
 from vitrim.core.host import METHOD, Host
 from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
@@ -51,6 +51,11 @@ class DenseHost(Host):
     def facts(cls, model: Any) -> HostFacts:
         own = _inner(model).facts(model.backbone)
         return replace(own, dense=True, head_rows=None, takes_maximum=False, num_classes=model.num_classes)
+
+    @classmethod
+    def layout(cls, model: Any) -> Layout:
+        """The layout of the backbone, which may have none of the `facts` of a host of blocks: ViTTM."""
+        return _inner(model).layout(model.backbone)
 
     @classmethod
     def form(cls, model: Any) -> Hashable:
