@@ -11,20 +11,20 @@ from PIL import Image
 
 from cli_runs import Run, runner
 
+RECIPE = """
+model: test_vit
+model_options: {img_size: 16, patch_size: 4}
+epochs: 3
+batch_size: 8
+split: train
+eval_split: 0.25
+augment: {crop: padded, padding: 2}
+optimizer: {lr: 1.0e-3}
+"""
 SMALL = ["--model-option", "img_size=32", "--model-option", "patch_size=8", "--model-option", "num_classes=2"]
-TUNE = [
-    "tune",
-    "test_vit",
-    *SMALL,
-    "--data",
-    "images",
-    "--target",
-    "macs=0.8",
-    "--evaluations",
-    "4",
-    "--batch-size",
-    "4",
-]
+DATA = ["--data", "images", "--batch-size", "4"]
+FEW = ["--evaluations", "4"]
+TUNE = ["tune", "test_vit", *SMALL, *DATA, *FEW, "--target", "macs=0.8"]
 
 
 @pytest.fixture
@@ -62,10 +62,76 @@ def test_a_result_is_read_by_other_commands_and_a_study_is_resumed(run: Run) -> 
     assert (Path("tuned/best.json").read_text(), Path("tuned/study.jsonl").read_bytes()) == (best, study)
 
 
+def test_methods_race_and_the_table_has_all_of_them(run: Run) -> None:
+    code, out, err = run(*TUNE, "-m", "tome", "-m", "gtp", "--json", "record.json")
+    assert code == 0, err
+    race = json.loads(Path("record.json").read_text())["tuned"]["race"]
+    assert {row["method"] for row in race} == {"tome", "gtp"}
+    assert {row["state"] for row in race} <= {"searched", "dropped"}
+    assert all(f" {name} " in out for name in ("tome", "gtp"))
+    code, _, err = run("profile", "test_vit", *SMALL, "-m", "@tuned")
+    assert code == 0, err
+
+
+def test_a_front_has_a_file_for_every_target_and_pictures(run: Run) -> None:
+    code, out, err = run("tune", "test_vit", *SMALL, *DATA, *FEW, "-m", "tome", "--front", "0.7,0.9", "--search", "tpe")
+    assert code == 0, err
+    rows = json.loads(Path("tuned/front.json").read_text())["rows"]
+    assert {row["target"] for row in rows} == {"macs=0.7", "macs=0.9"}
+    front = sorted((row["share"], row["scores"]["feature"]) for row in rows if row["on_front"])
+    assert [damage for _, damage in front] == sorted((damage for _, damage in front), reverse=True)
+    for name in ("macs-0.7.json", "macs-0.9.json", "front.png", "macs-0.7.png"):
+        assert Path("tuned", name).stat().st_size > 0
+    assert "use them as -m @tuned/macs-0.7.json, -m @tuned/macs-0.9.json" in out
+
+
+def test_a_grid_is_evaluated_point_by_point_and_resumed(run: Run) -> None:
+    grid = ["tune", "test_vit", *SMALL, *DATA, "--limit", "8", "--grid", "tome:r=0|2|4,last_block=full|auto"]
+    code, out, err = run(*grid, "--json", "record.json")
+    assert code == 0, err
+    rows = json.loads(Path("record.json").read_text())["rows"]
+    assert [tuple(row["values"].values()) for row in rows[:3]] == [("0", "full"), ("0", "auto"), ("2", "full")]
+    assert rows[0]["share"] == 1.0 > rows[4]["share"]
+    lines = Path("tuned/grid.csv").read_text().splitlines()
+    assert lines[0].startswith("r,last_block,method,share,top1")
+    assert len(lines) == 7
+    assert Path("tuned/grid.png").stat().st_size > 0
+    before = Path("tuned/study.jsonl").read_bytes()
+    code, again, err = run(*grid, "--resume")
+    assert (code, again) == (0, out)
+    assert Path("tuned/study.jsonl").read_bytes() == before
+
+    code, out, err = run("eval", "test_vit", *SMALL, *DATA, "--limit", "8", "-m", "tome:r=4", "--json", "-")
+    assert code == 0, err
+    [row] = [row for row in json.loads(out)["rows"] if row["method"] != "dense"]
+    assert row["top1"] == rows[4]["top1"]
+    assert row["agreement"] == rows[4]["agreement"]
+
+
+def test_a_recipe_is_trained_at_the_points_of_a_grid(run: Run) -> None:
+    Path("tiny.yaml").write_text(RECIPE)
+    train = ["tune", "--train", "tiny.yaml", "--data", "images", "--out", "runs", "--device", "cpu"]
+    grids = ["--grid", "optimizer.lr=1e-2|1e-3", "--grid", "epochs=1"]
+    code, out, err = run(*train, *grids)
+    assert code == 0, err
+    rows = json.loads(Path("runs/grid.json").read_text())["rows"]
+    assert [row["values"]["optimizer.lr"] for row in rows] == ["1e-2", "1e-3"]
+    for row in rows:
+        assert row["top1"] == json.loads(Path(row["out"], "result.json").read_text())["best"]["top1"]
+    code, _, err = run(*train, *grids)
+    assert (code, "has a finished run" in err) == (2, True)
+    code, again, err = run(*train, *grids, "--resume")
+    assert (code, again) == (0, out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-m", "tome", "-m", "atm"], "one method is tuned at a time, got 2"),
+        (["-m", "tome", "-m", "tome"], "method tome is given twice"),
+        (["-m", "tome", "-m", "all"], "-m all has the other methods already"),
+        (["-m", "tome", "--front", "0.5"], "give one of --target, --front and --grid"),
+        (["-m", "tome", "--search", "grid"], "unknown search 'grid'"),
+        ([], "-m METHOD is missing"),
         (["-m", "tome", "--target", "macs=2"], "a share is above 0 and below 1"),
         (["-m", "tome", "--proxy", "loss"], "unknown proxy 'loss'"),
         (["-m", "none"], "there is nothing to tune"),
@@ -78,4 +144,29 @@ def test_bad_input_is_one_line_before_any_file(run: Run, arguments: list[str], m
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+    assert not Path("tuned").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "atmm"], "unknown grid 'atmm'; did you mean 'atm'"),
+        (["--grid", "tome:r"], "cannot read 'r' of the grid"),
+        (["--grid", "tome:r=1..0"], "does not rise"),
+        (["--grid", "tome:r=1..a"], "cannot read the range"),
+        (["--grid", "tome:r=1||2"], "a value is missing"),
+        (["--grid", "tome:r=1,r=2"], "given twice in the grid"),
+        (["--grid", "tome:r=0..200,keep_rate=0..1/0.01"], "say with --evaluations how many"),
+        (["--grid", "tome:q=1|2"], "unknown option of tome 'q'"),
+        (["--grid", "tome:r=1", "-m", "tome"], "name the method in --grid"),
+        (["--front", "0.5,0.5", "-m", "tome"], "has a target twice"),
+        (["--front", "agree=0.5,0.9", "-m", "tome"], "a front is over targets of one kind"),
+        (["--train", "cifar10_vit", "--grid", "epochs=1"], "the recipe names the model"),
+        (["--train", "cifar10_vit"], "--train RECIPE trains the points of a grid"),
+    ],
+)
+def test_bad_grids_and_fronts_are_one_line(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("tune", "test_vit", *SMALL, *DATA, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
     assert not Path("tuned").exists()

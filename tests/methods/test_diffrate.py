@@ -15,6 +15,7 @@ from vitrim.core.registry import make_method
 from vitrim.measure.macs import count_macs
 from vitrim.methods.diffrate import KeptShare, learned
 from vitrim.tasks.step import Step
+from vitrim.training.objectives import found
 from vitrim.training.objectives import losses as losses_of
 from vitrim.training.objectives.diffrate import block_macs, objective
 
@@ -240,8 +241,18 @@ def test_losses_of_a_step() -> None:
     losses["total"].backward()
     own = [p for name, p in model.named_parameters() if ".reducer." in name]
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in own)
-    with pytest.raises(vitrim.VitrimError, match="learn=true needs target_gmacs"):
+    with pytest.raises(vitrim.VitrimError, match="learn=true needs target_macs"):
         losses_of(step)
+
+
+def test_one_target_is_given() -> None:
+    _, reduction = learning()
+    reduction.model(tiny.images())
+    for wrong, message in (({}, "give one of"), ({"target_macs": 1.5}, "above 0 and below 1")):
+        with pytest.raises(vitrim.VitrimError, match=message):
+            objective(reduction, torch.zeros(2, 5), torch.tensor([1, 2]), **wrong)
+    assert found(vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.DiffRate(r=2))) is None
+    assert found(vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.ToMe(r=2))) is None
 
 
 def test_with_given_amounts_a_step_learns_the_task_alone() -> None:
@@ -256,21 +267,24 @@ def test_with_given_amounts_a_step_learns_the_task_alone() -> None:
         losses_of(step, target_gmacs=1.0)
 
 
-def test_amounts_learn_to_meet_the_target() -> None:
+@pytest.mark.parametrize("by_share", [False, True])
+def test_amounts_learn_to_meet_the_target(by_share: bool) -> None:
     model, reduction = learning()
     model.requires_grad_(False)
     own = [p for name, p in model.named_parameters() if ".reducer." in name]
     optimizer = torch.optim.Adam([p.requires_grad_() for p in own], lr=0.3)
     images, targets = tiny.images(), torch.tensor([1, 2])
     target = 0.65 * block_macs([(torch.tensor(36.0),) * 2] * 4, 36, 1, 32).item() / 1e9
+    aim = {"target_macs": 0.65} if by_share else {"target_gmacs": target, "weight": 1e9}
     for _ in range(30):
-        losses = objective(reduction, model(images), targets, target_gmacs=target, weight=1e9)
+        losses = objective(reduction, model(images), targets, **aim)
         optimizer.zero_grad()
         losses["total"].backward()
         optimizer.step()
     assert losses["gmacs"].item() == pytest.approx(target, rel=0.08)
     config = learned(reduction)
     assert config.prune_kept[-1] < 30
+    assert found(reduction) == config
     model.requires_grad_(True)
 
 

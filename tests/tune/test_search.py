@@ -18,7 +18,7 @@ from vitrim.measure.macs import profile
 from vitrim.tasks import make_task
 from vitrim.tune import Result, Target, search
 from vitrim.tune.cost import LatencyCost
-from vitrim.tune.evolution import Trial
+from vitrim.tune.finder import Trial
 from vitrim.tune.proxy import PARTS, BatchImages, DatasetImages, ModelScorer
 
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))

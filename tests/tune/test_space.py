@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import vitrim
 from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
+from vitrim.tune.cost import Cost, within
 from vitrim.tune.space import Space, normal
 
 WITH_KNOB = [name for name, kind in methods().items() if kind.knob is not None]
@@ -23,8 +26,13 @@ def test_a_setting_has_a_value_for_all_blocks_or_one_for_each(name: str) -> None
     kind, one = methods()[name], space(name)
     constant = one.constant(0.3)
     assert not isinstance(getattr(constant, one.knob.option), tuple)
-    assert one.size == (1 if kind.amounts_option is None else len(one.base.scheduled(6)))
-    assert one.point(constant) == (1.0,) * one.size
+    stages = one.base.scheduled(6)
+    if one.places:
+        assert one.blocks == tuple(range(kind.first_place, 6))
+        assert one.point(constant) == tuple(float(block in stages) for block in one.blocks)
+    else:
+        assert one.size == (1 if kind.amounts_option is None else len(stages))
+        assert one.point(constant) == (1.0,) * one.size
     if one.size == 1:
         assert one.config((1.0,), 0.3) == constant
         assert one.slopes() == []
@@ -34,11 +42,11 @@ def test_a_setting_has_a_value_for_all_blocks_or_one_for_each(name: str) -> None
 def test_points_come_back_from_settings(name: str) -> None:
     one, random = space(name), np.random.default_rng(0)
     for _ in range(5):
-        point = normal(random.random(one.size).tolist())
+        point = normal((0.13 + random.random(one.size)).tolist())  # below 0.125 a block is left out
         config = one.raw(point, scale=0.2)
         # whole tokens, of the 6 that strength 0.2 is
         assert one.point(config) == pytest.approx(point, abs=0.17)
-        assert make_method(name, **{str(one.base.amounts_option): getattr(config, str(one.base.amounts_option))})
+        assert one.config(one.point(config), 0.2)
 
 
 @pytest.mark.parametrize("name", WITH_LIST)
@@ -83,3 +91,38 @@ def test_what_leaves_nothing_to_move_is_refused() -> None:
         space("none").constant(0.5)
     with pytest.raises(VitrimError, match="either r"):
         space("tome", keep_rate=0.5).constant(0.5)
+
+
+def test_where_a_method_acts_is_searched_unless_it_is_said() -> None:
+    one = space("topk")
+    assert one.places
+    config = one.config((0.0, 1.0, 0.5, 0.1, 0.0, 0.0), 0.4)
+    assert config == vitrim.TopK(blocks=(1, 2), keep_rate=(0.62, 0.81))
+    assert one.point(config) == pytest.approx((0.0, 1.0, 0.5, 0.0, 0.0, 0.0))
+    assert one.constant(0.4) == vitrim.TopK(keep_rate=0.62)
+    assert one.config((0.0,) * 6, 0.4) == one.constant(0.0)
+    fixed = space("topk", blocks=(1, 3))
+    assert (fixed.places, fixed.blocks) == (False, (1, 3))
+    assert not space("evo_vit").places, "what it learned belongs to its blocks"
+    assert space("kmedoids").blocks == (1, 2, 3, 4, 5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["tome", "topk", "mctf", "gtp"]),
+    st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),
+    st.floats(0.3, 1.0),
+)
+def test_a_limit_is_never_exceeded(name: str, weights: list[float], limit: float) -> None:
+    """Whatever the weights are."""
+    one = space(name)
+
+    class Tokens(Cost):
+        unit = "macs"
+
+        def share(self, config: vitrim.MethodConfig) -> float:
+            return sum(one.counts(config) or ()) / (64 * 6)
+
+    point = normal(weights[: one.size])
+    config = within(one, point, Tokens(), limit)
+    assert config is None or Tokens().share(config) <= limit

@@ -2,48 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitrim.cli import common
-from vitrim.cli.measuring import task_and_data
-from vitrim.cli.setup import Data, Machine, Model, Record
+from vitrim.cli.setup import MODEL_NAMES, Data, Machine, Model, Record, Setup
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.tune import Result
-    from vitrim.tune.evolution import Trial
+    from vitrim.core.config import MethodConfig
 
-IMAGES = 3 * 2048
-"""Images that are read where --limit does not say: 2,048 each for searching, selecting and checking."""
-
-Targets = Annotated[
-    str, typer.Option("--target", help="macs=0.5 (share of the dense MACs), speedup=1.5 (on this device) or agree=0.98")
+Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"model {MODEL_NAMES}; none with --train")]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        "-m",
+        help="name:key=value,key=value, e.g. tome, or @FILE; several race each other; all: every one that needs no "
+        "training and fits the model",
+    ),
 ]
-Evaluations = Annotated[int, typer.Option("--evaluations", min=1, max=100_000, help="most settings to try")]
+Targets = Annotated[
+    str | None,
+    typer.Option("--target", help="macs=0.5 (share of the dense MACs), speedup=1.5 (on this device) or agree=0.98"),
+]
+Fronts = Annotated[
+    str | None,
+    typer.Option("--front", help="several targets, e.g. 0.35,0.5,0.65 (shares of the dense MACs) or speedup=1.2,1.5,2"),
+]
+Grids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        help="try every combination, e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02; with --train key=a|b of the recipe, may "
+        "repeat; or the name of a paper's sweep: atm, study, study_imagenet, cropr_r",
+    ),
+]
+Train = Annotated[str | None, typer.Option("--train", help="train this recipe at every point of --grid")]
+Evaluations = Annotated[
+    int | None,
+    typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
+]
 ProxyName = Annotated[
     str, typer.Option("--proxy", help="the damage that is minimised: feature, kl, cosine or agree (1 - agreement)")
 ]
-Out = Annotated[Path, typer.Option("--out", help="folder for best.json and study.jsonl")]
+SearchName = Annotated[
+    str, typer.Option("--search", help="where settings come from: evolution, random, or optuna's gp or tpe")
+]
+Out = Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyModel(Model):
+    """One model and its weights, or none."""
+
+    name: Name = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort(Setup):
+    """How a search is made, and where it leaves its files."""
+
+    evaluations: Evaluations = None
+    proxy: ProxyName = "feature"
+    search: SearchName = "evolution"
+    batch_size: common.BatchSize = 32
+    workers: common.Workers = 0
+    out: Out = Path("tuned")
+    resume: Resume = False
 
 
 def tune(
     *,
-    model: Model,
+    model: AnyModel,
     data: Data,
-    methods: common.Methods,
-    target: Targets,
-    evaluations: Evaluations = 60,
-    proxy: ProxyName = "feature",
-    batch_size: common.BatchSize = 32,
-    workers: common.Workers = 0,
-    out: Out = Path("tuned"),
-    resume: Resume = False,
+    methods: Methods = None,
+    target: Targets = None,
+    front: Fronts = None,
+    grid: Grids = None,
+    train: Train = None,
+    effort: Effort,
     machine: Machine,
     record: Record,
 ) -> None:
@@ -52,70 +95,45 @@ def tune(
     A third of the images is for searching, one for selecting and one for checking. The searched setting is returned if
     it beats the constant one beyond noise on the last third. Use the file as -m @tuned/best.json.
     """
-    configs = common.parse_methods(methods)
-    if len(configs) > 1:
-        raise VitrimError(f"one method is tuned at a time, got {len(configs)}")
-    from vitrim.files import check_folder
-    from vitrim.tune import Target, search
-    from vitrim.tune.proxy import DatasetImages, check_proxy
+    from vitrim.cli import tuning
 
-    wanted, _ = Target.parse(target), check_proxy(proxy)
-    check_folder(out)
-    dense = model.load(machine.select())
-    task, dataset = task_and_data(dense, model, data, None)
-    images = DatasetImages(
-        dataset, max((data.limit or IMAGES) // 3, 1), task.eval_batch(batch_size), workers=workers, collate=task.collate
-    )
-    about = {"data": data.source, "split": dataset.split, "device": machine.device, "weights": model.weights}
-    with _progress(evaluations, proxy) as told:
-        result = search(
-            dense, configs[0], images, target=wanted, task=task, proxy=proxy, evaluations=evaluations,
-            seed=machine.seed, study=out / "study.jsonl", resume=resume, about=about, on_trial=told,
-        )  # fmt: skip
-    result.save(out / "best.json")
-    _show(result, out, record)
-    record.write("tune", model=model.name, environment=machine.environment("float32"), **result.record())
+    _check(model.name, methods, {"--target": target, "--front": front, "--grid": grid}, train)
+    if train is not None:
+        tuning.train_grid(train, grid or [], data, effort, machine, record)
+    elif grid is not None:
+        tuning.sweep_grid(model, data, grid, effort, machine, record)
+    else:
+        tuning.find(model, data, methods or [], target, front, effort, machine, record)
 
 
-@contextmanager
-def _progress(evaluations: int, proxy: str) -> Iterator[Callable[[Trial], None]]:
-    """A bar of the evaluations on standard error, with the time that is left; every improvement is a line."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _check(model: str, methods: Sequence[str] | None, aims: dict[str, object], train: str | None) -> None:
+    """Refuse options that do not go together.
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("settings", total=evaluations)
-        best: list[float] = []
-
-        def told(trial: Trial) -> None:
-            progress.advance(bar)
-            score = trial.scores[proxy]
-            if not best or score < best[-1]:
-                best.append(score)
-                text = f"{proxy} {score:.4g} at {trial.share:.1%}: {trial.config.describe()} ({trial.source})"
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-        yield told
+    Raises:
+        VitrimError: in one line.
+    """
+    given = [name for name, value in aims.items() if value is not None]
+    if train is not None and given != ["--grid"]:
+        raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it, and nothing else to aim at")
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise VitrimError(f"give one of --target, --front and --grid, got {found}; e.g. --target macs=0.5")
+    if (model == "") != (train is not None):
+        raise VitrimError("MODEL is missing" if train is None else f"the recipe names the model: leave out '{model}'")
+    if (methods is None) != (given == ["--grid"]):
+        raise VitrimError(
+            "name the method in --grid" if methods else "-m METHOD is missing: say what to tune, e.g. tome"
+        )
 
 
-def _show(result: Result, out: Path, record: Record) -> None:
-    """Print the constant setting next to the searched one, and which is returned."""
-    from rich.markup import escape
+def parse(methods: Sequence[str]) -> list[MethodConfig] | None:
+    """The methods; None for all that need no training.
 
-    console, outcome = record.console(), result.outcome
-    names = [name for name in ("feature", "kl", "cosine", "agree") if name in outcome.constant.scores]
-    rows = [
-        [label, escape(trial.config.describe()), f"{100 * trial.share:.1f}", *(f"{trial.scores[n]:.4f}" for n in names)]
-        for label, trial in (("constant", outcome.constant), ("searched", outcome.searched))
-    ]
-    common.print_table(console, "", ["setting", "method", f"{result.cost.unit} %", *names], rows, text_columns=2)
-    notes = [
-        f"means over the search images, less is better; {result.cost.unit} as a share of the dense model's"
-        + (f", predicted with a mean error of {result.cost.error:.1%}" if result.cost.error else ""),
-        f"returned: {result.verdict}",
-        f"use it as -m @{out / 'best.json'}",
-    ]
-    for note in notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    Raises:
+        VitrimError: an unknown one, or others beside all.
+    """
+    if "all" not in methods:
+        return common.parse_methods(methods)
+    if len(methods) > 1:
+        raise VitrimError("-m all has the other methods already: leave them out")
+    return None

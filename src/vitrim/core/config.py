@@ -48,6 +48,10 @@ class MethodConfig(BaseModel):
     """The option a slider or a search moves; None: there is no one option that says how much is removed."""
     amounts_option: ClassVar[str | None] = None
     """The option that takes a list with a value for each of `scheduled`, each as the knob's; None: there is none."""
+    places_option: ClassVar[str | None] = None
+    """The option that says which blocks those are, if any may be chosen; None: they cannot be."""
+    first_place: ClassVar[int] = 0
+    """The first block that may be chosen."""
     restores_by: ClassVar[str] = ""
     """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
     version: ClassVar[int] = 1
@@ -203,6 +207,7 @@ class StagedConfig(MethodConfig):
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
     knob = Knob("keep_rate", 1.0, 0.05, digits=3)
     amounts_option = "keep_rate"
+    places_option = "blocks"
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.7, description="share of patch tokens kept at each stage, or a list with one share per stage"

@@ -6,10 +6,14 @@ What a file says of the model it was made for goes with the method, so that `vit
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrim.errors import VitrimError, first_line
+
+if TYPE_CHECKING:
+    from vitrim.core.config import MethodConfig
 
 CONFIG_FILE = "reduction.json"
 BEST_FILE = "best.json"
@@ -58,6 +62,23 @@ def read_method_file(path: Path) -> dict[str, Any] | str:
     if lines[0].startswith("@"):
         raise VitrimError(f"{path} names another file, {lines[0]}: write the method itself")
     return lines[0]
+
+
+def entries(config: MethodConfig, tuned: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a file that holds ``config`` and what is known of how it was found.
+
+    Args:
+        config: the method.
+        tuned: of these ``made_for`` says for which model (`vitrim.core.fit.described`).
+    """
+    return {
+        "format": FORMAT,
+        "method": config.name,
+        "version": config.version,
+        "options": json.loads(config.model_dump_json(include=config.model_fields_set)),
+        "weights": None,
+        "tuned": dict(tuned),
+    }
 
 
 def record(text: str, path: Path) -> dict[str, Any]:

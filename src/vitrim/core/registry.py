@@ -255,7 +255,7 @@ def parse_method(text: str) -> MethodConfig:
         return _from_file(Path(text.strip()[1:]))
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
-    for part in _split(rest):
+    for part in split_options(rest):
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or not value.strip():
             raise VitrimError(f"cannot read '{part}' in '{text}': write name:key=value,key=value, e.g. tome:r=13")
@@ -280,7 +280,7 @@ def _from_file(path: Path) -> MethodConfig:
     return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
 
 
-def _split(text: str) -> list[str]:
+def split_options(text: str) -> list[str]:
     """Parts between commas that are outside brackets."""
     parts, depth, current = [], 0, ""
     for character in text:

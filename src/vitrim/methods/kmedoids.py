@@ -54,6 +54,7 @@ class KMedoids(StagedConfig):
     """
 
     name = "kmedoids"
+    first_place = 1
     paper = "Token Pooling in Vision Transformers (WACV 2023)"
     kind = "merge"
     needs_attention_map = True

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,12 +16,16 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from safetensors import SafetensorError
 
-from vitrim.core.reduce import get_reduction
+from vitrim.core.fit import described
+from vitrim.core.method_files import BEST_FILE, entries
+from vitrim.core.reduce import Reduction, get_reduction
+from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, save_file, write_text
 from vitrim.training import checkpoint
 from vitrim.training.learner import Learner
 from vitrim.training.lock import only_run
+from vitrim.training.objectives import found
 from vitrim.training.runs import RESULT, WEIGHTS_FILE
 
 
@@ -119,13 +124,22 @@ class RunFolder:
         try:
             save_file(host, self.path / WEIGHTS_FILE, metadata={"recipe": recipe})
             if learner.reduction is not None:
-                get_reduction(learner.learned).save(self.path, state=state)
+                reduction = get_reduction(learner.learned)
+                reduction.save(self.path, state=state)
+                self._write_found(reduction, recipe)
             write_text(self.path / RESULT, json_text(result, indent=2) + "\n")
         except (OSError, SafetensorError, VitrimError) as error:
             raise VitrimError(
                 f"cannot write the weights to {self.path}: {checkpoint.reason(error)}; they are in "
                 f"{checkpoint.latest(self.checkpoints)}: make room and run again with --resume"
             ) from error
+
+    def _write_found(self, reduction: Reduction, recipe: str) -> None:
+        """Write the settings that the run found, if it looked for some, as a file that ``-m @FILE`` names."""
+        config = found(reduction)
+        if config is not None:
+            tuned = {"made_for": described(host_of(reduction.model), reduction.model), "recipe": recipe}
+            write_text(self.path / BEST_FILE, json.dumps(entries(config, tuned), indent=2) + "\n")
 
 
 def together(accelerator: Accelerator, mine: bool) -> bool:

@@ -30,6 +30,9 @@ ALLOWED = 0.005
 SAMPLES = 24
 """Settings that a cost is fitted to."""
 
+TINY = 1e-6
+"""Weights below count as 0: no scale makes anything of them."""
+
 WANTED_ERROR = 0.05
 """Mean error of the latency model from which on half as many settings more are timed, once."""
 
@@ -137,6 +140,11 @@ def samples(space: Space, number: int, seed: int) -> list[MethodConfig]:
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
+Timer = Callable[[nn.Module, Sequence[MethodConfig], Tensor, Budget | None], tuple[FloatArray, float]]
+"""From the dense model, settings (S), a batch of images and the time to spend to (S,) ratios of latency to the dense
+model's, and that in milliseconds. Another engine than eager PyTorch is another function of this kind."""
+
+
 class LatencyCost(Cost):
     """Latency on one device, predicted by a least-squares fit over sums of token counts; see `of`.
 
@@ -165,6 +173,7 @@ class LatencyCost(Cost):
         budget: Budget | None = None,
         number: int = SAMPLES,
         seed: int = 0,
+        timer: Timer | None = None,
     ) -> LatencyCost:
         """Time settings drawn from the space, in turn with the dense model in its faster attention kernel.
 
@@ -174,6 +183,7 @@ class LatencyCost(Cost):
             model: the dense model on its device; left as it was.
             space: of the method.
             images: (B, C, H, W), the batch to be fast at.
+            timer: times settings; default `eager`. One that exports or compiles them makes this the latency there.
             budget: the time to spend on every setting.
             number: settings to time; half as many more where the mean error is above 5 %.
             seed: of the settings that are drawn.
@@ -183,13 +193,13 @@ class LatencyCost(Cost):
         """
         if space.base.adaptive:
             raise VitrimError(f"{space.base.name} adapts to the content of the images: tune it for macs, not speedup")
-        kernels = dense_copies(model.eval())
+        timed = timer or eager
         configs = samples(space, number + number // 2, seed)
         terms = np.stack([_few_terms(space, config) for config in configs])
-        ratios, dense_ms = _timed(model, kernels, configs[:number], images, budget)
+        ratios, dense_ms = timed(model.eval(), configs[:number], images, budget)
         fit = Fit.of(terms[:number], ratios)
         if fit.error > WANTED_ERROR and len(configs) > number:
-            more, _ = _timed(model, kernels, configs[number:], images, budget)
+            more, _ = timed(model.eval(), configs[number:], images, budget)
             fit = Fit.of(terms, np.concatenate([ratios, more]))
         return cls(space, fit, dense_ms)
 
@@ -202,14 +212,14 @@ class LatencyCost(Cost):
         return self.share(config) * self.dense_ms
 
 
-def _timed(
-    model: nn.Module,
-    kernels: dict[str, nn.Module],
-    configs: Sequence[MethodConfig],
-    images: Tensor,
-    budget: Budget | None,
+def eager(
+    model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, budget: Budget | None
 ) -> tuple[FloatArray, float]:
-    """Medians of the settings' ratios to the dense model within a round, and the dense latency in milliseconds."""
+    """Medians of the settings' ratios to the dense model within a round, and the dense latency in milliseconds.
+
+    Both run as PyTorch runs them, the dense model in its faster attention kernel.
+    """
+    kernels = dense_copies(model)
     runs: dict[str, Callable[[], object]] = {name: partial(dense, images) for name, dense in kernels.items()}
     runs |= {str(place): partial(reduced_copy(model, config), images) for place, config in enumerate(configs)}
     with torch.inference_mode():
@@ -299,7 +309,7 @@ def within(space: Space, point: Point | None, cost: Cost, limit: float) -> Metho
     def at(scale: float) -> MethodConfig:
         return space.constant(scale) if point is None else space.raw(point, scale)
 
-    most = 1.0 if point is None else 1.0 / min(weight for weight in point if weight > 0.0)
+    most = 1.0 if point is None else 1.0 / min(weight for weight in point if weight > TINY)
     aim = limit
     for _ in range(8):
         low, high = 0.0, most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -17,6 +18,7 @@ from vitrim.data import spread
 from vitrim.errors import VitrimError, unknown
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.probes import Gauge, Values, are_logits, divergence
+from vitrim.measure.processes import Processes
 from vitrim.measure.reading import read
 from vitrim.measure.records import Batch, as_batches
 from vitrim.measure.run import Measurement
@@ -76,8 +78,11 @@ class Images(Protocol):
         """The number of images in a part."""
         ...
 
-    def batches(self, part: Part, start: int, stop: int) -> Iterator[Batch]:
-        """The images ``start`` to ``stop`` of a part; ``start`` is a multiple of the batch size."""
+    def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
+        """The images ``start`` to ``stop`` of a part, of several processes every so many batches for this one.
+
+        ``start`` is a multiple of the batch size.
+        """
         ...
 
 
@@ -106,10 +111,10 @@ class DatasetImages:
         """The number of images in a part."""
         return len(self.places[part])
 
-    def batches(self, part: Part, start: int, stop: int) -> Iterator[Batch]:
+    def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
         """Read a piece of a part."""
         some = Subset(self.dataset, self.places[part][start:stop])
-        return read(some, self.batch_size, workers=self.workers, collate=self.collate)
+        return read(some, self.batch_size, workers=self.workers, processes=processes, collate=self.collate)
 
 
 class BatchImages:
@@ -133,10 +138,11 @@ class BatchImages:
         """The number of images in a part."""
         return sum(len(images) for images, _ in self.parts[part])
 
-    def batches(self, part: Part, start: int, stop: int) -> Iterator[Batch]:
+    def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
         """The batches of a piece of a part."""
         first, last = start // self.batch_size, -(-stop // self.batch_size)
-        return as_batches(self.parts[part][first:last])
+        among = processes or Processes()
+        return islice(as_batches(self.parts[part][first:last]), among.index, None, among.count)
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
@@ -150,10 +156,14 @@ class ModelScorer:
         task: of the model.
         images: in three parts.
         seed: of methods that draw at random.
+        processes: this process and its like, which share the batches; every one gets all scores.
     """
 
-    def __init__(self, model: nn.Module, task: Task, images: Images, *, seed: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, task: Task, images: Images, *, seed: int = 0, processes: Processes | None = None
+    ) -> None:
         self.model, self.task, self.source, self.seed = copy.deepcopy(model).eval(), task, images, seed
+        self.processes = processes or Processes()
 
     @property
     def batch_size(self) -> int:
@@ -169,8 +179,34 @@ class ModelScorer:
         with quiet():
             models = contestants(self.model, configs, self.task)
         measurement = Measurement(models, [Damage(self.task)], self.task, seed=self.seed)
-        measurement.follow(self.source.batches(part, start, stop))
-        return [_scores(gauges[0], stop - start) for gauges in measurement.gauges[1:]]
+        measurement.follow(self.source.batches(part, start, stop, self.processes))
+        own = [_scores(gauges[0], measurement.images) for gauges in measurement.gauges[1:]]
+        return _in_order(self.processes.gather(own), stop - start, self.batch_size)
+
+
+def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) -> list[Scores]:
+    """The scores that several processes have of every so many batches, as one process would have them.
+
+    Example:
+        >>> one, other = {"kl": np.array([1.0, 2.0, 5.0])}, {"kl": np.array([3.0, 4.0])}
+        >>> _in_order([[one], [other]], images=5, batch_size=2)[0]["kl"].tolist()
+        [1.0, 2.0, 3.0, 4.0, 5.0]
+    """
+    if len(everyone) == 1:
+        return everyone[0]
+    batch = np.arange(images) // batch_size % len(everyone)
+    found: list[Scores] = []
+    for each in zip(*everyone, strict=True):
+        joined = {}
+        for name in [
+            name for name in each[0] if all(name in one or not (batch == p).any() for p, one in enumerate(each))
+        ]:
+            joined[name] = np.empty(images, dtype=each[0][name].dtype)
+            for process, one in enumerate(each):
+                if (batch == process).any():
+                    joined[name][batch == process] = one[name]
+        found.append(joined)
+    return found
 
 
 def _scores(gauge: Gauge, images: int) -> Scores:

@@ -24,6 +24,9 @@ Point = tuple[float, ...]
 SLOPES = (-1.0, -0.5, 0.5, 1.0)
 """Of the points a search starts from besides the constant one."""
 
+LEAST = 0.125
+"""The smallest weight with which a block that may be left out acts."""
+
 
 @dataclass(frozen=True)
 class Space:
@@ -80,9 +83,20 @@ class Space:
         return self.grid[0] * self.grid[1]
 
     @property
+    def places(self) -> bool:
+        """Tell whether a setting says in which blocks it acts: the method can, learns nothing for some of them, and its
+        options do not say it yet."""
+        base = self.base
+        return base.training_free and base.places_option is not None and base.places_option not in base.model_fields_set
+
+    @property
     def blocks(self) -> tuple[int, ...]:
-        """The blocks with a value of their own; none if the method takes one value for all."""
-        return () if self.base.amounts_option is None else self.base.scheduled(self.num_layers)
+        """The blocks that may have a value of their own; none if the method takes one value for all."""
+        if self.base.amounts_option is None:
+            return ()
+        if self.places:
+            return tuple(range(self.base.first_place, self.num_layers))
+        return self.base.scheduled(self.num_layers)
 
     @property
     def size(self) -> int:
@@ -113,9 +127,14 @@ class Space:
         """The same, with counts as they come."""
         if not self.blocks:
             return self.constant(point[0] * scale)
-        return self._with(
-            {str(self.base.amounts_option): [self.knob.value(weight * scale, self.patches) for weight in point]}
-        )
+        chosen = [place for place, weight in enumerate(point) if weight >= LEAST or not self.places]
+        if not chosen:
+            return self.constant(0.0)
+        values: dict[str, Any] = {}
+        values[str(self.base.amounts_option)] = [self.knob.value(point[one] * scale, self.patches) for one in chosen]
+        if self.places:
+            values[str(self.base.places_option)] = [self.blocks[place] for place in chosen]
+        return self._with(values)
 
     def point(self, config: MethodConfig) -> Point:
         """The weights of a setting; of one with a single value for all blocks, equal ones.
@@ -126,10 +145,21 @@ class Space:
             (1.0, 0.5, 0.0)
         """
         values = getattr(config, str(self.base.amounts_option), None) if self.blocks else None
+        if self.places:
+            return self._spread(config, values)
         if not isinstance(values, tuple):
             return (1.0,) * self.size
         values = (*values, *[self.knob.mildest] * (self.size - len(values)))
         return normal([self.knob.strength(value, self.patches) for value in values])
+
+    def _spread(self, config: MethodConfig, values: Any) -> Point:
+        """The weights of a setting that says where it acts, 0 in the other blocks."""
+        stages = config.scheduled(self.num_layers)
+        values = values if isinstance(values, tuple) else (values,) * len(stages)
+        weights = [0.0] * self.size
+        for block, value in zip(stages, values, strict=True):
+            weights[self.blocks.index(block)] = self.knob.strength(value, self.patches)
+        return normal(weights)
 
     def _largest(self, config: MethodConfig) -> float:
         """The largest strength in a setting."""
@@ -148,6 +178,7 @@ class Space:
 
     def _with(self, values: Mapping[str, Any]) -> MethodConfig:
         moved = {self.knob.option, self.base.amounts_option}
+        moved |= {self.base.places_option} if self.places else set()
         given = {key: getattr(self.base, key) for key in self.base.model_fields_set if key not in moved}
         return type(self.base)(**{**given, **values})
 
@@ -173,10 +204,27 @@ class Space:
         depth = np.linspace(-1.0, 1.0, self.size)
         return [normal((1.0 + slope * depth).tolist()) for slope in SLOPES]
 
+    def starts(self) -> list[Point]:
+        """Points that a search starts from besides the constant one: equal weights, slopes, and where the blocks are
+        chosen pairs of neighbours in the first half."""
+        if self.size < 2:
+            return []
+        pairs = range(0, self.size // 2 + 1, max(self.size // 6, 1)) if self.places and self.size > 3 else ()
+        chosen = [normal([float(block in (first, first + 1)) for block in range(self.size)]) for first in pairs]
+        return [(1.0,) * self.size, *self.slopes(), *chosen]
+
     def mutate(self, config: MethodConfig, random: np.random.Generator) -> Point:
         """A neighbour of a setting: one to four units go from one block to another, all blocks are tilted smoothly, or
-        one is switched off or on. A unit is a 64th of the patches, at least one, or a 32nd of the range of a share."""
+        one is switched off or on. A unit is a 64th of the patches, at least one, or a 32nd of the range of a share.
+
+        Where the blocks are chosen, every second time what one of them removes goes to another.
+        """
         weights = np.array(self.point(config)) * self._largest(config)
+        if self.places and self.size > 1 and random.random() < 0.5:
+            source = random.choice(np.flatnonzero(weights))
+            goal = random.choice([block for block in range(self.size) if block != source])
+            weights[[source, goal]] = weights[[goal, source]]
+            return normal(weights.tolist())
         move = random.random()
         if self.size < 2:
             return self.point(config)

@@ -18,6 +18,7 @@ import numpy as np
 
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_file
+from vitrim.measure.processes import Processes
 from vitrim.tune.proxy import Scores
 
 FORMAT = 1
@@ -30,29 +31,51 @@ class Study:
         file: JSON lines; None to keep nothing.
         settings: what the search follows from; it is the first line, and that of a file that is resumed must be equal.
         resume: go on from what is in the file.
+        processes: this process and its like. The first one reads and writes, and all know what it read.
 
     Raises:
         VitrimError: the file exists and is not to be resumed, cannot be read or written, or is of another search.
     """
 
-    def __init__(self, file: Path | None, settings: Mapping[str, Any], *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        file: Path | None,
+        settings: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        processes: Processes | None = None,
+    ) -> None:
         self.file = file
+        self.processes = processes or Processes()
+        refusal: VitrimError | None = None
         self._old: list[dict[str, Any]] = []
-        self._next = 0
+        if self.processes.index == 0:
+            try:
+                self._old = self._opened(settings, resume=resume)
+            except VitrimError as error:
+                refusal = error
+        first, refused = self.processes.gather((self._old, str(refusal) if refusal else None))[0]
+        if refused is not None:
+            raise refusal or VitrimError(refused)
+        self._old = first
+        self._next = min(len(self._old), 1)
+
+    def _opened(self, settings: Mapping[str, Any], *, resume: bool) -> list[dict[str, Any]]:
+        """The lines of the file, which gets its first one if it has none."""
         head = json.loads(json.dumps({"study": FORMAT, **settings}))
+        file = self.file
         if file is None:
-            return
+            return []
         check_file(file)
         if file.exists() and not resume:
             raise VitrimError(f"{file} is there already: resume it, or name another place")
-        if file.exists():
-            self._old = _read(file)
-        if self._old:
-            _compare(file, self._old[0], head)
-            self._next = 1
+        old = _read(file) if file.exists() else []
+        if old:
+            _compare(file, old[0], head)
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._append([head])
+        return old
 
     @property
     def resumed(self) -> int:
@@ -86,8 +109,13 @@ class Study:
             found += new
         return found
 
-    def value(self, name: str, measure: Callable[[], Any]) -> Any:
+    def value(self, name: str, measure: Callable[[], Any], *, together: bool = False) -> Any:
         """A value of plain JSON that may differ from run to run, measured once and kept.
+
+        Args:
+            name: of the value.
+            measure: gives it.
+            together: all processes call it, and it gives all of them the same; otherwise the first one does.
 
         Example:
             >>> Study(None, {}).value("milliseconds", lambda: 12.5)
@@ -95,7 +123,9 @@ class Study:
         """
         row = self._take({"measured": name})
         if row is None:
-            row = {"measured": name, "value": measure()}
+            mine = measure() if together or self.processes.index == 0 else None
+            found = mine if together else self.processes.gather(mine)[0]
+            row = json.loads(json.dumps({"measured": name, "value": found}))
             self._append([row])
         return row["value"]
 
@@ -116,7 +146,7 @@ class Study:
         return row
 
     def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        if self.file is None:
+        if self.file is None or self.processes.index > 0:
             return
         try:
             with self.file.open("a", encoding="utf-8") as log:

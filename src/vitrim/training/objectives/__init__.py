@@ -3,6 +3,8 @@
     @learns(MCTF, "weight", "confidence")
     def losses(step, reduction, **options): ...
 
+A method that learns settings, rather than parameters to use, says with `finds` how to read them.
+
 Every file of this folder is imported when a loss is first asked for, so a new one is one new file.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrim.core.config import MethodConfig
+from vitrim.core.reduce import Reduction
 from vitrim.core.tables import discover, enter, entry_of
 from vitrim.tasks.step import Step
 
@@ -30,7 +33,11 @@ class Learned:
     options: tuple[str, ...]
 
 
+Finds = Callable[[Reduction], MethodConfig | None]
+"""From a trained reduction to the settings that it found, or None if it looked for none."""
+
 _LEARNED: dict[type[MethodConfig], Learned] = {}
+_FOUND: dict[type[MethodConfig], Finds] = {}
 
 
 def learns(config: type[MethodConfig], *options: str) -> Callable[[Losses], Losses]:
@@ -41,6 +48,30 @@ def learns(config: type[MethodConfig], *options: str) -> Callable[[Losses], Loss
         return losses
 
     return register
+
+
+def finds(config: type[MethodConfig]) -> Callable[[Finds], Finds]:
+    """Function decorator: register what gives the settings that training finds. They are kept as a file of a method."""
+
+    def register(found: Finds) -> Finds:
+        enter(_FOUND, config, found, f"what '{config.name}' finds")
+        return found
+
+    return register
+
+
+def found(reduction: Reduction) -> MethodConfig | None:
+    """The settings that training found, to be used in place of those it was trained under; None for most methods.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2)
+        >>> found(vitrim.reduce_(model, "diffrate:learn=true")).describe()
+        'diffrate:prune_kept=[197,197],merge_kept=[197,197]'
+    """
+    discover(__name__)
+    function = entry_of(_FOUND, type(reduction.config))
+    return None if function is None else function(reduction)
 
 
 def learned(config: MethodConfig) -> Learned:

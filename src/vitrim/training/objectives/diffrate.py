@@ -11,33 +11,52 @@ from torch import Tensor
 
 from vitrim.core.reduce import Reduction
 from vitrim.errors import VitrimError
-from vitrim.methods.diffrate import KEPT, DiffRate, learning_reducers
+from vitrim.methods.diffrate import KEPT, DiffRate, learned, learning_reducers
 from vitrim.tasks.step import Step
-from vitrim.training.objectives import learns
+from vitrim.training.objectives import finds, learns
+
+GMACS_WEIGHT = 5.0
+SHARE_WEIGHT = 100.0
+"""Weights of the squared distance from a target; that of shares is near the other on DeiT-S: 4.54 squared times 5."""
 
 
-@learns(DiffRate, "target_gmacs", "weight", "mlp_ratio")
-def losses(step: Step, reduction: Reduction, *, target_gmacs: float | None = None, **options: Any) -> dict[str, Tensor]:
+@learns(DiffRate, "target_gmacs", "target_macs", "weight", "mlp_ratio")
+def losses(
+    step: Step,
+    reduction: Reduction,
+    *,
+    target_gmacs: float | None = None,
+    target_macs: float | None = None,
+    **options: Any,
+) -> dict[str, Tensor]:
     """With ``learn`` the loss that learns the amounts on one batch; otherwise that of the task alone.
 
-    Options as in `objective`; ``target_gmacs`` must be given to learn, and only then.
+    Options as in `objective`; one of ``target_gmacs`` and ``target_macs`` must be given to learn, and only then.
 
     Raises:
-        VitrimError: learning without a target, or a target without learning.
+        VitrimError: learning without a target or with two, or a target without learning.
     """
     config = reduction.config
     assert isinstance(config, DiffRate)
-    if config.learn != (target_gmacs is not None):
+    if config.learn and target_gmacs is None and target_macs is None:
         raise VitrimError(
-            "diffrate: learn=true needs target_gmacs, the wanted cost of the blocks in 10^9 multiply-accumulates, "
-            "e.g. objective.target_gmacs=2.9"
-            if config.learn
-            else "diffrate: target_gmacs is what learn=true aims at; without it the amounts are given"
+            "diffrate: learn=true needs target_macs, the wanted share of the blocks' multiply-accumulates, e.g. "
+            "objective.target_macs=0.6, or target_gmacs, in 10^9 of them"
         )
-    if target_gmacs is None:
+    if not config.learn and (target_gmacs is not None or target_macs is not None):
+        name = "target_gmacs" if target_macs is None else "target_macs"
+        raise VitrimError(f"diffrate: {name} is what learn=true aims at; without it the amounts are given")
+    if not config.learn:
         return step.base_losses()
-    logits = step.logits()
-    return objective(reduction, logits, step.targets, criterion=step.criterion, target_gmacs=target_gmacs, **options)
+    options = {**options, "target_gmacs": target_gmacs, "target_macs": target_macs}
+    return objective(reduction, step.logits(), step.targets, criterion=step.criterion, **options)
+
+
+@finds(DiffRate)
+def amounts(reduction: Reduction) -> DiffRate | None:
+    """The config with the amounts that were learned; None where they were given."""
+    assert isinstance(reduction.config, DiffRate)
+    return learned(reduction) if reduction.config.learn else None
 
 
 def objective(
@@ -46,8 +65,9 @@ def objective(
     targets: Tensor,
     *,
     criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-    target_gmacs: float,
-    weight: float = 5.0,
+    target_gmacs: float | None = None,
+    target_macs: float | None = None,
+    weight: float | None = None,
     mlp_ratio: float = 4.0,
 ) -> dict[str, Tensor]:
     """The loss that learns the amounts: the task's own, and the squared distance from the MAC target.
@@ -61,14 +81,17 @@ def objective(
         criterion: the loss of the task.
         target_gmacs: wanted cost of the blocks of one image, in 10^9 multiply-accumulates (`block_macs`): the total
             without patch embedding, norms and head.
-        weight: of the second term.
+        target_macs: instead, wanted share in (0, 1) of what the blocks cost without a reduction, for models of any
+            size.
+        weight: of the second term; default 5 for GMACs, 100 for shares.
         mlp_ratio: width of the MLP in channels.
 
     Returns:
-        "total" = "base" + weight * "cost"; "cost" = (gmacs - target_gmacs)^2; "gmacs" of the amounts as they are.
+        "total" = "base" + weight * "cost"; "cost" = (gmacs - target_gmacs)^2, or (share - target_macs)^2; "gmacs" of
+        the amounts as they are.
 
     Raises:
-        VitrimError: the reduction does not learn.
+        VitrimError: the reduction does not learn; both targets or none; a share out of its range.
 
     Example:
         >>> import timm, vitrim
@@ -79,10 +102,21 @@ def objective(
         True
     """
     layer, state = learning_reducers(reduction)[0].layer, reduction.state
+    if (target_gmacs is None) == (target_macs is None):
+        raise VitrimError("diffrate: give one of target_gmacs and target_macs")
+    if target_macs is not None and not 0.0 < target_macs < 1.0:
+        raise VitrimError(f"diffrate: target_macs={target_macs:g}: a share is above 0 and below 1, e.g. 0.6")
+    geometry = (state.initial_patches, state.num_prefix, layer.dim, mlp_ratio)
     kept = [(pruned, merged) for pruned, merged in reduction.aux(KEPT)]
-    macs = block_macs(kept, state.initial_patches, state.num_prefix, layer.dim, mlp_ratio)
-    gmacs = macs / 1e9
-    base, cost = criterion(logits, targets), (gmacs - target_gmacs).square()
+    macs = block_macs(kept, *geometry)
+    gmacs, base = macs / 1e9, criterion(logits, targets)
+    if target_macs is not None:
+        full = torch.full_like(kept[0][0].detach(), float(state.initial_patches))
+        cost = (macs / block_macs([(full, full)] * len(kept), *geometry) - target_macs).square()
+    else:
+        cost = (gmacs - target_gmacs).square()
+    if weight is None:
+        weight = GMACS_WEIGHT if target_macs is None else SHARE_WEIGHT
     return {"total": base + weight * cost, "base": base, "cost": cost, "gmacs": gmacs}
 
 

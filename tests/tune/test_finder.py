@@ -6,17 +6,19 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import vitrim
+from full_matrix import cells
 from vitrim.errors import VitrimError
 from vitrim.tune.cost import Cost, within
-from vitrim.tune.evolution import Evolution, Outcome, Trial
+from vitrim.tune.finder import Finder, Outcome, Trial
+from vitrim.tune.measured import Measured
 from vitrim.tune.proxy import Part, Scores
 from vitrim.tune.space import Space
+from vitrim.tune.strategies import make_strategy
 from vitrim.tune.study import Study
 
 LIMIT = 0.62
@@ -76,12 +78,14 @@ def run(
     resume: bool = False,
     seed: int = 0,
     evaluations: int = 40,
-    **more: Any,
+    search: str = "evolution",
 ) -> tuple[Outcome, list[Trial]]:
     seen: list[Trial] = []
     study = Study(file, {"seed": seed}, resume=resume)
-    evolution = Evolution(SPACE, TokenCost(), scorer, study, seed=seed, on_trial=seen.append, **more)
-    return evolution.run(LIMIT, evaluations), seen
+    finder = Finder(
+        SPACE, TokenCost(), Measured(scorer, study), strategy=make_strategy(search), seed=seed, on_trial=seen.append
+    )
+    return finder.run(LIMIT, evaluations), seen
 
 
 def brute_force(damage: Damage) -> tuple[float, str]:
@@ -95,6 +99,7 @@ def brute_force(damage: Damage) -> tuple[float, str]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_planted_optimum_is_found_and_returned(seed: int) -> None:
+    """In 30 evaluations."""
     least, key = brute_force(planted)
     outcome, seen = run(Simulated(planted, noise=0.0), seed=seed, evaluations=30)
     assert outcome.better
@@ -103,6 +108,26 @@ def test_the_planted_optimum_is_found_and_returned(seed: int) -> None:
     assert len(seen) == len(outcome.trials) <= 30
     assert all(trial.share <= LIMIT for trial in seen)
     assert len({SPACE.key(trial.config) for trial in seen}) == len(seen), "nothing is scored twice"
+
+
+@pytest.mark.parametrize("search", cells(["random", "tpe", "gp"], ["random", "tpe"]))
+def test_every_search_comes_near_the_planted_optimum(search: str) -> None:
+    least, _ = brute_force(planted)
+    outcome, seen = run(Simulated(planted, noise=0.0), search=search, evaluations=18)
+    constant = planted(outcome.constant.config)
+    assert planted(outcome.best.config) - least <= 0.35 * (constant - least)
+    assert all(trial.share <= LIMIT for trial in seen)
+
+
+def test_racing_keeps_the_best_of_a_generation() -> None:
+    """Under noise of a fifth of the gaps: in at most 2 of 100 searches the best start is left behind."""
+    lost = 0
+    for seed in range(100):
+        scorer = Simulated(planted, noise=0.02, seed=seed)
+        _, seen = run(scorer, seed=seed, evaluations=6)
+        best = min(seen, key=lambda trial: planted(trial.config))
+        lost += best.images < scorer.count
+    assert lost <= 2
 
 
 def test_a_gain_beyond_noise_is_found_under_noise() -> None:
@@ -140,16 +165,20 @@ def test_bad_candidates_stop_early_and_the_best_is_scored_on_all_images() -> Non
 # ---- resume ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_study_that_was_stopped_anywhere_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    scorer = Simulated(planted, noise=0.05)
-    whole, _ = run(scorer, tmp_path / "whole.jsonl", evaluations=16)
+@pytest.mark.parametrize(("search", "evaluations"), [("evolution", 16), ("random", 10), ("tpe", 8), ("gp", 7)])
+def test_a_study_that_was_stopped_anywhere_ends_as_one_that_was_not(
+    tmp_path: Path, search: str, evaluations: int
+) -> None:
+    scorer, how = Simulated(planted, noise=0.05), {"search": search, "evaluations": evaluations}
+    whole, seen = run(scorer, tmp_path / "whole.jsonl", **how)
+    assert {trial.source for trial in seen} >= ({search} - {"evolution"} | {"constant", "start"})
     text = (tmp_path / "whole.jsonl").read_bytes()
     lines = text.splitlines(keepends=True)
-    for cut in range(1, len(lines)):
+    for cut in range(len(lines) // 2 if search == "gp" else 1, len(lines), 12 if search == "gp" else 1):
         part = tmp_path / "part.jsonl"
         part.write_bytes(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2])  # killed while it wrote
         again = Simulated(planted, noise=0.05)
-        resumed, _ = run(again, part, resume=True, evaluations=16)
+        resumed, _ = run(again, part, resume=True, **how)
         assert part.read_bytes() == text
         assert resumed == whole
         measured = sum("scored" in json.loads(line) for line in lines[cut:])
@@ -188,9 +217,9 @@ def test_a_study_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
 
 
 def test_a_limit_out_of_reach_names_the_one_that_is_within() -> None:
-    evolution = Evolution(SPACE, TokenCost(), Simulated(planted, 0.0), Study(None, {}))
+    finder = Finder(SPACE, TokenCost(), Measured(Simulated(planted, 0.0), Study(None, {})))
     with pytest.raises(VitrimError, match=r"tome cannot go below \d+% of the dense model's macs"):
-        evolution.run(0.05, 10)
+        finder.run(0.05, 10)
 
 
 @pytest.mark.parametrize("limit", [0.5, 0.62, 0.8, 0.95])

@@ -1,4 +1,4 @@
-"""The built-in search: evolution under a limit of cost, racing on paired differences.
+"""The search of one method: candidates under a limit of cost, racing on paired differences.
 
 Candidates meet the limit by construction, so every forward is spent on their damage. They are scored on more and more
 images, and stop where they are worse than the best one beyond noise. The winner is chosen on other images than those it
@@ -8,7 +8,8 @@ was searched on, and compared with the constant setting on a third set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,11 @@ from numpy.typing import NDArray
 from vitrim.core.config import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.tune.cost import Cost, cheapest, within
-from vitrim.tune.proxy import Part, Proxy, Scorer, Scores
+from vitrim.tune.measured import Measured, joined, means
 from vitrim.tune.space import Point, Space
-from vitrim.tune.study import Study
+from vitrim.tune.strategies import Evolution, Strategy, Told
 from vitrim.tune.verdict import Difference, difference
 
-CHILDREN = 4
-PARENTS = 4
 FINALISTS = 8
 TRIES = 30
 """Draws for a child that was not there before; where none is found, the space is known well enough."""
@@ -37,7 +36,7 @@ class Trial:
         config: the setting.
         point: its weights.
         share: its cost as a share of the dense model's.
-        source: how it was found: constant, start, mutation or crossover.
+        source: how it was found: constant, start, mutation, crossover, random, gp or tpe.
         images: images of the search part it was scored on.
         scores: means over them, by proxy; less is better.
     """
@@ -61,6 +60,7 @@ class Outcome:
         check: searched minus constant on the check images, by proxy; empty where they are the same.
         better: whether the searched one beats the constant one beyond noise on the check images.
         trials: all, in their order.
+        levels: means on the check images by proxy, of "constant" and "searched"; empty where they are the same.
     """
 
     constant: Trial
@@ -68,6 +68,7 @@ class Outcome:
     check: Mapping[str, Difference]
     better: bool
     trials: tuple[Trial, ...]
+    levels: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def best(self) -> Trial:
@@ -75,15 +76,23 @@ class Outcome:
         return self.searched if self.better else self.constant
 
 
-class Evolution:
-    """A search for the least damage at a limited cost.
+@dataclass(frozen=True)
+class Candidate:
+    """A setting that is to be scored: how it was found, and the point it is of."""
+
+    config: MethodConfig
+    point: Point
+    source: str
+
+
+class Finder:
+    """A search for the least damage that one method does at a limited cost.
 
     Args:
         space: of the method.
         cost: what is limited.
-        scorer: gives the damage of settings.
-        study: keeps what was measured.
-        proxy: the score that is minimised.
+        measured: gives the damage of settings, and keeps it.
+        strategy: proposes candidates; default evolution.
         seed: of the candidates that are drawn.
         on_trial: called with every finished trial.
     """
@@ -92,18 +101,18 @@ class Evolution:
         self,
         space: Space,
         cost: Cost,
-        scorer: Scorer,
-        study: Study,
+        measured: Measured,
         *,
-        proxy: Proxy = "feature",
+        strategy: Strategy | None = None,
         seed: int = 0,
         on_trial: Callable[[Trial], None] | None = None,
     ) -> None:
-        self.space, self.cost, self.scorer, self.study = space, cost, scorer, study
-        self.proxy: Proxy = proxy
+        self.space, self.cost, self.measured = space, cost, measured
+        self.strategy = strategy or Evolution()
+        self.proxy = measured.proxy
         self.seed, self.on_trial = seed, on_trial
         self.trials: list[Trial] = []
-        self._full: dict[int, NDArray[np.float32]] = {}  # the scores of trials that saw all images, by number
+        self._seen: list[NDArray[np.float32]] = []  # the scores of the trials
 
     # ---- the whole ---------------------------------------------------------------------------------------------------
 
@@ -117,15 +126,40 @@ class Evolution:
 
     def explore(self, limit: float, evaluations: int) -> tuple[Trial, Trial]:
         """Search, and choose on the selection images; the constant trial and the chosen one, which may be the same."""
-        self.trials, self._full = [], {}
-        seen: set[str] = set()
-        best = self._race(self._starts(limit, evaluations, seen), None)
+        self.trials, self._seen = [], []
+        starts = self.starts(limit)[:evaluations]
+        seen = {self.space.key(start.config) for start in starts}
+        best = self._race(starts, None)
         while len(self.trials) < evaluations:
-            children = self._children(limit, min(CHILDREN, evaluations - len(self.trials)), seen)
+            children = self._children(limit, min(self.strategy.children, evaluations - len(self.trials)), seen)
             if not children:
                 break
             best = self._race(children, best)
         return self.trials[0], self._select()
+
+    def starts(self, limit: float) -> list[Candidate]:
+        """The candidates that a search begins with, the constant setting first.
+
+        Raises:
+            VitrimError: the limit is out of reach.
+        """
+        constant = within(self.space, None, self.cost, limit)
+        if constant is None:
+            raise VitrimError(self.out_of_reach(limit))
+        seen = {self.space.key(constant)}
+        found = [Candidate(constant, self.space.point(constant), "constant")]
+        for point in self.space.starts():
+            candidate = self._candidate(point, limit, "start", seen)
+            found += [] if candidate is None else [candidate]
+        return found
+
+    def out_of_reach(self, limit: float) -> str:
+        """The reason why no setting is so cheap."""
+        least = cheapest(self.space, self.cost)
+        return (
+            f"{self.space.base.name} cannot go below {least:.0%} of the dense model's {self.cost.unit} here, and "
+            f"{limit:.1%} are asked for"
+        )
 
     def reaches(self, limit: float) -> bool:
         """Tell whether the constant setting can be so cheap."""
@@ -137,7 +171,7 @@ class Evolution:
         Raises:
             VitrimError: the model's predictions do not agree or disagree image by image.
         """
-        scores = self._scores([trial], "selection")[0]
+        scores = self.measured.whole([trial.config], "selection")[0]
         if "agree" not in scores:
             raise VitrimError("this model's predictions do not agree or disagree image by image: give another target")
         return 1.0 - float(scores["agree"].mean(dtype=np.float64))
@@ -150,46 +184,25 @@ class Evolution:
             trials: all that led to them; by default those of the last `explore`.
         """
         found: dict[str, Difference] = {}
+        levels: dict[str, dict[str, float]] = {}
         if searched is not constant:
-            one, other = self._scores([searched, constant], "check")
+            one, other = self.measured.whole([searched.config, constant.config], "check")
             found = {name: difference(one[name], other[name]) for name in sorted(set(one) & set(other))}
+            levels = {"constant": means(other), "searched": means(one)}
         better = bool(found) and found[self.proxy].better
         if better and "kl" in found:  # a head may not care for what the feature gains
             better = found["kl"].mean <= 0.0
-        return Outcome(constant, searched, found, better, tuple(self.trials if trials is None else trials))
+        return Outcome(constant, searched, found, better, tuple(self.trials if trials is None else trials), levels)
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
-    def _starts(self, limit: float, evaluations: int, seen: set[str]) -> list[_Candidate]:
-        constant = within(self.space, None, self.cost, limit)
-        if constant is None:
-            least = cheapest(self.space, self.cost)
-            raise VitrimError(
-                f"{self.space.base.name} cannot go below {least:.0%} of the dense model's {self.cost.unit} here, and "
-                f"{limit:.1%} are asked for"
-            )
-        found = [_Candidate(constant, self.space.point(constant), "constant")]
-        seen.add(self.space.key(constant))
-        level: Point = (1.0,) * self.space.size
-        for point in [level, *self.space.slopes()] if self.space.size > 1 else []:
-            candidate = self._candidate(point, limit, "start", seen)
-            if candidate is not None and len(found) < evaluations:
-                found.append(candidate)
-        return found
-
-    def _children(self, limit: float, number: int, seen: set[str]) -> list[_Candidate]:
-        """New candidates from the best trials; they depend on the seed and on what was found, and on nothing else."""
-        random = np.random.default_rng((self.seed, len(self.trials)))
-        parents = sorted((self.trials[one] for one in self._full), key=self._score)[:PARENTS]
-        found: list[_Candidate] = []
+    def _children(self, limit: float, number: int, seen: set[str]) -> list[Candidate]:
+        """New candidates; they depend on the seed and on what was found, and on nothing else."""
+        found: list[Candidate] = []
         if self.space.size < 2:
             return found
-        for _ in range(TRIES * number):
-            one, other = (parents[place] for place in random.integers(len(parents), size=2))
-            if one is not other and random.random() < 0.3:
-                source, point = "crossover", self.space.cross(one.point, other.point, random)
-            else:
-                source, point = "mutation", self.space.mutate(one.config, random)
+        proposals = self.strategy.propose(self.space, self._told(), self.seed)
+        for source, point in islice(proposals, TRIES * number):
             candidate = self._candidate(point, limit, source, seen)
             if candidate is not None:
                 found.append(candidate)
@@ -197,30 +210,46 @@ class Evolution:
                 break
         return found
 
-    def _candidate(self, point: Point, limit: float, source: str, seen: set[str]) -> _Candidate | None:
+    def _told(self) -> list[Told]:
+        """The trials as a strategy sees them. What one that stopped would have come to is estimated from its
+        differences to the best trial on the images that both saw."""
+        best = min((trial for trial in self.trials if self._full(trial)), key=self._score)
+        whole = self._seen[best.number]
+        mean = float(whole.mean(dtype=np.float64))
+        told = []
+        for trial, own in zip(self.trials, self._seen, strict=True):
+            full = self._full(trial)
+            gap = float((own - whole[: len(own)]).mean(dtype=np.float64))
+            told.append(Told(trial.point, trial.config, self._score(trial) if full else mean + gap, full))
+        return told
+
+    def _full(self, trial: Trial) -> bool:
+        return trial.images == self.measured.images("search")
+
+    def _candidate(self, point: Point, limit: float, source: str, seen: set[str]) -> Candidate | None:
         """The setting of a point within the limit, unless there is none or it was there before."""
         config = within(self.space, point, self.cost, limit)
         if config is None or self.space.key(config) in seen:
             return None
         seen.add(self.space.key(config))
-        return _Candidate(config, point, source)
+        return Candidate(config, point, source)
 
     # ---- scores ------------------------------------------------------------------------------------------------------
 
-    def _race(self, candidates: Sequence[_Candidate], best: Trial | None) -> Trial:
+    def _race(self, candidates: Sequence[Candidate], best: Trial | None) -> Trial:
         """Score candidates on more and more images; those worse than the best beyond noise stop. Returns the best."""
         alive = list(range(len(candidates)))
         scores: list[dict[str, NDArray[np.float32]]] = [{} for _ in candidates]
         start = 0
-        for stop in self._rungs():
-            new = self._measured([candidates[place].config for place in alive], "search", start, stop)
+        for stop in self.measured.rounds():
+            new = self.measured.piece([candidates[place].config for place in alive], "search", start, stop)
             for place, found in zip(alive, new, strict=True):
-                scores[place] = _joined(scores[place], found)
+                scores[place] = joined(scores[place], found)
             start = stop
             alive = self._survivors(alive, scores, best)
         for place, candidate in enumerate(candidates):
             trial = self._finish(candidate, scores[place])
-            if best is None or (trial.number in self._full and self._score(trial) < self._score(best)):
+            if best is None or (self._full(trial) and self._score(trial) < self._score(best)):
                 best = trial
         assert best is not None
         return best
@@ -229,7 +258,7 @@ class Evolution:
         self, alive: list[int], scores: Sequence[Mapping[str, NDArray[np.float32]]], best: Trial | None
     ) -> list[int]:
         """The candidates that may still win. Without a best trial they are compared with the first."""
-        first = scores[0][self.proxy] if best is None else self._full[best.number]
+        first = scores[0][self.proxy] if best is None else self._seen[best.number]
         kept = []
         for place in alive:
             own = scores[place][self.proxy]
@@ -237,17 +266,14 @@ class Evolution:
                 kept.append(place)
         return kept
 
-    def _finish(self, candidate: _Candidate, scores: Mapping[str, NDArray[np.float32]]) -> Trial:
-        images = len(scores[self.proxy])
-        means = {name: float(values.mean(dtype=np.float64)) for name, values in sorted(scores.items())}
-        share = self.cost.share(candidate.config)
-        trial = Trial(len(self.trials), candidate.config, candidate.point, share, candidate.source, images, means)
+    def _finish(self, candidate: Candidate, scores: Mapping[str, NDArray[np.float32]]) -> Trial:
+        share, images, number = self.cost.share(candidate.config), len(scores[self.proxy]), len(self.trials)
+        trial = Trial(number, candidate.config, candidate.point, share, candidate.source, images, means(scores))
         self.trials.append(trial)
-        if images == self.scorer.images("search"):
-            self._full[trial.number] = scores[self.proxy]
-        self.study.note(
-            trial=trial.number, method=trial.config.describe(), share=share, source=trial.source, images=images,
-            scores=means,
+        self._seen.append(scores[self.proxy])
+        self.measured.study.note(
+            trial=number, method=trial.config.describe(), share=share, source=trial.source, images=images,
+            scores=dict(trial.scores),
         )  # fmt: skip
         if self.on_trial is not None:
             self.on_trial(trial)
@@ -255,45 +281,12 @@ class Evolution:
 
     def _select(self) -> Trial:
         """The best on the selection images of the trials that did best in the search, the constant one among them."""
-        ranked = sorted((self.trials[number] for number in self._full if number), key=self._score)
+        ranked = sorted((trial for trial in self.trials[1:] if self._full(trial)), key=self._score)
         finalists = [self.trials[0], *ranked[: FINALISTS - 1]]
         if len(finalists) == 1:
             return finalists[0]
-        means = [scores[self.proxy].mean(dtype=np.float64) for scores in self._scores(finalists, "selection")]
-        return finalists[int(np.argmin(means))]
-
-    def _scores(self, trials: Sequence[Trial], part: Part) -> list[Scores]:
-        return self._measured([trial.config for trial in trials], part, 0, self.scorer.images(part))
-
-    def _measured(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
-        """Scores of all proxies on a piece of the images, from the study or by running the models."""
-
-        def measure(places: Sequence[int]) -> Sequence[Scores]:
-            return self.scorer([configs[place] for place in places], part, start, stop)
-
-        texts = [config.describe() for config in configs]
-        found = self.study.scores(f"{part} {start}-{stop}", texts, measure)
-        for text, scores in zip(texts, found, strict=True):
-            if self.proxy not in scores:
-                raise VitrimError(f"{text}: this model has no {self.proxy} per image; it has: {', '.join(scores)}")
-        return found
+        scores = self.measured.whole([trial.config for trial in finalists], "selection")
+        return finalists[int(np.argmin([self.measured.mean(one) for one in scores]))]
 
     def _score(self, trial: Trial) -> float:
         return trial.scores[self.proxy]
-
-    def _rungs(self) -> list[int]:
-        """The numbers of images after which candidates are compared: about an eighth, a half, all."""
-        count, size = self.scorer.images("search"), self.scorer.batch_size
-        pieces = (-(-count // (share * size)) * size for share in (8, 2, 1))
-        return sorted({min(piece, count) for piece in pieces})
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    config: MethodConfig
-    point: Point
-    source: str
-
-
-def _joined(before: Mapping[str, NDArray[np.float32]], new: Scores) -> dict[str, NDArray[np.float32]]:
-    return {name: np.concatenate([before[name], new[name]]) if before else new[name] for name in new}

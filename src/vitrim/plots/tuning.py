@@ -1,0 +1,137 @@
+"""Pictures of a search: damage over cost, tokens per block, and a grid as a heat map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CONSTANT, SEARCHED, FAINT = "#4878a8", "#d1495b", "#b8b8b8"
+
+
+def plot_front(
+    points: Sequence[tuple[str, float, float]],
+    path: str | Path,
+    *,
+    front: Sequence[tuple[float, float]],
+    tried: Sequence[tuple[float, float]] = (),
+    cost: str = "MACs",
+    damage: str = "feature",
+    title: str = "",
+) -> None:
+    """Write damage over cost, the dense model as a star.
+
+    Args:
+        points: (kind, share of the dense model's cost, damage), joined by kind: "constant" and "searched".
+        path: the file to write; its ending decides the format.
+        front: (share, damage) of the points that no other dominates, drawn as a line of steps.
+        tried: (share, damage) of other settings, drawn faintly.
+        cost: what the shares are of.
+        damage: what is minimised.
+        title: line above the figure.
+    """
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    if tried:
+        x, y = zip(*tried, strict=True)
+        axis.plot([100 * one for one in x], y, ".", color=FAINT, markersize=4, label="tried", zorder=1)
+    for kind, color, marker in (("constant", CONSTANT, "o"), ("searched", SEARCHED, "*")):
+        own = sorted((100 * share, value) for name, share, value in points if name == kind)
+        if own:
+            x, y = zip(*own, strict=True)
+            size = 12 if marker == "*" else 6
+            axis.plot(x, y, marker=marker, markersize=size, linewidth=1.0, color=color, label=kind, zorder=3)
+    steps = [*sorted((100 * share, value) for share, value in front), (100.0, 0.0)]
+    axis.step(
+        *zip(*steps, strict=True), where="post", color="black", linewidth=0.8, linestyle=":", label="front", zorder=2
+    )
+    axis.plot([100], [0], marker="*", markersize=14, color="black", linestyle="none", label="dense", zorder=4)
+    axis.set_xlabel(f"{cost}, % of the dense model")
+    axis.set_ylabel(f"damage: {damage}, mean over the check images")
+    axis.set_ylim(bottom=0.0 - 0.02 * axis.get_ylim()[1])
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: str | Path, *, title: str = "") -> None:
+    """Write the tokens after each block, one line per schedule, the dense model as a dotted one.
+
+    Args:
+        schedules: (L,) tokens after each block, by name; the last one is drawn on top.
+        initial: tokens that enter the first block.
+        path: the file to write; its ending decides the format.
+        title: line above the figure.
+    """
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    blocks = len(next(iter(schedules.values())))
+    for (name, tokens), color in zip(schedules.items(), _colors(len(schedules)), strict=True):
+        axis.step(range(blocks + 1), [initial, *tokens], where="mid", color=color, linewidth=1.8, label=name)
+        axis.plot(range(blocks + 1), [initial, *tokens], "o", color=color, markersize=4)
+    axis.axhline(initial, color="black", linewidth=0.8, linestyle=":", label="dense")
+    axis.set_xticks(range(blocks + 1), ["in", *map(str, range(blocks))])
+    axis.set_xlabel("after block")
+    axis.set_ylabel("tokens")
+    axis.set_ylim(bottom=0)
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plot_heat(
+    values: Sequence[Sequence[float]],
+    rows: tuple[str, Sequence[Any]],
+    columns: tuple[str, Sequence[Any]],
+    path: str | Path,
+    *,
+    label: str = "",
+    title: str = "",
+) -> None:
+    """Write a table of numbers as a heat map, with the numbers in its cells where there are few.
+
+    Args:
+        values: (R, C), nan where there is none.
+        rows, columns: name of an option and its values, R and C of them.
+        path: the file to write; its ending decides the format.
+        label: what the numbers are.
+        title: line above the figure.
+    """
+    plt = _pyplot()
+    table = np.array(values, dtype=np.float64)
+    size = (max(3.6, 1.6 + 0.62 * table.shape[1]), max(2.4, 1.2 + 0.42 * table.shape[0]))
+    figure, axis = plt.subplots(figsize=(min(size[0], 14.0), min(size[1], 12.0)), layout="constrained")
+    picture = axis.imshow(table, aspect="auto", cmap="viridis")
+    axis.set_xticks(range(table.shape[1]), [str(one) for one in columns[1]], rotation=45, ha="right", fontsize=8)
+    axis.set_yticks(range(table.shape[0]), [str(one) for one in rows[1]], fontsize=8)
+    axis.set_xlabel(columns[0])
+    axis.set_ylabel(rows[0])
+    axis.set_title(title, fontsize=10)
+    if table.size <= 300:
+        middle = (np.nanmin(table) + np.nanmax(table)) / 2
+        for (row, column), value in np.ndenumerate(table):
+            if np.isfinite(value):
+                color = "white" if value < middle else "black"
+                axis.text(column, row, f"{value:.4g}", ha="center", va="center", fontsize=7, color=color)
+    figure.colorbar(picture, label=label)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _colors(number: int) -> list[str]:
+    return [CONSTANT, SEARCHED] if number == 2 else [f"C{place % 10}" for place in range(number)]
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -1,0 +1,87 @@
+"""The text of grids, the sweeps of the papers, and tables of what was found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import vitrim
+from vitrim.errors import VitrimError
+from vitrim.training.recipe import load_recipe
+from vitrim.tune.front import non_dominated
+from vitrim.tune.grid import parse, ready, texts_of
+from vitrim.tune.sweep import Swept, folder_name
+
+
+def test_ranges_lists_and_words() -> None:
+    grid = parse(["tome:r=[1,2]|[3,4]|0..4/2,kept_order=raster"])
+    assert grid.axes == {"r": ("[1,2]", "[3,4]", "0", "2", "4"), "kept_order": ("raster",)}
+    assert parse(["atm:theta_min=-0.1..0.1/0.1"]).axes["theta_min"] == ("-0.1", "0", "0.1")
+    assert parse(["tome:r=2..4|3"]).axes["r"] == ("2", "3", "4")
+    assert (
+        parse(["method=evit:keep_rate=0.5|topk:keep_rate=0.7"], recipe=True).axes["method"][1] == "topk:keep_rate=0.7"
+    )
+    assert grid.config(parse(["tome:r=[1,2]"]).points()[0]) == vitrim.ToMe(r=[1, 2])
+
+
+def test_some_points_of_a_large_grid_are_drawn_by_the_seed() -> None:
+    grid = parse(ready()["atm"]["grid"])
+    some = grid.points(50, seed=1)
+    assert some == grid.points(50, seed=1) != grid.points(50, seed=2)
+    every = grid.points()
+    places = [every.index(point) for point in some]
+    assert places == sorted(set(places))
+    huge = parse(["atm:alpha=0.1..1/0.001,beta=0..1/0.01"])
+    with pytest.raises(VitrimError, match="the grid has 91001 points"):
+        huge.points()
+    assert len(huge.points(3)) == 3
+
+
+@pytest.mark.parametrize("name", ready())
+def test_the_sweeps_of_the_papers_are_valid(name: str) -> None:
+    """Every value of every option is one that the method or the recipe takes; the sizes are those of the papers."""
+    sizes = {"atm": 2880, "study": 72, "study_imagenet": 8, "cropr_r": 9}
+    recipe = ready()[name].get("train")
+    grid = parse(texts_of([name]), recipe=recipe is not None)
+    assert len(grid) == sizes[name]
+    first = {key: values[0] for key, values in grid.axes.items()}
+    for key, values in grid.axes.items():
+        for value in values:
+            point = {**first, key: value}
+            if recipe is None:
+                grid.config(point)
+            else:
+                resolved = load_recipe(recipe, [f"{one}={text}" for one, text in point.items()])
+                vitrim.parse_method(resolved.recipe.method)
+
+
+def test_a_table_has_the_best_over_the_other_options() -> None:
+    grid = parse(["atm:alpha=0.9|0.95|1,beta=0|0.1,theta_min=0|0.5"])
+    rows = [
+        {"share": 0.5 + place / 100, "top1": float(place % 5), "values": point}
+        for place, point in enumerate(grid.points())
+    ]
+    swept = Swept(grid, "top1", tuple(rows))
+    assert swept.table() is not None
+    numbers, down, across = swept.table() or ([], ("", ()), ("", ()))
+    assert (down, across) == (("beta", ("0", "0.1")), ("alpha", ("0.9", "0.95", "1")))
+    by_hand = np.array([float(place % 5) for place in range(12)]).reshape(3, 2, 2).max(axis=2).T
+    assert np.array_equal(numbers, by_hand)
+    assert [row["share"] for row in swept.best()] == [0.54, 0.53, 0.52, 0.51, 0.5]
+    assert Swept(parse(["tome:r=1|2"]), "top1", ()).table() is None
+
+
+def test_no_point_of_a_front_is_dominated() -> None:
+    points = [tuple(one) for one in np.random.default_rng(0).random((40, 2)).round(1).tolist()]
+    kept = [one for one, keep in zip(points, non_dominated(points), strict=True) if keep]
+    for one in points:
+        by = [two for two in points if two != one and two[0] <= one[0] and two[1] <= one[1]]
+        assert (one in kept) == (not by)
+
+
+def test_folders_of_runs_differ() -> None:
+    point = {"method": "cropr:r=1", "optimizer.lr": "1e-3"}
+    assert folder_name(point) == "method=cropr_r=1,lr=1e-3"
+    long = {f"a.{'key' * 12}{number}": "1" for number in range(6)}
+    assert folder_name(long) != folder_name({**long, "a.b": "2"})
+    assert len(folder_name(long)) <= 120

@@ -1,0 +1,116 @@
+"""Methods that race, against planted damages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitrim
+from vitrim.core.registry import parse_method
+from vitrim.errors import VitrimError
+from vitrim.tune.cost import Cost
+from vitrim.tune.finder import Finder, Outcome
+from vitrim.tune.measured import Measured
+from vitrim.tune.proxy import Part, Scores
+from vitrim.tune.race import Raced, race
+from vitrim.tune.space import Space
+from vitrim.tune.study import Study
+
+METHODS = {"tome": 0.30, "topk": 0.31, "gtp": 0.40, "mctf": 0.5, "pitome": 0.6, "bat": 0.7}
+"""The damage at full removal that each does."""
+
+
+def space(method: str) -> Space:
+    return Space(parse_method(method), num_layers=4, grid=(4, 4), num_prefix=1)
+
+
+class Tokens(Cost):
+    unit = "macs"
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+
+    def share(self, config: vitrim.MethodConfig) -> float:
+        return sum(self.space.counts(config) or ()) / (16 * 4)
+
+
+class Noisy:
+    """A damage per method, one of early removal, what an image has under all, and noise of its own."""
+
+    batch_size = 8
+
+    def __init__(self, noise: float, seed: int = 0, images: int = 64) -> None:
+        self.noise, self.seed, self.count = noise, seed, images
+
+    def images(self, part: Part) -> int:
+        return self.count
+
+    def damage(self, config: vitrim.MethodConfig) -> float:
+        left = np.array([16, *(space(config.name).counts(config) or ())])
+        return METHODS[config.name] + float((-np.diff(left) * [0.02, 0.01, 0.005, 0.005]).sum())
+
+    def __call__(self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+        found: list[Scores] = []
+        for config in configs:
+            key = [self.seed, len(part), *config.describe().encode()]
+            own = np.random.default_rng(key).normal(0.0, self.noise, self.count)
+            common = np.random.default_rng([self.seed, len(part)]).normal(1.0, 0.3, self.count)
+            values = (self.damage(config) + common + own)[start:stop].astype(np.float32)
+            found.append({"feature": values, "kl": values})
+        return found
+
+
+def run(scorer: Noisy, study: Study, limit: float = 0.7) -> tuple[Outcome, tuple[Raced, ...]]:
+    measured = Measured(scorer, study)
+    finders = [Finder(space(name), Tokens(space(name)), measured, seed=scorer.seed) for name in METHODS]
+    outcome, rows, _ = race(finders, measured, limit, evaluations=24)
+    return outcome, rows
+
+
+def test_the_best_method_is_searched_and_beats_the_best_constant_setting() -> None:
+    scorer = Noisy(noise=0.01)
+    outcome, rows = run(scorer, Study(None, {}))
+    assert (rows[0].method, rows[0].state) == ("tome", "searched")
+    assert {row.method for row in rows} == set(METHODS)
+    assert len([row for row in rows if row.state == "searched"]) <= 3
+    assert rows[-1].method == "bat"
+    assert rows[-1].images < 64, "what is far behind runs on few images"
+    assert outcome.best.config.name == outcome.constant.config.name == "tome"
+    assert outcome.better
+    assert scorer.damage(outcome.searched.config) < scorer.damage(outcome.constant.config)
+    assert all(trial.share <= 0.7 for trial in outcome.trials)
+    assert [trial.number for trial in outcome.trials] == list(range(len(outcome.trials)))
+
+
+def test_the_best_method_is_never_dropped() -> None:
+    """In at most 2 of 100 races under noise as large as the gap to the next one."""
+    lost = 0
+    for seed in range(100):
+        measured = Measured(Noisy(noise=0.02, seed=seed), Study(None, {}))
+        finders = [Finder(space(name), Tokens(space(name)), measured, seed=seed) for name in METHODS]
+        _, rows, _ = race(finders, measured, 0.7, evaluations=3)
+        lost += next(row.state for row in rows if row.method == "tome") != "searched"
+    assert lost <= 2
+
+
+def test_a_method_that_cannot_be_so_cheap_says_so() -> None:
+    measured = Measured(Noisy(noise=0.0), Study(None, {}))
+    tome, topk = (Finder(space(name), Tokens(space(name)), measured) for name in ("tome", "topk:blocks=[3]"))
+    with pytest.raises(VitrimError, match="tome cannot go below"):
+        race([tome], measured, 0.1, evaluations=4)
+    _, rows, _ = race([tome, topk], measured, 0.5, evaluations=4)
+    assert [(row.method, row.state) for row in rows] == [("tome", "searched"), ("topk:blocks=[3]", "out of reach")]
+    assert rows[1].note.startswith("topk cannot go below 75%")
+
+
+def test_a_race_is_resumed_exactly(tmp_path: Path) -> None:
+    whole = run(Noisy(noise=0.02), Study(tmp_path / "whole.jsonl", {}))
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    for cut in range(1, len(lines), 5):
+        part = tmp_path / "part.jsonl"
+        part.write_bytes(b"".join(lines[:cut]))
+        assert run(Noisy(noise=0.02), Study(part, {}, resume=True)) == whole
+        assert part.read_bytes() == b"".join(lines)
