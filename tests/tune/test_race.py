@@ -15,7 +15,7 @@ from vitrim.tune.cost import Cost
 from vitrim.tune.finder import Finder, Outcome
 from vitrim.tune.measured import Measured
 from vitrim.tune.proxy import Part, Scores
-from vitrim.tune.race import Raced, race
+from vitrim.tune.race import Raced, _raced, race
 from vitrim.tune.space import Space
 from vitrim.tune.study import Study
 
@@ -78,8 +78,10 @@ def test_the_best_method_is_searched_and_beats_the_best_constant_setting() -> No
     assert len([row for row in rows if row.state == "searched"]) <= 3
     assert rows[-1].method == "bat"
     assert rows[-1].images < 64, "what is far behind runs on few images"
-    assert outcome.best.config.name == outcome.constant.config.name == "tome"
     assert outcome.better
+    assert outcome.best.config.name == "tome"
+    constants = [trial.config for trial in outcome.trials if trial.source == "constant"]
+    assert outcome.constant.config == min(constants, key=scorer.damage), "whatever method it is of"
     assert scorer.damage(outcome.searched.config) < scorer.damage(outcome.constant.config)
     assert all(trial.share <= 0.7 for trial in outcome.trials)
     assert [trial.number for trial in outcome.trials] == list(range(len(outcome.trials)))
@@ -87,12 +89,15 @@ def test_the_best_method_is_searched_and_beats_the_best_constant_setting() -> No
 
 def test_the_best_method_is_never_dropped() -> None:
     """In at most 2 of 100 races under noise as large as the gap to the next one."""
+    measured = Measured(Noisy(noise=0.0), Study(None, {}))
+    finders = [Finder(space(name), Tokens(space(name)), measured) for name in METHODS]
+    starts = {id(finder): finder.starts(0.7) for finder in finders}
     lost = 0
-    for seed in range(100):
-        measured = Measured(Noisy(noise=0.02, seed=seed), Study(None, {}))
-        finders = [Finder(space(name), Tokens(space(name)), measured, seed=seed) for name in METHODS]
-        _, rows, _ = race(finders, measured, 0.7, evaluations=3)
-        lost += next(row.state for row in rows if row.method == "tome") != "searched"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Finder, "starts", lambda finder, limit: starts[id(finder)])  # they do not depend on the seed
+        for seed in range(100):
+            left, _ = _raced(finders, Measured(Noisy(noise=0.02, seed=seed), Study(None, {})), 0.7)
+            lost += "tome" not in [one.finder.space.base.name for one in left]
     assert lost <= 2
 
 
@@ -109,7 +114,7 @@ def test_a_method_that_cannot_be_so_cheap_says_so() -> None:
 def test_a_race_is_resumed_exactly(tmp_path: Path) -> None:
     whole = run(Noisy(noise=0.02), Study(tmp_path / "whole.jsonl", {}))
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
-    for cut in range(1, len(lines), 5):
+    for cut in range(1, len(lines), len(lines) // 4):
         part = tmp_path / "part.jsonl"
         part.write_bytes(b"".join(lines[:cut]))
         assert run(Noisy(noise=0.02), Study(part, {}, resume=True)) == whole

@@ -102,7 +102,7 @@ def objective(
         True
     """
     layer, state = learning_reducers(reduction)[0].layer, reduction.state
-    if (target_gmacs is None) == (target_macs is None):
+    if target_gmacs is not None and target_macs is not None:
         raise VitrimError("diffrate: give one of target_gmacs and target_macs")
     if target_macs is not None and not 0.0 < target_macs < 1.0:
         raise VitrimError(f"diffrate: target_macs={target_macs:g}: a share is above 0 and below 1, e.g. 0.6")
@@ -113,8 +113,10 @@ def objective(
     if target_macs is not None:
         full = torch.full_like(kept[0][0].detach(), float(state.initial_patches))
         cost = (macs / block_macs([(full, full)] * len(kept), *geometry) - target_macs).square()
-    else:
+    elif target_gmacs is not None:
         cost = (gmacs - target_gmacs).square()
+    else:
+        raise VitrimError("diffrate: give one of target_gmacs and target_macs")
     if weight is None:
         weight = GMACS_WEIGHT if target_macs is None else SHARE_WEIGHT
     return {"total": base + weight * cost, "base": base, "cost": cost, "gmacs": gmacs}
