@@ -92,12 +92,14 @@ def test_the_best_method_is_never_dropped() -> None:
     measured = Measured(Noisy(noise=0.0), Study(None, {}))
     finders = [Finder(space(name), Tokens(space(name)), measured) for name in METHODS]
     starts = {id(finder): finder.starts(0.7) for finder in finders}
+    plain = Noisy(noise=0.0)
+    best = min(finders, key=lambda one: min(plain.damage(start.config) for start in starts[id(one)]))
     lost = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Finder, "starts", lambda finder, limit: starts[id(finder)])  # they do not depend on the seed
         for seed in range(100):
             left, _ = _raced(finders, Measured(Noisy(noise=0.02, seed=seed), Study(None, {})), 0.7)
-            lost += "tome" not in [one.finder.space.base.name for one in left]
+            lost += best not in [one.finder for one in left]
     assert lost <= 2
 
 
@@ -108,7 +110,7 @@ def test_a_method_that_cannot_be_so_cheap_says_so() -> None:
         race([tome], measured, 0.1, evaluations=4)
     _, rows, _ = race([tome, topk], measured, 0.5, evaluations=4)
     assert [(row.method, row.state) for row in rows] == [("tome", "searched"), ("topk:blocks=[3]", "out of reach")]
-    assert rows[1].note.startswith("topk cannot go below 75%")
+    assert rows[1].note.startswith("topk cannot go below")
 
 
 def test_a_race_is_resumed_exactly(tmp_path: Path) -> None:
