@@ -90,6 +90,16 @@ class Host:
         return cls.classifiers(model)
 
     @classmethod
+    def front_name(cls, model: nn.Module) -> str | None:
+        """The name of what runs in front of the heads of a dense model, `front`; None: it is measured as a whole."""
+        return None
+
+    @classmethod
+    def front(cls, model: nn.Module, images: Tensor) -> Any:
+        """The part of the forward on ``images`` (B, C, H, W) in front of the heads: what a reduction makes faster."""
+        raise NotImplementedError
+
+    @classmethod
     def task(cls, model: nn.Module) -> str | None:
         """The task ``model`` is made for, by name; None: labels of whole images, one or several."""
         return None

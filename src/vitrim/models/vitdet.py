@@ -262,6 +262,12 @@ class Detector(nn.Module):
         tokens, grid = self.tokens(images)
         return cast("dict[str, Tensor]", self.pyramid(tokens.transpose(1, 2).unflatten(2, grid)))
 
+    front_name = "trunk + pyramid"
+
+    def front(self, images: Tensor) -> dict[str, Tensor]:
+        """Compute what region proposals and RoI heads read of ``images`` (B, 3, H, W): `maps`."""
+        return self.maps(images)
+
     def tokens(self, images: Tensor) -> tuple[Tensor, Size]:
         """Compute what the pyramid reads: (B, P, C) in raster order, and rows and columns of the patches."""
         whole = padded(images, self.layout.patch_size)
