@@ -199,8 +199,9 @@ def cost_varies(model: nn.Module) -> bool:
         >>> cost_varies(nn.Linear(1, 1))
         False
     """
-    task = ask(model).task(model)
-    return task is not None and tasks()[task].cost_varies
+    host = ask(model)
+    task = host.task(model)
+    return host.front_name(model) is not None and task is not None and tasks()[task].cost_varies
 
 
 @contextmanager
