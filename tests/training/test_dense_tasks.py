@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from cli_runs import exit_code
 from full_matrix import cells
-from tiny_dense import NAMES, RECIPES, SIDE, STILL, data, recipe, trainer, write_masks
+from killed_runs import killed
+from tiny_dense import NAMES, RECIPES, SIDE, STILL, data, recipe, trainer, write_boxes, write_masks
+from vitrim.core.saving import REDUCERS_FILE
 from vitrim.data import Boxes, SegmentationDataset
 from vitrim.data.dense import IGNORED
 from vitrim.errors import VitrimError
@@ -113,6 +116,35 @@ def test_a_stopped_run_goes_on_to_the_same_bits(task: str, tmp_path: Path) -> No
     lines = [(tmp_path / name / "evaluations.jsonl").read_text() for name in ("whole", "parts")]
     assert lines[0] == lines[1]
     assert len(lines[0].splitlines()) == 4
+
+
+# the one that draws: segmentation is stopped and resumed above
+@pytest.mark.parametrize("task", cells(["segmentation", "detection"], ["detection"]))
+def test_a_killed_process_goes_on_to_the_same_bits(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL at whatever update it is when the second checkpoint appears; the routers of Cropr learn, too."""
+    queries = PATCHES[task] if task == "segmentation" else 1
+    changes: dict[str, Any] = {"epochs": 6, "batch_size": 2, "method": PRUNED.format(queries), "eval_split": None}
+    changes["model_options"] = {"depth": 3}
+    if task == "segmentation":
+        changes["data_options"] = {"class_names": list(NAMES)}
+    file = tmp_path / "made.yaml"
+    file.write_text(recipe_text(quick(task, **changes).recipe))
+    source = write_masks(tmp_path / "data") if task == "segmentation" else write_boxes(tmp_path / "data")
+    killed(file, source, tmp_path / "killed")
+    for out, more in (("killed", ["--resume"]), ("whole", [])):
+        arguments = ("train", file, "--data", source, "--out", tmp_path / out, "--device", "cpu", "--threads", "1")
+        assert exit_code(monkeypatch, *arguments, "--log-every", "1", *more) == 0
+    logs = []
+    for out in ("killed", "whole"):
+        with (tmp_path / out / "log.csv").open(newline="") as log:
+            rows = list(csv.DictReader(log))
+        logs.append([{name: value for name, value in row.items() if name != "images_per_second"} for row in rows])
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 12
+    for name in ("model.safetensors", REDUCERS_FILE):
+        ended, whole = (load_file(tmp_path / out / name) for out in ("killed", "whole"))
+        assert ended.keys() == whole.keys()
+        assert all(torch.equal(value, whole[key]) for key, value in ended.items())
 
 
 @pytest.mark.parametrize("task", TASKS)
