@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cli_runs import exit_code
+from dense_files import mask, photo, save
 from full_matrix import cells
 from killed_runs import killed
-from tiny_dense import NAMES, RECIPES, SIDE, STILL, data, recipe, trainer, write_boxes, write_masks
+from tiny_dense import BACKBONE, NAMES, RECIPES, SIDE, STILL, data, recipe, trainer, write_boxes, write_masks
 from vitrim.core.saving import REDUCERS_FILE
 from vitrim.data import Boxes, SegmentationDataset
 from vitrim.data.dense import IGNORED
@@ -380,6 +382,49 @@ def test_the_protocol_can_be_changed(
     (own,) = compared(monkeypatch, finished, masks, tmp_path / "a.json")["rows"]
     (larger,) = compared(monkeypatch, finished, masks, tmp_path / "b.json", "--protocol", "size=64")["rows"]
     assert (own["tokens_at_end"], larger["tokens_at_end"]) == (1 + 6 * 6, 1 + 8 * 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--data-option", 'class_names=["a","b"]'], "has 2 classes and the model 3: use a model of these classes"),
+        (["--data-option", "num_classes=4", "--data-option", "class_names=null"], "has 4 classes and the model 3"),
+        (
+            ["--data-option", "class_names=[a,b]"],
+            r"class_names=\[a,b\] is no list of names; write e.g. class_names='\[",
+        ),
+        (["--data-option", "num_classes=many"], "num_classes=many is not a whole number"),
+        (["--task", "detection"], "unknown task of Segmenter 'detection'.* valid: segmentation"),
+    ],
+)
+def test_data_that_is_not_for_the_model(
+    given: list[str],
+    message: str,
+    finished: Path,
+    masks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("eval", f"run:{finished}", "--data", masks, "--split", "test", "--device", "cpu", *given)
+    assert exit_code(monkeypatch, *arguments) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error:")]
+    assert re.search(message, line)
+
+
+def test_images_of_several_sizes_are_no_batch_unless_they_are_resized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, size in (("a", (40, 32)), ("b", (32, 48))):
+        for kind, picture in (("images", photo(0, size)), ("masks", mask([0, 1], size=size))):
+            save(tmp_path / kind / "val" / f"{name}.png", picture)
+    options = {**BACKBONE, "img_size": 32}
+    arguments: list[Any] = ["eval", "segmenter:vit_tiny_patch16_224", "--data", f"masks:{tmp_path}", "--device", "cpu"]
+    arguments += [f"--model-option={key}={value}" for key, value in {**options, "num_classes": 2}.items()]
+    arguments += ["--data-option", "num_classes=2"]
+    assert exit_code(monkeypatch, *arguments) == 2
+    assert "images of 2 sizes (32 x 40, 48 x 32) are no batch: evaluate them one by one (" in capsys.readouterr().err
+    for more in (["--batch-size", "1"], ["--protocol", "size=32"]):
+        assert exit_code(monkeypatch, *arguments, *more) == 0
 
 
 def test_scores_of_classes_without_objects_are_null(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ class Segmentation(Task):
         if len(sizes) > 1:
             found = ", ".join(f"{width} x {height}" for width, height in sizes[:3])
             raise VitrimError(
-                f"images of {len(sizes)} sizes ({found}) are no batch: evaluate one at a time "
-                "(--batch-size 1), or resize them (--protocol size=...)"
+                f"images of {len(sizes)} sizes ({found}) are no batch: evaluate them one by one (--batch-size 1, of "
+                "`vitrim train` --eval-batch 1), or by a protocol with a size or a window"
             )
         return torch.stack([image for image, _ in items]), torch.stack([mask for _, mask in items]).long()
 
