@@ -131,7 +131,7 @@ class Front(nn.Module):
         self.host = ask(model)
 
     def forward(self, images: Tensor) -> Any:
-        """What the heads read of ``images`` (B, C, H, W)."""
+        """Compute what the heads read of ``images`` (B, C, H, W)."""
         return self.host.front(self.model, images)
 
 
