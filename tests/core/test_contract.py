@@ -16,6 +16,7 @@ from timm.utils import ModelEmaV3
 
 import tiny
 import vitrim
+from full_matrix import FULL_MATRIX
 from vitrim.core.registry import host_of, make_method
 
 CONFIGS = tiny.configs()
@@ -31,17 +32,28 @@ every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thor
 gradient_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=["mctf", "cropr"], variants=["mctf"])
 )
-# mctf is the one that takes its keys, its map and its values from the host
+# mctf is the one that takes its keys, its map and its values from the host; other settings of a method are other
+# numbers for what `every_pair`, `gradient_pair` and `every_method` run whole
 plain_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=["vit"], others=tiny.FEW, variants=["mctf"])
+    PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=[], once=["vit"], others=tiny.FEW, variants=["mctf"])
 )
 ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
 """Plain hosts whose attention is the code of another one. YOLOS is compiled in its own tests."""
 DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
 # compiling and exporting take seconds each: all methods on ViT, one on every kind of attention; EoMT, which reads in
 # every forward whether attention is masked, is no one graph itself
+ONE_SCORE = ("l1", "linf", "none")
+"""Static methods that are another one but for a line without control flow: `l2` is compiled, and a dense model."""
 static_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, DIFFERENT, thorough=[], once=["vit"], others=["tome"], full=tiny.BACKBONES)
+    PAIR,
+    tiny.matrix(
+        STATIC if FULL_MATRIX else [config for config in STATIC if config.name not in ONE_SCORE],
+        DIFFERENT,
+        thorough=[],
+        once=["vit"],
+        others=["tome"],
+        full=tiny.BACKBONES,
+    ),
 )
 # `test_compile_fullgraph` has all of these, with a batch of any size too: export traces the same operations
 export_pair = pytest.mark.parametrize(
