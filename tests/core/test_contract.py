@@ -16,7 +16,7 @@ from timm.utils import ModelEmaV3
 
 import tiny
 import vitrim
-from full_matrix import FULL_MATRIX
+from full_matrix import FULL_MATRIX, cells
 from vitrim.core.registry import host_of, make_method
 
 CONFIGS = tiny.configs()
@@ -307,7 +307,8 @@ def _gradients(model: torch.nn.Module, *batches: torch.Tensor) -> list[torch.Ten
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("forwards", [1, 2])
+# the second forward's state is there when the first one's blocks run again: what one forward shows, two do
+@pytest.mark.parametrize("forwards", cells([1, 2], [2]))
 @plain_pair
 def test_gradient_checkpointing_equals_plain(forwards: int, host: str, config: vitrim.MethodConfig) -> None:
     model, _ = reduced(host, config)
@@ -340,14 +341,19 @@ def whole_graph(model: torch.nn.Module, backend: str) -> object:
 
 @static_pair
 def test_compile_fullgraph(host: str, config: vitrim.MethodConfig) -> None:
-    """Python that becomes one graph, and the same one for a batch of any size."""
+    """Python that becomes one graph, and the same one for a batch of any size.
+
+    Sizes that are symbols take twice the time to trace; in `make test` only what represents the others has them.
+    """
     model = traced(host, config)
     images = tiny.images(3)
-    torch._dynamo.mark_dynamic(images, 0)
+    any_size = FULL_MATRIX or config.name in tiny.FEW
+    if any_size:
+        torch._dynamo.mark_dynamic(images, 0)
     compiled = whole_graph(model, "eager")
     with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
         torch.testing.assert_close(run(compiled, images), run(model, images), atol=1e-5, rtol=1e-5)
-        other = tiny.images(5, seed=5)
+        other = tiny.images(5 if any_size else 3, seed=5)
         torch.testing.assert_close(run(compiled, other), run(model, other), atol=1e-5, rtol=1e-5)
 
 
