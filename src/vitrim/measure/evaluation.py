@@ -128,8 +128,8 @@ def evaluate(
         ``tokens_at_end``. See the probes for what each is.
 
     Raises:
-        VitrimError: the model is reduced, no host or has no classifier; a method is unknown or does not fit; targets
-            are wrong; outputs are not finite; there are no images.
+        VitrimError: the model is reduced, no host, has no classifier or is for another task; a method is unknown or
+            does not fit; targets are wrong; outputs are not finite; there are no images.
 
     Example:
         >>> import timm
@@ -139,6 +139,8 @@ def evaluate(
         [('dense', 101), ('tome:r=8', 93)]
     """
     if isinstance(task, str):
+        if ask(model).tasks(model):
+            task_name(model, task)
         task = make_task(task, num_classes(model))
     return run(
         model,
