@@ -104,6 +104,22 @@ class Reducer(nn.Module, Generic[C]):
         """
         raise NotImplementedError
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        """The scores (B, P) by which `assign` ranks the patches, the highest stay; None where it does not rank them.
+
+        Nothing is decided by this: it is for looking at. Takes what `assign` takes.
+        """
+        return None
+
+    def fused_maps(
+        self, assignment: Hard, block: ReducedBlock, x: Tensor, attention: Attention, state: TokenState, *host_args: Any
+    ) -> tuple[Tensor, Tensor] | None:
+        """The attention map (B, H, M, M) that the tokens get after ``assignment``, and the one that they would compute.
+
+        None for a method that computes it. It is for looking at; takes what `attend_reduced` takes, for all rows.
+        """
+        return None
+
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
         # a module call, so that the MAC counter can tell what is spent on deciding
         planned = self.layer.amount is not None and not self.config.adaptive
