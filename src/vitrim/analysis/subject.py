@@ -44,7 +44,6 @@ class Subject:
         workers: processes that decode images, 0 for this one.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
         sizes: pixels a side of the images to time; none for the model's own.
-        sized: makes a model like this one for images of so many pixels a side; None where that is not known.
 
     Example:
         >>> import timm, torch
@@ -68,7 +67,6 @@ class Subject:
     workers: int = 0
     learned: Path | None = None
     sizes: Sequence[int] = ()
-    sized: Callable[[int], nn.Module] | None = None
 
     @property
     def facts(self) -> HostFacts:

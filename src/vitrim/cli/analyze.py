@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -18,7 +18,6 @@ from vitrim.errors import MissingPackageError, VitrimError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import nn
 
     from vitrim.analysis.record import Record as Recorded
     from vitrim.analysis.subject import Subject
@@ -134,7 +133,7 @@ def analyze(
     model, data = source.model(), pictures.data()
     pixels = _sizes(sizes)
     measurement, subject, found = _prepared(model, data, configs, machine, dtype, batch_size)
-    subject = replace(subject, workers=workers, sizes=pixels, sized=_sized(model, subject))
+    subject = replace(subject, workers=workers, sizes=pixels)
     if families and not set(families) & set(FAMILIES):  # nothing to gather in a pass over all images
         report.show([], [], {**found, "complete": True}, subject)
         return
@@ -154,19 +153,6 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     if wrong is not None:
         raise VitrimError(f"--sizes takes whole numbers of pixels with commas, e.g. 224,384; got '{wrong}'")
     return tuple(map(int, parts))
-
-
-def _sized(model: Model, subject: Subject) -> Callable[[int], nn.Module]:
-    """Make the model, with fresh weights, for images of another size."""
-    like = next(subject.model.parameters())
-
-    def made(size: int) -> nn.Module:
-        from vitrim.loading import create_model
-
-        found = create_model(model.name, options={**model.options, "img_size": size}, device=like.device)
-        return found.to(like.dtype).eval()
-
-    return made
 
 
 def _check_packages() -> None:

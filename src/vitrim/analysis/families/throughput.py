@@ -58,9 +58,11 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
     rows: list[tuple[object, ...]] = []
     sizes = subject.sizes or (own,)
     for size in sizes:
-        if size != own and subject.sized is None:
-            raise VitrimError(f"throughput at {size} pixels needs a model that can be made at that size")
-        model = subject.model if size == own or subject.sized is None else subject.sized(size)
+        model = subject.model if size == own else host_of(subject.model).resized(subject.model, size)
+        if model is None:
+            raise VitrimError(
+                f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
+            )
         runners = list(_runners(model, subject.methods, outcome.notes if size == sizes[0] else []))
         for precision in ("fp32", "autocast"):
             with one_line_errors(f"{size} pixels, {precision}"):
@@ -167,11 +169,13 @@ def align(reduction: Reduction, multiple: int) -> bool:
     blocks = reduced_blocks(reduction)
     amounts, prefix = blocks[0].reducer.layer.amounts, blocks[0].num_prefix
     known = (type(None), Keep, Remove, BringBack)
-    if reduction.config.adaptive or not any(amounts) or not all(isinstance(amount, known) for amount in amounts):
+    config = reduction.config
+    fixed = config.adaptive or config.kind == "soft"  # the counts of soft tokens are shapes of parameters
+    if fixed or not any(amounts) or not all(isinstance(amount, known) for amount in amounts):
         return False
     plan = tuple(
         Aligned(amount, multiple, prefix) if isinstance(amount, Keep | Remove) else amount for amount in amounts
     )
     for block in blocks:
-        block.reducer.follow(reduction.config, replace(block.reducer.layer, amounts=plan))
+        block.reducer.follow(config, replace(block.reducer.layer, amounts=plan))
     return True
