@@ -105,19 +105,11 @@ class Reducer(nn.Module, Generic[C]):
         raise NotImplementedError
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
-        """The scores (B, P) by which `assign` ranks the patches, the highest stay; None where it does not rank them.
-
-        Nothing is decided by this: it is for looking at. Takes what `assign` takes.
-        """
+        """The scores (B, P) that `assign` ranks patches by, the highest stay; for looking at. None: it ranks none."""
         return None
 
-    def fused_maps(
-        self, assignment: Hard, block: ReducedBlock, x: Tensor, attention: Attention, state: TokenState, *host_args: Any
-    ) -> tuple[Tensor, Tensor] | None:
-        """The attention map (B, H, M, M) that the tokens get after ``assignment``, and the one that they would compute.
-
-        None for a method that computes it. It is for looking at; takes what `attend_reduced` takes, for all rows.
-        """
+    def fused_maps(self, given: Hard, block: ReducedBlock, *args: Any, **host: Any) -> tuple[Tensor, Tensor] | None:
+        """Maps (B, H, M, M) given to fused tokens and computed among them; as `attend_reduced`. None: it computes."""
         return None
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:

@@ -244,7 +244,8 @@ class OneStepAhead(MCTFReducer):
 
     def fused_maps(
         self, assignment: Hard, block: ReducedBlock, x: Tensor, attention: Attention, state: TokenState, *host_args: Any
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Tensor, Tensor]:
+        """The attention map (B, H, M, M) that the fused tokens get, and the one that they would compute."""
         reduced, after = assignment.apply(x, state)
         precise = block.project(reduced, after, None, *host_args).probabilities()
         return fuse_map(assignment, attention.probabilities(), state.size), precise
