@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from vitrim.analysis.statistics import mean_ci
 
@@ -76,10 +76,14 @@ class Outcome:
     Attributes:
         tables: its tables, empty where it does not apply.
         notes: one line each: what was left out and why, what to read with care.
+        arrays: what pictures are drawn from, by name; the family says which there are.
+        images: those that the numbers were estimated from, where that is not all of the records'.
     """
 
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    images: int | None = None
 
 
 def summary(values: ArrayLike) -> list[tuple[float, float, float, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,13 +20,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vitrim.analysis.record import Record as Recorded
+    from vitrim.analysis.subject import Subject
     from vitrim.analysis.tables import Outcome, Table
     from vitrim.core.config import MethodConfig
     from vitrim.measure.run import Measurement
 
 Out = Annotated[Path, typer.Option("--out", help="folder for records, tables and analysis.json")]
 Only = Annotated[
-    str | None, typer.Option("--only", help="families with commas: patterns, depth, counts, features; default: all")
+    str | None,
+    typer.Option(
+        "--only",
+        help="families with commas: patterns, depth, counts, features, loss, and those that run the model once more, "
+        "sensitivity, attention, router, tsne, throughput (so does loss, if named); all; default: those of one pass",
+    ),
+]
+Sizes = Annotated[
+    str | None, typer.Option("--sizes", help="throughput: pixels a side, with commas; default: the model's own")
 ]
 
 
@@ -94,6 +103,7 @@ def analyze(
     stored: Stored,
     out: Out,
     only: Only = None,
+    sizes: Sizes = None,
     batch_size: common.BatchSize = 32,
     dtype: Dtype = "fp32",
     workers: common.Workers = 0,
@@ -107,7 +117,7 @@ def analyze(
     """
     configs = common.parse_methods(methods or ())
     common.check_choice("dtype", dtype, DTYPES)
-    from vitrim.analysis.families import chosen
+    from vitrim.analysis.families import FAMILIES, check_stored, chosen
     from vitrim.analysis.output import check_output
 
     families = chosen(only.split(",")) if only else []
@@ -117,12 +127,32 @@ def analyze(
     if stored.stored:
         if source.name is not None or pictures.source is not None or configs:
             raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
+        check_stored(families)
         report.show(stored.load(), [], {"environment": machine.environment("float32")})
         return
     model, data = source.model(), pictures.data()
-    measurement, dataset, found = _prepared(model, data, configs, machine, dtype, batch_size)
-    with report.kept(measurement, found):
-        run_batches(measurement, dataset, data.limit, found["data"]["batch_size"], workers, None)
+    pixels = _sizes(sizes)
+    measurement, subject, found = _prepared(model, data, configs, machine, dtype, batch_size)
+    subject = replace(subject, workers=workers, sizes=pixels)
+    if families and not set(families) & set(FAMILIES):  # nothing to gather in a pass over all images
+        report.show([], [], {**found, "complete": True}, subject)
+        return
+    with report.kept(measurement, found, subject):
+        run_batches(measurement, subject.dataset, data.limit, subject.batch_size, workers, None)
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    """The sizes in pixels of ``--sizes``.
+
+    Example:
+        >>> _sizes("224,384")
+        (224, 384)
+    """
+    parts = [] if text is None else text.split(",")
+    wrong = next((part for part in parts if not part.strip().isdecimal() or int(part) == 0), None)
+    if wrong is not None:
+        raise VitrimError(f"--sizes takes whole numbers of pixels with commas, e.g. 224,384; got '{wrong}'")
+    return tuple(map(int, parts))
 
 
 def _check_packages() -> None:
@@ -134,11 +164,12 @@ def _check_packages() -> None:
 
 def _prepared(
     model: Model, data: Data, configs: list[MethodConfig], machine: Machine, dtype: str, batch_size: int
-) -> tuple[Measurement, Any, dict[str, Any]]:
-    """The measurement that gathers the records, its images, and what is known beforehand."""
+) -> tuple[Measurement, Subject, dict[str, Any]]:
+    """The measurement that gathers the records, what else is run on its images, and what is known beforehand."""
     import torch
 
     from vitrim.analysis.collect import Collect
+    from vitrim.analysis.subject import Subject
     from vitrim.measure.contestants import contestants
     from vitrim.measure.run import Measurement
 
@@ -158,7 +189,11 @@ def _prepared(
         "data": facts,
     }
     probe = Collect(num_images=facts["images"])
-    return Measurement(models, [probe], task, seed=machine.seed), dataset, found
+    own = dense.to(device=device, dtype=precision).eval()
+    subject = Subject(
+        own, configs, task, dataset, batch_size, limit=data.limit, seed=machine.seed, learned=model.learned
+    )
+    return Measurement(models, [probe], task, seed=machine.seed), subject, found
 
 
 # ---- showing ---------------------------------------------------------------------------------------------------------
@@ -179,7 +214,7 @@ class Report:
     record: Record
 
     @contextmanager
-    def kept(self, measurement: Measurement, found: dict[str, Any]) -> Iterator[None]:
+    def kept(self, measurement: Measurement, found: dict[str, Any], subject: Subject) -> Iterator[None]:
         """Analyse what was gathered, also if something stops the pass, Ctrl-C too."""
         from vitrim.analysis.collect import records_of
         from vitrim.measure.bench import one_line_errors
@@ -200,22 +235,31 @@ class Report:
                 }
                 made = list(records_of(findings, header).values())
                 complete = measurement.images == data["images"]
-                self.show(made, made, {**found, "complete": complete})
+                self.show(made, made, {**found, "complete": complete}, subject if complete else None)
 
-    def show(self, records: Sequence[Recorded], own: Sequence[Recorded], found: dict[str, Any]) -> None:
+    def show(
+        self,
+        records: Sequence[Recorded],
+        own: Sequence[Recorded],
+        found: dict[str, Any],
+        subject: Subject | None = None,
+    ) -> None:
         """Print the tables and write the files.
 
         Args:
             records: to analyse.
             own: those of this run, to be written.
             found: entries of the summary.
+            subject: for the families that run the model.
         """
-        from vitrim.analysis.families import analyse
+        from vitrim.analysis.families import analyse, experiments, together
         from vitrim.analysis.output import write_records, write_tables
 
         out = self.record.console()
         files = write_records(self.folder, own)  # before any family can fail: a pass may have taken hours
-        outcomes = analyse(records, self.families)
+        outcomes = analyse(records, self.families) if records else {}
+        if subject is not None:
+            outcomes = together(outcomes, experiments(subject, self.families))
         for outcome in outcomes.values():
             _print(out, outcome)
         headers = [dict(one.header) for one in records]
