@@ -12,7 +12,7 @@ from vitrim.analysis.drawings import Picture, Tables, pictures, tables_of
 from vitrim.analysis.tables import Outcome, Table, cell
 from vitrim.errors import unknown
 from vitrim.files import write_text
-from vitrim.plots.style import DPI, FORMATS, encoded, save
+from vitrim.plots.style import DPI, FORMATS, encoded, write
 
 __all__ = ["check_formats", "write_report"]
 
@@ -26,6 +26,12 @@ TITLES = {
     "depth": "Depth: how far patches get",
     "counts": "Counts: tokens per block",
     "features": "Features: how far they move, and what that tells",
+    "loss": "Loss: what each block costs",
+    "sensitivity": "Sensitivity: batches, order, splitting layer",
+    "attention": "Attention: one step ahead against precise",
+    "router": "Router: what patches are ranked by",
+    "tsne": "t-SNE: pruned tokens before the head",
+    "throughput": "Throughput: images per second",
 }
 """Of families; others are called by their names."""
 
@@ -90,10 +96,11 @@ def write_report(
     for family, outcome in outcomes.items():
         shown = []
         for picture in pictures(family, tables):
+            content = encoded(picture.figure)  # which takes most of the time
             for kind in formats:
                 files.append(folder / "figures" / f"{picture.drawing.name}.{kind}")
-                save(picture.figure, files[-1])
-            shown.append(_shown(picture))
+                write(content if kind == "png" else encoded(picture.figure, kind), files[-1])
+            shown.append(_shown(picture, content))
         title = TITLES.get(family, family.capitalize())
         sections.append(Section(family, title, outcome.notes, shown, outcome.tables))
     title, facts = _title(found), list(_facts(found, tables))
@@ -104,8 +111,7 @@ def write_report(
     return files
 
 
-def _shown(picture: Picture) -> Shown:
-    content = encoded(picture.figure)
+def _shown(picture: Picture, content: bytes) -> Shown:
     width, height = struct.unpack(">II", content[16:24])  # where a PNG has its size
     return Shown(
         picture.drawing.title,

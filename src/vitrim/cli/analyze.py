@@ -143,8 +143,8 @@ def analyze(
         else:
             report.show(stored.load(), found)
         return
-    data = pictures.data()
-    passes = [Pass(*_prepared(model, data, configs, machine, dtype, batch_size)) for model in source.models()]
+    models, data = source.models(), pictures.data()
+    passes = [Pass(*_prepared(model, data, configs, machine, dtype, batch_size)) for model in models]
     with report.kept(passes):
         for one in passes:
             run_batches(one.measurement, one.dataset, data.limit, one.found["data"]["batch_size"], workers, None)

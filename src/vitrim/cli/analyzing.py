@@ -99,7 +99,7 @@ class Report:
         """
         from vitrim.analysis.families import analyse
 
-        self._write(analyse(records, self.families), records, found, files)
+        self._write(analyse(records, self.families), records, {**_origin(records), **found}, files)
 
     def compare(self, analyses: Sequence[Sequence[Recorded]], found: dict[str, Any]) -> None:
         """Print the tables over finished analyses and write the report."""
@@ -108,7 +108,7 @@ class Report:
         outcomes = compare(analyses, self.families)
         every = [record for analysis in analyses for record in analysis]
         compared = [str(analysis[0].header["report"]) for analysis in analyses]
-        self._write(outcomes, every, {**found, "compared": compared}, ())
+        self._write(outcomes, every, {**_origin(every), **found, "compared": compared}, ())
 
     def _write(
         self,
@@ -136,6 +136,20 @@ class Report:
             for row in table.records()
         ]
         self.record.write("analyze", **found, rows=rows)
+
+
+def _origin(records: Sequence[Recorded]) -> dict[str, Any]:
+    """The models of records, and their images where all are of the same, as entries of the summary."""
+    headers = [record.header for record in records]
+    models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}
+    found: dict[str, Any] = {"models": list(models.values())}
+    keys = ("data", "split", "batch_size")
+    if headers and all(key in one for one in headers for key in keys):
+        every = {(*(one[key] for key in keys), len(record)) for one, record in zip(headers, records, strict=True)}
+        if len(every) == 1:
+            [(source, split, batch_size, images)] = every
+            found["data"] = {"source": source, "split": split, "images": images, "batch_size": batch_size}
+    return found
 
 
 def _shown(tables: Iterable[Table]) -> Iterator[Table]:

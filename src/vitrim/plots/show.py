@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.plots.charts import short
 from vitrim.plots.kept import Image, draw_kept, groups_of, in_colour, sources_of
+from vitrim.plots.overlays import overlay
 from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, TEXT, TITLE, sheet
 from vitrim.tasks import make_task
 
@@ -33,8 +34,6 @@ LARGE = 224
 LABEL, PANEL, TITLES = 1.9, 1.2, 0.3
 """Inches of the text beside a row, of a panel, of what stands above one."""
 DIFFERENT = OKABE_ITO[5]
-FADED = 0.35
-"""Share of the light that the image has below its scores."""
 
 
 class Row(NamedTuple):
@@ -224,7 +223,7 @@ def _noting(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
             return
         cuda = [x.device] if x.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(cuda):  # so that what is drawn afterwards is the same
-            scores = reducer.score(x, attention, state)
+            scores = cast(ScorerReducer[Any], reducer).score(x, attention, state)
         found[depth] = _on_grid(scores[0], state)
 
     return note
@@ -333,7 +332,7 @@ def _columns(rows: Sequence[Row], blocks: Sequence[int] | None) -> list[int]:
 
 
 def _scale(image: NDArray[Any]) -> int:
-    return max(1, -(-LARGE // image.shape[1]))
+    return max(1, -(-LARGE // int(image.shape[1])))
 
 
 def _left(image: NDArray[Any], row: Row, block: int, grid: tuple[int, int]) -> Image:
@@ -344,19 +343,7 @@ def _scored(image: NDArray[Any], row: Row, block: int, grid: tuple[int, int]) ->
     """The scores in the colours of viridis over the faded image; None where nothing was scored in this block."""
     if block not in row.scores:
         return None
-    from matplotlib import colormaps
-
-    scores = row.scores[block].reshape(grid)
-    low, high = np.nanmin(scores), np.nanmax(scores)
-    shades = colormaps["viridis"]((scores - low) / max(high - low, 1e-12))[..., :3]
-    grey = draw_kept(image, np.arange(scores.size), grid, scale=_scale(image)).mean(-1, keepdims=True)
-    drawn = np.repeat(FADED * grey + (1 - FADED), 3, -1).astype(np.float32)
-    tall, wide = drawn.shape[:2]
-    down = (np.arange(tall) * grid[0] // tall)[:, None]
-    across = (np.arange(wide) * grid[1] // wide)[None]
-    known = np.isfinite(scores)[down, across]
-    drawn[known] = shades[down, across][known]
-    return drawn
+    return overlay(image, row.scores[block], grid, scale=_scale(image))
 
 
 def _picture(axis: Any, picture: NDArray[Any], title: str) -> None:

@@ -11,7 +11,19 @@ from typing import Any
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, replaced
 
-__all__ = ["BOUND", "CHANCE", "FORMATS", "colours", "encoded", "markers", "method_of", "panels", "save", "sheet"]
+__all__ = [
+    "BOUND",
+    "CHANCE",
+    "FORMATS",
+    "colours",
+    "encoded",
+    "markers",
+    "method_of",
+    "panels",
+    "save",
+    "sheet",
+    "write",
+]
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 """The colours of Okabe and Ito, which are told apart with any sight; those that show best on white come first."""
@@ -139,7 +151,16 @@ def save(figure: Any, path: Path) -> None:
         VitrimError: another ending than `FORMATS` has, or it cannot be written.
     """
     check_file(path)
-    content = encoded(figure, path.suffix.removeprefix("."))
+    write(encoded(figure, path.suffix.removeprefix(".")), path)
+
+
+def write(content: bytes, path: Path) -> None:
+    """Write the bytes of a figure, whole or not at all, with the folders above.
+
+    Raises:
+        VitrimError: it cannot be written.
+    """
+    check_file(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as beside:

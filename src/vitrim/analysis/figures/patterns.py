@@ -25,7 +25,8 @@ Row = dict[str, Any]
     "patterns",
     "overlap",
     title="Overlap of the kept patches (IoU)",
-    alt="Heat maps, one per stage: intersection over union of the patches that each pair of methods keeps.",
+    alt="Heat maps, one per stage: intersection over union of the patches that each pair of methods keeps. Grey: "
+    "neither of the two changes tokens in that block.",
 )
 def draw_overlap(tables: Tables) -> Any:
     """IoU of every pair of records, a heat map per stage."""
@@ -89,7 +90,8 @@ def _over_kept(axis: Any, rows: Sequence[Row], measure: str, colour: dict[str, s
     "patterns",
     "clusters",
     title="Agreement of the clusters (NMI)",
-    alt="Heat maps, one per stage: normalised mutual information of the clusters of each pair of methods.",
+    alt="Heat maps, one per stage: normalised mutual information of the clusters of each pair of methods. Grey: "
+    "neither of the two changes tokens in that block.",
 )
 def draw_clusters(tables: Tables) -> Any:
     """V measure of every pair of records that merge, a heat map per stage."""
