@@ -162,14 +162,12 @@ def _facts(found: Mapping[str, Any], tables: Tables) -> Iterator[tuple[str, str]
 def _page(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
     from jinja2 import Environment
 
-    from vitrim import __version__
-
     made = Environment(autoescape=True, trim_blocks=False).from_string(TEMPLATE.read_text(encoding="utf-8"))
     shown = [
         {**section._asdict(), "tables": [_table(table) for table in section.tables if table.shown != () or table.rows]}
         for section in sections
     ]
-    return str(made.render(title=title, facts=facts, sections=shown, version=__version__, open=OPEN, zip=zip)) + "\n"
+    return str(made.render(title=title, facts=facts, sections=shown, open=OPEN, zip=zip)) + "\n"
 
 
 def _table(table: Table) -> dict[str, Any]:
