@@ -60,7 +60,7 @@ class Source(Weights):
         if twice is not None:
             raise VitrimError(f"model {twice} is given twice")
         if len(names) > 1 and self.checkpoint is not None:
-            raise VitrimError("--checkpoint is of one model: with --model, write run:FOLDER or hf:FOLDER for each")
+            raise VitrimError("--checkpoint is of one model: with --model, name runs as run:FOLDER")
         given = {field: getattr(self, field) for field in ("pretrained", "checkpoint", "model_option")}
         return [Model(name=name, **given) for name in names]
 

@@ -56,7 +56,7 @@ def overlay(
         VitrimError: the grid does not hold P patches.
 
     Example:
-        >>> overlay(np.zeros((2, 2)), np.array([0.0, np.nan, 0.5, 1.0]), (2, 2))[0, 1].round(2).tolist()
+        >>> overlay(np.zeros((2, 2)), np.array([0.0, np.nan, 0.5, 1.0]), (2, 2))[0, 1].astype(float).round(2).tolist()
         [0.65, 0.65, 0.65]
     """
     from matplotlib import colormaps
