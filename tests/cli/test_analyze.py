@@ -13,12 +13,13 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from cli_runs import exit_code
-from vitrim.analysis.families import FAMILIES
+from vitrim.analysis.families import EXPERIMENTS, FAMILIES
 from vitrim.analysis.features import procrustes
 from vitrim.analysis.patterns import iou
 from vitrim.analysis.record import Record
 from vitrim.cli import analyze
 from vitrim.errors import VitrimError
+from vitrim.measure.arrays import read_arrays
 from vitrim.measure.decisions import file_name
 from vitrim.measure.run import Measurement
 
@@ -70,7 +71,7 @@ def test_every_family_has_its_tables(report: Path) -> None:
     names = {file.stem for file in (report / "tables").iterdir()}
     assert names == {
         *("overlap", "clusters", "depth", "depth_maps", "depth_pairs", "counts"),
-        *("features", "proxy", "proxy_anchors"),
+        *("features", "proxy", "proxy_anchors", "class_tokens"),
     }
     found = summary(report)
     assert found["complete"]
@@ -176,6 +177,30 @@ def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Pa
     assert "Analyses compared" in (out / "index.html").read_text()
 
 
+def test_experiments_alone_need_no_pass(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    methods = ("-m", "topk:keep_rate=0.5", "-m", "mctf:r=2")
+    assert run(*MODEL, *methods, "--data", images, "--only", "router,attention", "--out", out) == 0
+    assert not list(out.glob("record_*"))
+    assert {file.stem for file in (out / "tables").iterdir()} == {"router", "attention"}
+    header, arrays = read_arrays(out / "arrays" / "router.npz", "arrays", 1)
+    assert header["family"] == "router"
+    assert arrays["topk:keep_rate=0.5/scores"].shape == (8, 3, 16)
+    notes = summary(out)["notes"]
+    assert "router: estimated from 12 images, fewer than 30" in notes
+    assert "mctf:r=2 is left out of router: it does not rank patches" in notes
+
+
+def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_path: Path) -> None:
+    found = [row for row in table(report, "class_tokens") if "tome" in row["method"]]
+    cosines = records(report)["tome:r=2"].arrays["cosine"].mean(0, dtype=np.float64)
+    assert [float(row["cosine"]) for row in found] == pytest.approx(cosines.tolist())
+    out = tmp_path / "out"
+    assert run(*MODEL, "-m", "tome:r=2", "--data", images, "--limit", 4, "--only", "loss", "--out", out) == 0
+    names = {file.stem for file in (out / "tables").iterdir()}
+    assert names == {"class_tokens", "loss_alone", "loss_alone_mean", "merging_error"}
+
+
 def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = next(report.glob("record_topk*"))
     assert run("--from", one, "--only", "depth,counts", "--out", tmp_path / "some", "--json", "-") == 0
@@ -233,6 +258,8 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         ([*MODEL], "give the images to analyse the model on with --data"),
         (["test_vit", "--from", "RECORD"], "leave out the model, --data and the methods"),
         (["--from", "none.npz"], "cannot read none.npz"),
+        (["--from", "RECORD", "--only", "depth,router"], "router runs the model, which stored records do not hold"),
+        ([*MODEL, "--data", "none", "--only", "throughput", "--sizes", "64,x"], "whole numbers of pixels"),
         (["--from", "FULL/other.txt"], "is no record of an analysis"),
         (["--from", "RECORD", "--out", "FULL"], "is not empty and holds no analysis"),
         (["--from", "RECORD", "--from", "OTHER", "--only", "patterns"], "was made on 11 other images"),
@@ -294,4 +321,5 @@ def test_a_package_that_is_not_installed(
 def test_the_families_of_the_help_are_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"families with commas: {', '.join(FAMILIES)}" in printed
+    assert f"families with commas: {', '.join(FAMILIES)}, and those that run the model once more, " in printed
+    assert ", ".join(name for name in EXPERIMENTS if name not in FAMILIES) in printed

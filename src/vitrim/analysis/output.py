@@ -11,11 +11,14 @@ from vitrim.analysis.record import Record
 from vitrim.analysis.tables import Outcome
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
+from vitrim.measure.arrays import write_arrays
 from vitrim.measure.decisions import file_name
 
 __all__ = ["SUMMARY", "check_output", "read_report", "write_records", "write_tables"]
 
 SUMMARY = "analysis.json"
+ARRAYS_FORMAT = 1
+"""Of the arrays of a family, see `vitrim.measure.arrays.read_arrays`."""
 
 
 def check_output(folder: Path) -> None:
@@ -65,7 +68,7 @@ def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
 
 
 def write_tables(folder: Path, outcomes: Mapping[str, Outcome], found: Mapping[str, Any]) -> list[Path]:
-    """Write ``tables/TABLE.csv`` and ``analysis.json``.
+    """Write ``tables/TABLE.csv``, ``arrays/FAMILY.npz`` where a family has any, and ``analysis.json``.
 
     Args:
         folder: made if it does not exist.
@@ -83,6 +86,10 @@ def write_tables(folder: Path, outcomes: Mapping[str, Outcome], found: Mapping[s
     for name, table in tables.items():
         files.append(folder / "tables" / f"{name}.csv")
         write_text(files[-1], table.csv())
+    for name, outcome in outcomes.items():
+        if outcome.arrays:
+            files.append(folder / "arrays" / f"{name}.npz")
+            write_arrays(files[-1], {"format": ARRAYS_FORMAT, "family": name}, outcome.arrays)
     summary = {
         **found,
         "tables": {name: table.records() for name, table in tables.items() if table.shown != ()},

@@ -89,11 +89,13 @@ class Outcome:
         tables: its tables, empty where it does not apply.
         notes: one line each: what was left out and why, what to read with care.
         arrays: what pictures are drawn from, by name; the family says which there are.
+        images: those that the numbers were estimated from, where that is not all of the records'.
     """
 
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    images: int | None = None
 
 
 def summary(values: ArrayLike) -> list[tuple[float, float, float, float]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,11 +18,18 @@ from vitrim.errors import MissingPackageError, VitrimError
 if TYPE_CHECKING:
     from vitrim.analysis.record import Record as Recorded
     from vitrim.core.config import MethodConfig
-    from vitrim.measure.run import Measurement
 
 Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
 Only = Annotated[
-    str | None, typer.Option("--only", help="families with commas: patterns, depth, counts, features; default: all")
+    str | None,
+    typer.Option(
+        "--only",
+        help="families with commas: patterns, depth, counts, features, loss, and those that run the model once more, "
+        "sensitivity, attention, router, tsne, throughput (so does loss, if named); all; default: those of one pass",
+    ),
+]
+Sizes = Annotated[
+    str | None, typer.Option("--sizes", help="throughput: pixels a side, with commas; default: the model's own")
 ]
 Formats = Annotated[str, typer.Option("--format", help="of the files in figures/: png, svg, or both with a comma")]
 Compare = Annotated[
@@ -112,6 +119,7 @@ def analyze(
     compare: Compare = False,
     out: Out,
     only: Only = None,
+    sizes: Sizes = None,
     formats: Formats = "png",
     batch_size: common.BatchSize = 32,
     dtype: Dtype = "fp32",
@@ -126,7 +134,7 @@ def analyze(
     """
     configs = common.parse_methods(methods or ())
     common.check_choice("dtype", dtype, DTYPES)
-    from vitrim.analysis.families import chosen
+    from vitrim.analysis.families import FAMILIES, check_stored, chosen
     from vitrim.analysis.output import check_output, read_report
     from vitrim.analysis.report import check_formats
 
@@ -137,17 +145,39 @@ def analyze(
     report = Report(out, families, kinds, record)
     if compare or stored.stored:
         _check_alone(source, pictures, configs, stored, compare)
+        check_stored(families)
         found = {"environment": machine.environment("float32")}
         if compare:
             report.compare([read_report(Path(folder)) for folder in source.names or ()], found)
         else:
             report.show(stored.load(), found)
         return
-    models, data = source.models(), pictures.data()
-    passes = [Pass(*_prepared(model, data, configs, machine, dtype, batch_size)) for model in models]
+    models, data, pixels = source.models(), pictures.data(), _sizes(sizes)
+    runs_model = [name for name in families if name not in FAMILIES]
+    if len(models) > 1 and runs_model:
+        raise VitrimError(f"{runs_model[0]} runs one model: leave out --model")
+    passes = [_prepared(model, data, configs, machine, dtype, batch_size) for model in models]
+    passes = [one._replace(subject=replace(one.subject, workers=workers, sizes=pixels)) for one in passes]
+    if families and len(runs_model) == len(families):  # nothing to gather in a pass over all images
+        report.show([], {**passes[0].found, "complete": True}, subject=passes[0].subject)
+        return
     with report.kept(passes):
         for one in passes:
-            run_batches(one.measurement, one.dataset, data.limit, one.found["data"]["batch_size"], workers, None)
+            run_batches(one.measurement, one.subject.dataset, data.limit, one.subject.batch_size, workers, None)
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    """The sizes in pixels of ``--sizes``.
+
+    Example:
+        >>> _sizes("224,384")
+        (224, 384)
+    """
+    parts = [] if text is None else text.split(",")
+    wrong = next((part for part in parts if not part.strip().isdecimal() or int(part) == 0), None)
+    if wrong is not None:
+        raise VitrimError(f"--sizes takes whole numbers of pixels with commas, e.g. 224,384; got '{wrong}'")
+    return tuple(map(int, parts))
 
 
 def _check_packages() -> None:
@@ -169,11 +199,12 @@ def _check_alone(
 
 def _prepared(
     model: Model, data: Data, configs: list[MethodConfig], machine: Machine, dtype: str, batch_size: int
-) -> tuple[Measurement, Any, dict[str, Any]]:
-    """The measurement that gathers the records, its images, and what is known beforehand."""
+) -> Pass:
+    """The measurement that gathers the records, what else is run on its images, and what is known beforehand."""
     import torch
 
     from vitrim.analysis.collect import Collect
+    from vitrim.analysis.subject import Subject
     from vitrim.measure.contestants import contestants
     from vitrim.measure.run import Measurement
 
@@ -193,4 +224,8 @@ def _prepared(
         "data": facts,
     }
     probe = Collect(num_images=facts["images"])
-    return Measurement(models, [probe], task, seed=machine.seed), dataset, found
+    own = dense.to(device=device, dtype=precision).eval()
+    subject = Subject(
+        own, configs, task, dataset, batch_size, limit=data.limit, seed=machine.seed, learned=model.learned
+    )
+    return Pass(Measurement(models, [probe], task, seed=machine.seed), subject, found)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vitrim.analysis.record import Record as Recorded
+    from vitrim.analysis.subject import Subject
     from vitrim.analysis.tables import Outcome, Table
     from vitrim.measure.run import Measurement
 
@@ -24,12 +25,12 @@ class Pass(NamedTuple):
 
     Attributes:
         measurement: gathers the records.
-        dataset: the images, as this model takes them.
+        subject: the model and its images, for families that run the model.
         found: entries of the summary, known beforehand.
     """
 
     measurement: Measurement
-    dataset: Any
+    subject: Subject
     found: dict[str, Any]
 
     def records(self) -> list[Recorded]:
@@ -87,19 +88,30 @@ class Report:
                 files = write_records(self.folder, made)
                 models = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
                 complete = all(one.complete for one in passes)
-                self.show(made, {**passes[0].found, "models": models, "complete": complete}, files)
+                subject = passes[0].subject if complete else None
+                self.show(made, {**passes[0].found, "models": models, "complete": complete}, files, subject)
 
-    def show(self, records: Sequence[Recorded], found: dict[str, Any], files: Sequence[Path] = ()) -> None:
+    def show(
+        self,
+        records: Sequence[Recorded],
+        found: dict[str, Any],
+        files: Sequence[Path] = (),
+        subject: Subject | None = None,
+    ) -> None:
         """Print the tables of records and write the report.
 
         Args:
             records: to analyse.
             found: entries of the summary.
             files: that were written before.
+            subject: for the families that run the model.
         """
-        from vitrim.analysis.families import analyse
+        from vitrim.analysis.families import analyse, experiments, together
 
-        self._write(analyse(records, self.families), records, {**_origin(records), **found}, files)
+        outcomes = analyse(records, self.families) if records else {}
+        if subject is not None:
+            outcomes = together(outcomes, experiments(subject, self.families))
+        self._write(outcomes, records, {**_origin(records), **found}, files)
 
     def compare(self, analyses: Sequence[Sequence[Recorded]], found: dict[str, Any]) -> None:
         """Print the tables over finished analyses and write the report."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from vitrim.core.ask import ask
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of
-from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output, contestants
@@ -207,7 +206,7 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
     if model.reduction is not None:
         reduced = model.reduction.model
         for block in host_of(reduced).blocks(reduced):
-            if isinstance(block, ReducedBlock) and isinstance(block.reducer, ScorerReducer):
+            if isinstance(block, ReducedBlock):
                 handles.append(block.reducer.register_forward_pre_hook(_noting(found, block.depth)))
     try:
         yield found
@@ -219,12 +218,14 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
 def _noting(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
     def note(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
         x, attention, state = args
-        if reducer.num_removed(state) == 0:  # nor does the reducer decide
+        planned = reducer.layer.amount is not None and not reducer.config.adaptive
+        if planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
             return
         cuda = [x.device] if x.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(cuda):  # so that what is drawn afterwards is the same
-            scores = cast(ScorerReducer[Any], reducer).score(x, attention, state)
-        found[depth] = _on_grid(scores[0], state)
+            scores = reducer.ranking(x, attention, state)
+        if scores is not None:
+            found[depth] = _on_grid(scores[0], state)
 
     return note
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitrim.analysis.features import cca_measures, cka, procrustes
 from vitrim.analysis.record import Record, check_comparable
-from vitrim.analysis.statistics import bootstrap_ci, spearman_kendall
+from vitrim.analysis.statistics import spearman_ci, spearman_kendall
 from vitrim.analysis.tables import Outcome, Table
 from vitrim.errors import VitrimError
 
@@ -141,7 +141,7 @@ def _proxy(table: Table) -> list[tuple[object, ...]]:
             if len(pairs) < FEWEST_PAIRS:
                 continue
             found = spearman_kendall(*pairs.T)
-            low, high = bootstrap_ci(pairs, _spearman)
+            low, high = spearman_ci(pairs)
             rho, tau = (found.spearman, float(low), float(high), found.spearman_p), (found.kendall, found.kendall_p)
             rows.append((block, measure, len(pairs), *rho, *tau))
     return rows
@@ -162,12 +162,3 @@ def _anchored(table: Table, anchor: str) -> list[tuple[object, ...]]:
                 found = spearman_kendall(*np.array(pairs).T)
                 rows.append((anchor, block, measure, len(pairs), *found))
     return rows
-
-
-def _spearman(pairs: NDArray[np.float64]) -> float:
-    """Spearman's rho of pairs (n, 2), nan where one side is constant; scipy's own takes a hundred times longer."""
-    from scipy.stats import rankdata
-
-    x, y = (ranks - ranks.mean() for ranks in rankdata(pairs, axis=0).T)
-    below = float((x @ x) * (y @ y)) ** 0.5
-    return float(x @ y) / below if below > 0 else float("nan")
