@@ -156,7 +156,7 @@ def _anchored(table: Table, anchor: str) -> list[tuple[object, ...]]:
             pairs = [
                 (row[measure], row["signed"] if row["method_a"] == anchor else -row["signed"])
                 for row in own
-                if row["block"] == block and row[measure] is not None
+                if row["block"] == block and row[measure] is not None and row["signed"] is not None
             ]
             if len(pairs) >= FEWEST_PAIRS:
                 found = spearman_kendall(*np.array(pairs).T)
