@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from vitrim.files import check_folder, json_text, write_text
 from vitrim.measure.arrays import write_arrays
 from vitrim.measure.decisions import file_name
 
-__all__ = ["SUMMARY", "check_output", "write_records", "write_tables"]
+__all__ = ["SUMMARY", "check_output", "read_report", "write_records", "write_tables"]
 
 SUMMARY = "analysis.json"
 ARRAYS_FORMAT = 1
@@ -34,8 +35,22 @@ def check_output(folder: Path) -> None:
         raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
 
 
+def read_report(folder: Path) -> list[Record]:
+    """The records of a finished analysis; ``report`` of their headers is the name of its folder.
+
+    Raises:
+        VitrimError: the folder holds none, or a record in it cannot be read.
+    """
+    files = sorted(folder.glob("record_*.npz")) if (folder / SUMMARY).is_file() else []
+    if not files:
+        raise VitrimError(f"{folder} holds no finished analysis: give the --out of `vitrim analyze` with a model")
+    found = [Record.load(file) for file in files]
+    return [replace(one, header={**one.header, "report": str(folder)}) for one in found]
+
+
 def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
-    """Write ``record_METHOD.npz`` of each record into ``folder``, which is made if it does not exist.
+    """Write ``record_METHOD.npz`` of each record into ``folder``, which is made if it does not exist; of several models
+    ``record_MODEL_METHOD.npz``.
 
     Returns:
         The files.
@@ -44,8 +59,10 @@ def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
         VitrimError: a file cannot be written.
     """
     files = []
+    several = len({record.header.get("model") for record in records}) > 1
     for record in records:
-        files.append(folder / f"record_{file_name(record.method)}.npz")
+        name = f"{record.header['model']}_{record.method}" if several else record.method
+        files.append(folder / f"record_{file_name(name)}.npz")
         record.save(files[-1])
     return files
 

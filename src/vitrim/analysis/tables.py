@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.analysis.statistics import mean_ci
 
-__all__ = ["FEW", "Outcome", "Table", "summary"]
+__all__ = ["FEW", "Outcome", "Table", "cell", "summary"]
 
 FEW = 30
 """Images below which numbers come with a warning."""
@@ -67,6 +67,18 @@ class Table:
 
 def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def cell(value: object) -> str:
+    """A value as people read it in a table.
+
+    Example:
+        >>> cell(0.123456), cell(None), cell(float("nan")), cell(3)
+        ('0.1235', '-', '-', '3')
+    """
+    if _missing(value):
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass
