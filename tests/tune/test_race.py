@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,18 @@ class Tokens(Cost):
         return sum(self.space.counts(config) or ()) / (16 * 4)
 
 
+@cache
+def planted(setting: str) -> float:
+    """The damage of a setting."""
+    config = parse_method(setting)
+    left = np.array([16, *(space(config.name).counts(config) or ())])
+    return METHODS[config.name] + float((-np.diff(left) * [0.02, 0.01, 0.005, 0.005]).sum())
+
+
+def damage(config: vitrim.MethodConfig) -> float:
+    return planted(config.describe())
+
+
 class Noisy:
     """A damage per method, one of early removal, what an image has under all, and noise of its own."""
 
@@ -48,25 +61,23 @@ class Noisy:
     def images(self, part: Part) -> int:
         return self.count
 
-    def damage(self, config: vitrim.MethodConfig) -> float:
-        left = np.array([16, *(space(config.name).counts(config) or ())])
-        return METHODS[config.name] + float((-np.diff(left) * [0.02, 0.01, 0.005, 0.005]).sum())
-
     def __call__(self, configs: Sequence[vitrim.MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
         found: list[Scores] = []
         for config in configs:
             key = [self.seed, len(part), *config.describe().encode()]
             own = np.random.default_rng(key).normal(0.0, self.noise, self.count)
             common = np.random.default_rng([self.seed, len(part)]).normal(1.0, 0.3, self.count)
-            values = (self.damage(config) + common + own)[start:stop].astype(np.float32)
+            values = (damage(config) + common + own)[start:stop].astype(np.float32)
             found.append({"feature": values, "kl": values})
         return found
 
 
-def run(scorer: Noisy, study: Study, limit: float = 0.7) -> tuple[Outcome, tuple[Raced, ...]]:
+def run(
+    scorer: Noisy, study: Study, methods: Sequence[str] = tuple(METHODS), evaluations: int = 24
+) -> tuple[Outcome, tuple[Raced, ...]]:
     measured = Measured(scorer, study)
-    finders = [Finder(space(name), Tokens(space(name)), measured, seed=scorer.seed) for name in METHODS]
-    outcome, rows, _ = race(finders, measured, limit, evaluations=24)
+    finders = [Finder(space(name), Tokens(space(name)), measured, seed=scorer.seed) for name in methods]
+    outcome, rows, _ = race(finders, measured, 0.7, evaluations)
     return outcome, rows
 
 
@@ -81,19 +92,18 @@ def test_the_best_method_is_searched_and_beats_the_best_constant_setting() -> No
     assert outcome.better
     assert outcome.best.config.name == "tome"
     constants = [trial.config for trial in outcome.trials if trial.source == "constant"]
-    assert outcome.constant.config == min(constants, key=scorer.damage), "whatever method it is of"
-    assert scorer.damage(outcome.searched.config) < scorer.damage(outcome.constant.config)
+    assert outcome.constant.config == min(constants, key=damage), "whatever method it is of"
+    assert damage(outcome.searched.config) < damage(outcome.constant.config)
     assert all(trial.share <= 0.7 for trial in outcome.trials)
     assert [trial.number for trial in outcome.trials] == list(range(len(outcome.trials)))
 
 
 def test_the_best_method_is_never_dropped() -> None:
-    """In at most 2 of 100 races under noise as large as the gap to the next one."""
+    """In at most 2 of 100 races under noise four times as large as the gap to the next one, first seen on 8 images."""
     measured = Measured(Noisy(noise=0.0), Study(None, {}))
     finders = [Finder(space(name), Tokens(space(name)), measured) for name in METHODS]
     starts = {id(finder): finder.starts(0.7) for finder in finders}
-    plain = Noisy(noise=0.0)
-    best = min(finders, key=lambda one: min(plain.damage(start.config) for start in starts[id(one)]))
+    best = min(finders, key=lambda one: min(damage(start.config) for start in starts[id(one)]))
     lost = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Finder, "starts", lambda finder, limit: starts[id(finder)])  # they do not depend on the seed
@@ -114,10 +124,12 @@ def test_a_method_that_cannot_be_so_cheap_says_so() -> None:
 
 
 def test_a_race_is_resumed_exactly(tmp_path: Path) -> None:
-    whole = run(Noisy(noise=0.02), Study(tmp_path / "whole.jsonl", {}))
+    few = {"methods": ("tome", "gtp", "mctf"), "evaluations": 10}
+    whole = run(Noisy(noise=0.02), Study(tmp_path / "whole.jsonl", {}), **few)
+    assert {row.state for row in whole[1]} == {"searched", "dropped"}
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
-    for cut in range(1, len(lines), len(lines) // 4):
+    for cut in range(1, len(lines), len(lines) // 3):
         part = tmp_path / "part.jsonl"
         part.write_bytes(b"".join(lines[:cut]))
-        assert run(Noisy(noise=0.02), Study(part, {}, resume=True)) == whole
+        assert run(Noisy(noise=0.02), Study(part, {}, resume=True), **few) == whole
         assert part.read_bytes() == b"".join(lines)
