@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,12 @@ from torch.utils.data import TensorDataset
 import vitrim
 from vitrim.errors import VitrimError
 from vitrim.measure.macs import profile
+from vitrim.measure.processes import Processes
 from vitrim.tasks import make_task
 from vitrim.tune import Result, Target, search
 from vitrim.tune.cost import LatencyCost
 from vitrim.tune.finder import Trial
-from vitrim.tune.proxy import PARTS, BatchImages, DatasetImages, ModelScorer
+from vitrim.tune.proxy import PARTS, BatchImages, DatasetImages, ModelScorer, _in_order
 
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))
@@ -108,29 +110,49 @@ def test_a_resumed_search_gives_the_same_study_bit_for_bit(
         find(model, study=cut, resume=True, target="macs=0.6")
 
 
-def test_a_speedup_is_predicted_from_times_that_a_study_keeps(
-    model: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def timed(model: Any, kernels: Any, configs: list[Any], *rest: Any) -> tuple[Any, float]:
-        """A machine whose time is that of the tokens; it may be asked once."""
-        monkeypatch.setattr("vitrim.tune.cost._timed", None)
+def test_a_speedup_is_predicted_from_times_that_a_study_keeps(model: VisionTransformer, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def timed(model: Any, configs: Sequence[Any], *rest: Any) -> tuple[Any, float]:
+        """A machine whose time is that of the tokens."""
+        asked.append(len(configs))
         return np.array([sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
 
-    monkeypatch.setattr("vitrim.tune.cost._timed", timed)
-    result = find(model, target="speedup=1.5", study=tmp_path / "study", evaluations=3)
+    how = {"target": "speedup=1.5", "study": tmp_path / "study", "evaluations": 3, "timer": timed}
+    result = find(model, **how)
     assert isinstance(result.cost, LatencyCost)
     assert result.cost.error < 0.01
     for trial in result.outcome.trials:
         assert trial.share == pytest.approx(sum(trial.config.counts(16, 3) or ()) / 48, rel=0.01)
         assert trial.share <= 1.0 / 1.5
-    again = find(model, target="speedup=1.5", study=tmp_path / "study", evaluations=3, resume=True)
+    again = find(model, **how, resume=True)
     assert again.record() == result.record()
+    assert len(asked) == 1
 
 
 def test_agreement_is_reached_as_cheaply_as_possible(model: VisionTransformer) -> None:
     result = find(model, target="agree=0.6", proxy="kl", evaluations=10)
     scorer = ModelScorer(model, make_task("classification", 5), images())
     assert 1.0 - scorer([result.config], "selection", 0, 16)[0]["agree"].mean() >= 0.6
+
+
+class Apart(Processes):
+    """A process that is told nothing of the others."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def test_the_shares_of_two_processes_are_the_scores_of_one(model: VisionTransformer) -> None:
+    """Three batches: two for the first, one for the second."""
+    asked: tuple[Any, ...] = ([vitrim.ToMe(r=4)], "check", 4, 16)
+    task = make_task("classification", 5)
+    whole = ModelScorer(model, task, images())(*asked)[0]
+    parts = [ModelScorer(model, task, images(), processes=Apart(index, 2))(*asked) for index in range(2)]
+    assert [len(part[0]["kl"]) for part in parts] == [8, 4]
+    joined = _in_order(parts, 12, 4)[0]
+    assert joined.keys() == whole.keys()
+    assert all(np.array_equal(joined[name], whole[name]) for name in whole)
 
 
 def test_scores_are_those_of_twenty_plain_lines(model: VisionTransformer) -> None:
