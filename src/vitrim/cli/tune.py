@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import MODEL_NAMES, Data, Machine, Model, Record, Setup
+from vitrim.cli import tuning
+from vitrim.cli.setup import MODEL_NAMES, Data, Machine, Model, Record
 from vitrim.errors import VitrimError
-
-if TYPE_CHECKING:
-    from vitrim.core.config import MethodConfig
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"model {MODEL_NAMES}; none with --train")]
 Methods = Annotated[
@@ -43,18 +39,6 @@ Grids = Annotated[
     ),
 ]
 Train = Annotated[str | None, typer.Option("--train", help="train this recipe at every point of --grid")]
-Evaluations = Annotated[
-    int | None,
-    typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
-]
-ProxyName = Annotated[
-    str, typer.Option("--proxy", help="the damage that is minimised: feature, kl, cosine or agree (1 - agreement)")
-]
-SearchName = Annotated[
-    str, typer.Option("--search", help="where settings come from: evolution, random, or optuna's gp or tpe")
-]
-Out = Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +46,6 @@ class AnyModel(Model):
     """One model and its weights, or none."""
 
     name: Name = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort(Setup):
-    """How a search is made, and where it leaves its files."""
-
-    evaluations: Evaluations = None
-    proxy: ProxyName = "feature"
-    search: SearchName = "evolution"
-    batch_size: common.BatchSize = 32
-    workers: common.Workers = 0
-    out: Out = Path("tuned")
-    resume: Resume = False
 
 
 def tune(
@@ -86,7 +57,7 @@ def tune(
     front: Fronts = None,
     grid: Grids = None,
     train: Train = None,
-    effort: Effort,
+    effort: tuning.Effort,
     machine: Machine,
     record: Record,
 ) -> None:
@@ -95,8 +66,6 @@ def tune(
     A third of the images is for searching, one for selecting and one for checking. The searched setting is returned if
     it beats the constant one beyond noise on the last third. Use the file as -m @tuned/best.json.
     """
-    from vitrim.cli import tuning
-
     _check(model.name, methods, {"--target": target, "--front": front, "--grid": grid}, train)
     if train is not None:
         tuning.train_grid(train, grid or [], data, effort, machine, record)
@@ -124,16 +93,3 @@ def _check(model: str, methods: Sequence[str] | None, aims: dict[str, object], t
         raise VitrimError(
             "name the method in --grid" if methods else "-m METHOD is missing: say what to tune, e.g. tome"
         )
-
-
-def parse(methods: Sequence[str]) -> list[MethodConfig] | None:
-    """The methods; None for all that need no training.
-
-    Raises:
-        VitrimError: an unknown one, or others beside all.
-    """
-    if "all" not in methods:
-        return common.parse_methods(methods)
-    if len(methods) > 1:
-        raise VitrimError("-m all has the other methods already: leave them out")
-    return None

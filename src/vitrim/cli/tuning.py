@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from vitrim.cli import common
 from vitrim.cli.measuring import task_and_data
-from vitrim.cli.setup import Data, Machine, Model, Record
+from vitrim.cli.setup import Data, Machine, Model, Record, Setup
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitrim.cli.tune import Effort
+    from vitrim.core.config import MethodConfig
     from vitrim.tune import Front, Result
     from vitrim.tune.finder import Trial
     from vitrim.tune.search import Options
@@ -27,6 +30,48 @@ IMAGES = 3 * 2048
 PROXIES = ("feature", "kl", "cosine", "agree")
 SHOWN = 20
 """Rows of a grid's table, at most; the files have all."""
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+Evaluations = Annotated[
+    int | None,
+    typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
+]
+ProxyName = Annotated[
+    str, typer.Option("--proxy", help="the damage that is minimised: feature, kl, cosine or agree (1 - agreement)")
+]
+SearchName = Annotated[
+    str, typer.Option("--search", help="where settings come from: evolution, random, or optuna's gp or tpe")
+]
+Out = Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort(Setup):
+    """How a search is made, and where it leaves its files."""
+
+    evaluations: Evaluations = None
+    proxy: ProxyName = "feature"
+    search: SearchName = "evolution"
+    batch_size: common.BatchSize = 32
+    workers: common.Workers = 0
+    out: Out = Path("tuned")
+    resume: Resume = False
+
+
+def parse_methods(methods: Sequence[str]) -> list[MethodConfig] | None:
+    """The methods; None for all that need no training.
+
+    Raises:
+        VitrimError: an unknown one, or others beside all.
+    """
+    if "all" not in methods:
+        return common.parse_methods(methods)
+    if len(methods) > 1:
+        raise VitrimError("-m all has the other methods already: leave them out")
+    return None
 
 
 # ---- what is done ----------------------------------------------------------------------------------------------------
@@ -44,12 +89,11 @@ def find(
 ) -> None:
     """Search for a target, or for several."""
     from vitrim import tune
-    from vitrim.cli.tune import parse
     from vitrim.tune.fitting import training_free
     from vitrim.tune.proxy import DatasetImages, check_proxy
     from vitrim.tune.strategies import make_strategy
 
-    targets, configs = _targets(target, front), parse(methods)
+    targets, configs = _targets(target, front), parse_methods(methods)
     check_proxy(effort.proxy), make_strategy(effort.search)
     dense, processes = _start(model, effort, machine)
     if configs is None:
