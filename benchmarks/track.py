@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import subprocess
@@ -113,7 +114,7 @@ def losses(records: Sequence[Record]) -> Iterator[str]:
         >>> list(losses([{**base, "commit": "a", "rows": [old]}, {**base, "commit": "b", "rows": [new]}]))
         ['`tome:r=8` at batch 8: 1.00 at a, 0.90 at b']
     """
-    for before, after in zip(records, records[1:], strict=False):
+    for before, after in itertools.pairwise(records):
         if not comparable(before, after):
             continue
         earlier = by_row(before)
@@ -167,8 +168,8 @@ def page(records: Sequence[Record]) -> str:
     settings = last["settings"]
     lost = [f"* {line}" for line in losses(records)] or ["None so far."]
     rows = [
-        f"| `{row['method']}` | {row['batch']} | {row['speedup']:.2f} [{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}]"
-        f" | {row['promised_speedup']:.2f} | {row['ratio']:.2f} |"
+        f"| `{row['method']}` | {row['batch']} | {row['speedup']:.2f} "
+        f"[{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}] | {row['promised_speedup']:.2f} | {row['ratio']:.2f} |"
         for row in last["rows"]
     ]
     busy = "; the machine was busy" if last["load"][0] > settings["threads"] + 1 else ""

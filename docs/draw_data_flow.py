@@ -50,9 +50,7 @@ def drawing() -> str:
         f'<path d="M 540 76 L 40 128 M 710 76 L 960 128" stroke="{ACCENT}" stroke-dasharray="4 4" fill="none"/>'
     )
     parts.append(f'<rect x="24" y="128" width="952" height="150" rx="9" fill="none" stroke="{ACCENT}"/>')
-    parts.append(
-        note(40, 150, "one block: tokens (B, N, C) and their state go in, M of them come out", ACCENT, "start")
-    )
+    parts.append(note(40, 150, "one block: N tokens and their state go in, M of them come out", ACCENT, "start"))
     steps = (["norm, project", "q, k, v"], ["attention"], ["+"], ["norm, MLP"], ["+"])
     widths, x, ends = (150, 150, 44, 150, 44), 120.0, []
     for lines, width in zip(steps, widths, strict=True):
@@ -76,8 +74,8 @@ def drawing() -> str:
             76,
             [
                 "a reducer, at one of four sites",
-                "the method decides: Hard (prune, merge) or Soft assignment of N tokens to M, from x, attention and state",
-                "the core applies it: moves tokens, sizes and sources; keeps the prefix; brings pruned patches back for dense heads",
+                "the method decides, from x, attention and state: a Hard or Soft assignment of N tokens to M",
+                "the core applies it: moves tokens and sizes, keeps the prefix, brings pruned patches back",
             ],
             WARM,
             "#fdf3ea",

@@ -2,8 +2,8 @@
 
     python docs/generate.py
 
-The blocks in docs/methods are in git, so that they can be read there, and tests compare them with the code. The pages of
-docs/api and docs/changelog.md are not.
+The blocks in docs/methods are in git, so that they can be read there, and tests compare them with the code. The pages
+of docs/api and docs/changelog.md are not.
 """
 
 from __future__ import annotations
@@ -117,10 +117,8 @@ def page_with_block(page: str, names: Iterable[str]) -> str:
     """The text of a page with the blocks of its methods as the code has them now, at its end if it had none."""
     blocks = {method_block(name).partition("\n")[2]: "" for name in names}
     heads = ", ".join(f"`vitrim.{methods()[name].__name__}`" for name in names)
-    if len(blocks) == 1:  # relatives that differ in nothing but the name
-        text = heads + "\n" + next(iter(blocks))
-    else:
-        text = "\n\n".join(method_block(name) for name in names)
+    alike = len(blocks) == 1  # relatives that differ in nothing but the name
+    text = heads + "\n" + next(iter(blocks)) if alike else "\n\n".join(method_block(name) for name in names)
     block = f"{BEGIN}\n{text}\n{END}"
     if BEGIN not in page:
         return f"{page.rstrip()}\n\n## In the code\n\n{block}\n"
@@ -144,8 +142,8 @@ def api_pages() -> dict[str, str]:
     """File name and text of every page of the Python API."""
     rooms = [room for room in (*ROOMS, *MORE_ROOMS) if (PACKAGE / room / "__init__.py").exists()]
     index = [
-        "# Python API\n\nThe public names of `vitrim`. Config classes of methods, `vitrim.ToMe` and its like, are on the"
-        " pages of [methods](methods.md). Other modules:\n",
+        "# Python API\n\nThe public names of `vitrim`. Config classes of methods, `vitrim.ToMe` and its like, are on"
+        " [a page of their own](methods.md). Other modules:\n",
         ", ".join(f"[{room}]({room}.md)" for room in (*rooms, "more")) + ".\n",
     ]
     for name in vitrim.__all__:
