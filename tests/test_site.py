@@ -75,6 +75,7 @@ def test_the_drawing_is_what_its_script_draws() -> None:
 def test_python_in_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fence after fence, as a reader would; random weights do where a page downloads those of timm."""
     import timm
+
     from vitrim.core import registry
 
     create = timm.create_model
