@@ -94,10 +94,12 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     for name in ("docs", "src", "mkdocs.yml", "CHANGELOG.md"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    paths = [str(tmp_path / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "docs/build.py"]
     build = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert build.returncode == 0, build.stdout + build.stderr
     index = (tmp_path / "site" / "index.html").read_text()
     assert not re.search(r"(?:src|href)=\"(?:https?:)?//[^\"]*(?:font|cdn|unpkg)", index)
-    assert (tmp_path / "site" / "methods" / "tome" / "index.html").exists()
+    raw = [page for page in (tmp_path / "site").rglob("*.html") if "|---|" in page.read_text()]
+    assert not raw  # a table that was not understood
