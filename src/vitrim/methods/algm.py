@@ -64,7 +64,7 @@ class ALGM(MethodConfig):
     adaptive = True
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
-    knob = Knob("threshold", 1.0, 0.05, digits=4)
+    knob = Knob("threshold", 1.0, 0.05, digits=4, similarity=True)
 
     threshold: float = Field(0.88, ge=-1.0, le=1.0, description="mean cosine from which on a window is merged")
     local_block: int = Field(0, ge=0, description="block that merges windows, 0-based")

@@ -33,3 +33,6 @@ class RandomReducer(ScorerReducer[Random]):
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         return torch.rand(x.shape[0], state.num_patches, device=x.device)
+
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        return None  # a draw says nothing about the image
