@@ -9,6 +9,7 @@ Names are resolved on first use, so that ``vitrim --help`` need not import torch
 """
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("vitrim")  # from git's tags when it was installed
+except PackageNotFoundError:  # sources on the path that were never installed
+    __version__ = "0.0.0"
 
 __all__ = [
     "Attention",
