@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from vitrim.core.registry import parse_method, reduces, register_host, register_method
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
+    from vitrim.exporting.exported import Exported
+    from vitrim.exporting.writing import export
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Attention",
+    "Exported",
     "Hard",
     "Layer",
     "MethodConfig",
@@ -36,6 +39,7 @@ __all__ = [
     "TokenState",
     "UnsupportedModelError",
     "VitrimError",
+    "export",
     "get_reduction",
     "merge",
     "parse_method",
@@ -55,6 +59,8 @@ _HOME = {
     "vitrim.core.config": ("MethodConfig",),
     "vitrim.core.plan": ("Layer",),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
+    "vitrim.exporting.exported": ("Exported",),
+    "vitrim.exporting.writing": ("export",),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "restore_"),
     "vitrim.core.registry": ("parse_method", "reduces", "register_backbone", "register_host", "register_method"),
     "vitrim.core.tokens": ("TokenState", "unmerge"),

@@ -196,7 +196,7 @@ class _Collected(Gauge):
             "method": self.contestant.name,
             "kind": "none" if config is None else config.kind,
             "soft": config is not None and config.kind == "soft",
-            "adaptive": config is not None and config.adaptive,
+            "adaptive": config is not None and config.is_adaptive(),
             "batch_dependent": config is not None and config.batch_dependent,
             "num_prefix": self.tap.facts.num_prefix,
             "num_layers": self.tap.num_layers,

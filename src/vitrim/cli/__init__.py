@@ -1,4 +1,4 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | analyze | train | tune | convert | env``.
+"""The command line: ``vitrim demo | list | profile | bench | eval | analyze | train | tune | export | convert | env``.
 
 One file per subcommand.
 
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from vitrim import __version__
-from vitrim.cli import analyze, bench, convert, demo, env, evaluate, listing, profile, train, tune
+from vitrim.cli import analyze, bench, convert, demo, env, evaluate, export, listing, profile, train, tune
 from vitrim.cli.common import INTERRUPTED, TERMINATED
 from vitrim.cli.setup import flat
 from vitrim.errors import VitrimError, one_line
@@ -41,6 +41,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "analyze": analyze.analyze,
     "train": train.train,
     "tune": tune.tune,
+    "export": export.export,
     "convert": convert.convert,
     "env": env.env,
 }

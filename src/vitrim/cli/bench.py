@@ -173,7 +173,7 @@ def _words(texts: Sequence[str], what: str) -> list[str]:
 
 
 def _print_notes(out: Console, methods: Mapping[str, MethodConfig], images: str | None) -> None:
-    adaptive = [name for name, config in methods.items() if config.adaptive]
+    adaptive = [name for name, config in methods.items() if config.is_adaptive()]
     if adaptive:
         given = f"images of {images}" if images else "random images (give real ones with --images)"
         out.print(

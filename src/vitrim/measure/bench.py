@@ -130,7 +130,7 @@ def promised_speedup(dense: nn.Module, reduced: nn.Module, images: Tensor) -> fl
 
     Counted on all of ``images`` (B, C, H, W) where counts depend on them, else on one.
     """
-    sample = images if get_reduction(reduced).config.adaptive else images[:1]
+    sample = images if get_reduction(reduced).config.is_adaptive() else images[:1]
     return count_macs(dense, sample).total / count_macs(reduced, sample).total
 
 
