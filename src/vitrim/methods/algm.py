@@ -114,7 +114,9 @@ class ALGM(MethodConfig):
             amounts[first], amounts[last] = Remove((SIDE * SIDE - 1) * windows), Remove(pairs)
         return amounts
 
-    def frozen(self, initial: int, counts: Sequence[float]) -> ALGM:
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        if not self.is_adaptive():
+            return super().frozen(initial, counts)  # refuses
         first, last = self.merging_blocks(len(counts))
         windows = math.floor((initial - counts[first]) / (SIDE * SIDE - 1) + 0.5)
         pairs = math.floor(counts[last - 1] - counts[last] + 0.5)

@@ -105,7 +105,7 @@ class ATM(MethodConfig):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> ATM:
+    def _check(self) -> MethodConfig:
         if self.theta is not None:
             if {"alpha", "beta", "theta_min"} & self.model_fields_set:
                 raise ValueError("give either theta, one threshold per layer, or alpha, beta and theta_min")
@@ -139,13 +139,20 @@ class ATM(MethodConfig):
     def obstacle(self) -> str | None:
         return None if self.capacity is not None else super().obstacle()
 
-    def frozen(self, initial: int, counts: Sequence[float]) -> ATM:
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        if not self.is_adaptive():
+            return super().frozen(initial, counts)  # refuses
         whole = [initial, *(math.floor(count + 0.5) for count in counts)]
-        removed = tuple(before - after for before, after in pairwise(whole))
-        return self._with(*THRESHOLDS, r=removed)
+        removed, current = [], initial
+        for before, after in pairwise(whole):
+            removed.append(min(before - after, current - self.least_kept(current)))
+            current -= removed[-1]
+        return self._with(*THRESHOLDS, r=tuple(removed))
 
-    def bounded(self, counts: Sequence[int]) -> ATM:
-        return self._with("r", "rounding", granularity="image", capacity=tuple(counts))
+    def bounded(self, counts: Sequence[int]) -> MethodConfig:
+        if not self.is_adaptive():
+            return super().bounded(counts)
+        return self._with("rounding", granularity="image", capacity=tuple(counts))
 
     def _with(self, *without: str, **changes: Any) -> ATM:
         """The options that were given, some left out and some changed."""

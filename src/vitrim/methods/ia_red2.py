@@ -99,7 +99,9 @@ class IARED2(MethodConfig):
                 amounts[stage] = Remove(count)
         return amounts
 
-    def frozen(self, initial: int, counts: Sequence[float]) -> IARED2:
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        if not self.is_adaptive():
+            return super().frozen(initial, counts)  # refuses
         whole = [initial, *(math.floor(count + 0.5) for count in counts)]
         removed = tuple(whole[stage] - whole[stage + 1] for stage in self.stages(len(counts)))
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "threshold"}
