@@ -1,4 +1,4 @@
-"""What is around the graph of an exported file: metadata, preprocessing, places, refusals; the model stays as it was."""
+"""Around the graph of an exported file: metadata, preprocessing, places, refusals; the model stays as it was."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_timing_has_four_rows(written: tuple[nn.Module, Exported]) -> None:
     assert rows[3]["promised_speedup"] == pytest.approx(file.metadata["dense_gmacs"] / file.metadata["gmacs"])
 
 
-# ---- with torch.export, which is quick ---------------------------------------------------------------------------------
+# ---- with torch.export, which is quick ------------------------------------------------------------------------------
 
 
 def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_a_model_that_is_reduced_already_keeps_what_it_learned(tmp_path: Path) -> None:
     made = model()
-    vitrim.reduce_(made, "patchmerger:num_tokens=4,blocks=[0]" if False else "dynamicvit:blocks=[1],keep_rate=0.5")
+    vitrim.reduce_(made, "dynamicvit:blocks=[1],keep_rate=0.5")
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -6,6 +6,7 @@ import copy
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.facts import Preprocessing
 from vitrim.core.reduce import HANDLE, get_reduction, reduce_, restore_
 from vitrim.core.registry import host_of, parse_method
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import ReductionWarning, VitrimError, first_line
 from vitrim.exporting import parity
 from vitrim.exporting.exported import Exported, sidecar, size_of
 from vitrim.exporting.format import OPSETS, Format, Task, format_named
@@ -267,7 +268,9 @@ def _tokens(reduced: nn.Module, size: tuple[int, int, int]) -> list[int] | None:
         return None
     config, counted = get_reduction(reduced).config, shared_copy(reduced)
     restore_(counted)
-    reduction = reduce_(counted, config, record=True)  # counts do not depend on what was learned
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReductionWarning)  # said when the model itself was reduced
+        reduction = reduce_(counted, config, record=True)  # counts do not depend on what was learned
     with torch.inference_mode():
         counted(torch.zeros(1, *size))
     return reduction.tokens_per_block
