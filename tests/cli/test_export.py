@@ -46,7 +46,7 @@ def test_a_file_and_its_record(run: Run) -> None:
 
 def test_dense_for_one_batch_timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.min_seconds", 0.0)
-    code, out, err = run(
+    code, _, err = run(
         "--out", "m.pt2", "--batch", "2", "--check", "2", "--preprocess", "--bench", "--json", "r.json"
     )
     assert code == 0, err
@@ -58,7 +58,7 @@ def test_dense_for_one_batch_timed(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_adaptive_method(run: Run, how: list[str]) -> None:
     method = "atm:alpha=0.5,beta=0.1,theta_min=0.2,splitting_layer=2"
     given = ["-m", method, "--out", "m.pt2", "--images", "images", "--limit", "6", "--check", "6", *how]
-    code, out, err = run(*given)
+    code, _, err = run(*given)
     assert code == 0, err
     known = vitrim.Exported.open("m.pt2").metadata["method"]
     assert ("r=[" in known) == (how == ["--freeze"])
