@@ -46,9 +46,7 @@ def test_a_file_and_its_record(run: Run) -> None:
 
 def test_dense_for_one_batch_timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.min_seconds", 0.0)
-    code, _, err = run(
-        "--out", "m.pt2", "--batch", "2", "--check", "2", "--preprocess", "--bench", "--json", "r.json"
-    )
+    code, _, err = run("--out", "m.pt2", "--batch", "2", "--check", "2", "--preprocess", "--bench", "--json", "r.json")
     assert code == 0, err
     rows = json.loads(Path("r.json").read_text())["rows"]
     assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 2)] * 2 + [("torch.export", 2)] * 2

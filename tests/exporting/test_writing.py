@@ -164,13 +164,13 @@ def test_one_size_of_batch(tmp_path: Path) -> None:
         file.run(np.zeros((2, 3, SIZE, SIZE), np.float32))
 
 
-def test_another_image_size(tmp_path: Path) -> None:
-    file = vitrim.export(model(dynamic_img_size=True), "tome:r=2", tmp_path / "m.pt2", image_size=(48, 64), check=3)
+def test_another_size(tmp_path: Path) -> None:
+    file = vitrim.export(model(dynamic_img_size=True), "tome:r=2", tmp_path / "m.pt2", size=(48, 64), check=3)
     assert file.inputs["image"] == ("batch", 3, 48, 64)
     assert file.metadata["tokens_per_block"] == [47, 45]
     assert file.metadata["preprocessing"]["size"] == [48, 64]
     with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 48 x 48: "):
-        vitrim.export(model(), "tome:r=2", tmp_path / "n.pt2", image_size=48)
+        vitrim.export(model(), "tome:r=2", tmp_path / "n.pt2", size=48)
 
 
 def test_a_segmentation_model(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
         ({"check": -1}, "check=-1 must not be negative"),
         ({"to": "tensorrt"}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
         ({"to": "openvino"}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),
-        ({"image_size": 0}, "image_size=0 must be at least 1"),
+        ({"size": 0}, "size=0 must be at least 1"),
     ],
 )
 def test_options_that_are_not_valid(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -63,7 +63,7 @@ def export(
     to: To = None,
     batch: Batch = "dynamic",
     opset: Opset = 20,
-    image_size: Size = None,
+    size: Size = None,
     dtype: Dtype = "fp32",
     preprocess: Preprocess = False,
     check: Check = 64,
@@ -80,7 +80,8 @@ def export(
     A file that does not give the same top-1, and logits within 1e-4, at batch 1, 2 and all that is left of --check
     images is not kept. Methods whose counts depend on the images need --freeze or --capacity.
     """
-    size = _batch(batch)
+    images_at_once = _batch(batch)
+    common.check_choice("dtype", dtype, ("fp32", "fp16"))
     (config,) = common.parse_methods([method]) if method is not None else (None,)
     _check_options(config, freeze, capacity, images, limit)
     from vitrim.exporting.format import format_named
@@ -95,7 +96,7 @@ def export(
     given = check if dataset is None or check == 0 else _images(dataset, host, check, preprocess)
     file = write(
         host if reduced is None else reduced, config if reduced is None else None, out,
-        to=to, batch=size, opset=opset, dtype=dtype, preprocess=preprocess, image_size=image_size,  # type: ignore[arg-type]
+        to=to, batch=images_at_once, opset=opset, dtype=dtype, preprocess=preprocess, size=size,  # type: ignore[arg-type]
         check=given, name=model.name, classes=_classes(dataset, host),
     )  # fmt: skip
     console = record.console()

@@ -25,7 +25,7 @@ class Exported:
         path: of the file.
         format: its name: onnx, pt2, aoti or openvino.
         inputs: shapes by name; a batch of any size is the word "batch".
-        nodes: operations in the graph.
+        nodes: operations in the graph; 0 where that is not known, of a file that was opened.
         bytes: of the file, with the weights that lie beside it.
         metadata: version, method, model, preprocessing, classes, tokens per block, MACs.
         threads: of the engine; None: as many as torch has when it is opened.
@@ -114,10 +114,6 @@ class Exported:
     def on(self, images: Array) -> Callable[[], Array]:
         """A call without arguments that runs ``images``: a candidate for `vitrim.measure.latency.time_interleaved`."""
         return partial(self.run, images)
-
-    def moved(self, path: Path) -> Exported:
-        """The same at another path."""
-        return Exported(path, self.format, self.inputs, self.nodes, self.bytes, self.metadata, self.threads)
 
 
 def sidecar(path: Path) -> Path:

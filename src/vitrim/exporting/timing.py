@@ -61,7 +61,7 @@ def on_engine(
     kind: type[Format] = known[engine]
     place = Path(folder) / f"{'dense' if method is None else 'reduced'}-{engine}{kind.suffix}"
     height, width = images.shape[2:]
-    file = export(model, method, place, to=kind.name, image_size=(height, width), check=0)
+    file = export(model, method, place, to=kind.name, size=(height, width), check=0)
     return file.on(as_array(images))
 
 
@@ -147,7 +147,7 @@ def _dense_file(model: nn.Module, exported: Exported, folder: Path) -> Exported:
         opset=known["opset"],
         dtype=known["weights"],
         preprocess=in_graph,
-        image_size=tuple(shape[1:3] if in_graph else shape[2:]),
+        size=tuple(shape[1:3] if in_graph else shape[2:]),
         check=0,
     )
     return replace(file, threads=exported.threads)

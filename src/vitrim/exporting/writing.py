@@ -49,7 +49,7 @@ def export(
     opset: int = 20,
     dtype: Dtype = "fp32",
     preprocess: bool = False,
-    image_size: int | tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     check: int | Tensor = CHECKED,
     name: str | None = None,
     classes: Sequence[str] | None = None,
@@ -70,7 +70,7 @@ def export(
         opset: version of the ONNX operator set, 18 to 23.
         dtype: of weights and computation; decisions stay in fp32, as do input and output.
         preprocess: take (batch, H, W, C) uint8 and normalise in the graph; resizing and cropping stay outside.
-        image_size: side of the images, or height and width; by default the model's own.
+        size: side of the images, or height and width; by default the model's own.
         check: so many random images for the comparison, 0 for none; or images as the file takes them.
         name: of the model, for the metadata.
         classes: names of the classes, likewise.
@@ -94,12 +94,12 @@ def export(
     """
     wanted = _Wanted(Path(path), format_named(to, Path(path)), batch, opset, dtype, preprocess)
     reduced = _copy(model, parse_method(method) if isinstance(method, str) else method)
-    size = _size(reduced, image_size)
-    told = _told(reduced, size, preprocess)
-    images = _images(check, size, batch, preprocess)
-    facts = describe(reduced, torch.zeros(1, *size), told, name=name, classes=classes, tokens=_tokens(reduced, size))
+    shape = _shape(reduced, size)
+    told = _told(reduced, shape, preprocess)
+    images = _images(check, shape, batch, preprocess)
+    facts = describe(reduced, torch.zeros(1, *shape), told, name=name, classes=classes, tokens=_tokens(reduced, shape))
     with staged(wanted.path) as place:
-        written = _write(wanted, reduced, size, told, facts, place)
+        written = _write(wanted, reduced, shape, told, facts, place)
         if images is not None:
             found = parity.check(written, reduced, images)
             if not found.holds:
@@ -138,7 +138,7 @@ class _Wanted:
 def _write(
     wanted: _Wanted,
     reduced: nn.Module,
-    size: tuple[int, int, int],
+    shape: tuple[int, int, int],
     told: Preprocessing | None,
     facts: dict[str, object],
     place: Path,
@@ -146,14 +146,14 @@ def _write(
     """Write the file to ``place``."""
     half = wanted.dtype == "fp16"
     module = Program(copy.deepcopy(reduced).half() if half else reduced, told if wanted.preprocess else None).eval()
-    channels, height, width = size
-    shape = (height, width, channels) if wanted.preprocess else size
+    channels, height, width = shape
+    layout = (height, width, channels) if wanted.preprocess else shape
     dtype = "uint8" if wanted.preprocess else "float32"
     # two images: with one, torch would take a dynamic batch for a constant
-    example = torch.zeros(wanted.batch or 2, *shape, dtype=getattr(torch, dtype))
+    example = torch.zeros(wanted.batch or 2, *layout, dtype=getattr(torch, dtype))
     program = trace(module, example, wanted.batch is None)
     output = "logits" if ask(reduced).num_classes(reduced) else "features"
-    inputs = (wanted.batch or "batch", *shape)
+    inputs = (wanted.batch or "batch", *layout)
     known = {
         **facts,
         **of_file(inputs, output, dtype=dtype, half=half, opset=wanted.opset, in_graph=wanted.preprocess),
@@ -218,35 +218,35 @@ def _way_out(config: MethodConfig) -> str:
     return f"; find fixed counts on images by {options} ({calls})"
 
 
-def _size(model: nn.Module, image_size: int | tuple[int, int] | None) -> tuple[int, int, int]:
+def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, int, int]:
     """Channels, height and width of the images."""
     channels, height, width = host_of(model).facts(model).input_size
-    if image_size is None:
+    if size is None:
         return channels, height, width
-    rows, columns = (image_size, image_size) if isinstance(image_size, int) else image_size
-    size = (channels, rows, columns)
-    if min(size) < 1:
-        raise VitrimError(f"image_size={image_size} must be at least 1")
+    rows, columns = (size, size) if isinstance(size, int) else size
+    shape = (channels, rows, columns)
+    if min(shape) < 1:
+        raise VitrimError(f"size={size} must be at least 1")
     try:
         with torch.inference_mode():
-            model(torch.zeros(1, *size))
+            model(torch.zeros(1, *shape))
     except (RuntimeError, ValueError, AssertionError, LookupError) as error:
         kind = type(model).__name__
         raise VitrimError(f"{kind} takes no images of {rows} x {columns}: {first_line(error)}") from error
-    return size
+    return shape
 
 
-def _told(model: nn.Module, size: tuple[int, int, int], needed: bool) -> Preprocessing | None:
+def _told(model: nn.Module, shape: tuple[int, int, int], needed: bool) -> Preprocessing | None:
     """The preprocessing of the model's images, at the size of the file; None where it is unknown and not ``needed``."""
     try:
-        return replace(ask(model).preprocessing(model), size=size[1:])
+        return replace(ask(model).preprocessing(model), size=shape[1:])
     except VitrimError:
         if needed:
             raise
         return None  # models made from a config say nothing; the metadata then leaves it out
 
 
-def _images(wanted: int | Tensor, size: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:
+def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:
     """The images of the comparison, as the file takes them, or None for no comparison."""
     if isinstance(wanted, Tensor):
         return wanted
@@ -257,12 +257,12 @@ def _images(wanted: int | Tensor, size: tuple[int, int, int], batch: int | None,
     count = max(wanted, batch or 1)
     generator = torch.Generator().manual_seed(0)
     if preprocess:
-        channels, height, width = size
+        channels, height, width = shape
         return torch.randint(256, (count, height, width, channels), generator=generator, dtype=torch.uint8)
-    return torch.randn(count, *size, generator=generator)
+    return torch.randn(count, *shape, generator=generator)
 
 
-def _tokens(reduced: nn.Module, size: tuple[int, int, int]) -> list[int] | None:
+def _tokens(reduced: nn.Module, shape: tuple[int, int, int]) -> list[int] | None:
     """Tokens left after each block, prefix included; None for a dense model."""
     if not hasattr(reduced, HANDLE):
         return None
@@ -272,5 +272,5 @@ def _tokens(reduced: nn.Module, size: tuple[int, int, int]) -> list[int] | None:
         warnings.simplefilter("ignore", ReductionWarning)  # said when the model itself was reduced
         reduction = reduce_(counted, config, record=True)  # counts do not depend on what was learned
     with torch.inference_mode():
-        counted(torch.zeros(1, *size))
+        counted(torch.zeros(1, *shape))
     return reduction.tokens_per_block

@@ -105,7 +105,7 @@ class ATM(MethodConfig):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> MethodConfig:
+    def _check(self) -> ATM:
         if self.theta is not None:
             if {"alpha", "beta", "theta_min"} & self.model_fields_set:
                 raise ValueError("give either theta, one threshold per layer, or alpha, beta and theta_min")
