@@ -17,7 +17,7 @@ import tiny
 import vitrim
 from vitrim.exporting import Exported, check, engines
 from vitrim.exporting import format as file_formats
-from vitrim.exporting.format import Array, Format, Run, Task, format_named, register_format
+from vitrim.exporting.format import Array, Format, Graph, Run, format_named, register_format
 from vitrim.exporting.timing import on_engine, time_exported
 from vitrim.measure.latency import Budget
 
@@ -208,7 +208,7 @@ def off_by_a_bit() -> Iterator[type[Format]]:
         name, engine, suffix = "off", "off", ".off"
 
         @classmethod
-        def write(cls, task: Task, path: Path) -> int:
+        def write(cls, graph: Graph, path: Path) -> int:
             path.write_text("graph")
             path.with_name(f"{path.name}.data").write_text("weights")
             return 1

@@ -31,7 +31,7 @@ OPSETS = range(18, 24)
 
 
 @dataclass(frozen=True)
-class Task:
+class Graph:
     """One program to write.
 
     Attributes:
@@ -90,7 +90,7 @@ class Format:
         return path.suffix == cls.suffix
 
     @classmethod
-    def write(cls, task: Task, path: Path) -> int:
+    def write(cls, graph: Graph, path: Path) -> int:
         """Write the program to ``path``, in a folder of its own, and return the number of operations of its graph."""
         raise NotImplementedError
 

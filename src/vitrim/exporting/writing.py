@@ -24,7 +24,7 @@ from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import ReductionWarning, VitrimError, first_line
 from vitrim.exporting import parity
 from vitrim.exporting.exported import Exported, sidecar, size_of
-from vitrim.exporting.format import OPSETS, Format, Task, format_named
+from vitrim.exporting.format import OPSETS, Format, Graph, format_named
 from vitrim.exporting.metadata import describe, of_file
 from vitrim.exporting.program import MAX_BATCH, Program, trace
 from vitrim.files import check_file, json_text
@@ -159,7 +159,7 @@ def _write(
         **of_file(inputs, output, dtype=dtype, half=half, opset=wanted.opset, in_graph=wanted.preprocess),
         "format": wanted.kind.name,
     }
-    nodes = wanted.kind.write(Task(program, output, json_text(known), wanted.opset, half), place)
+    nodes = wanted.kind.write(Graph(program, output, json_text(known), wanted.opset, half), place)
     known = {**known, "nodes": nodes}
     return Exported(place, wanted.kind.name, {"image": inputs}, nodes, size_of(place), known)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vitrim.exporting.format import KEY, Array, Format, Run, Task, as_array, register_format
+from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
 from vitrim.exporting.formats.pt2 import is_compiled, operations
 
 
@@ -33,11 +33,11 @@ class AOTI(Format):
         return super().recognises(path) and is_compiled(path)
 
     @classmethod
-    def write(cls, task: Task, path: Path) -> int:
+    def write(cls, graph: Graph, path: Path) -> int:
         inductor: Any = torch._inductor
-        settings = {"aot_inductor.metadata": {KEY: task.metadata}}
-        inductor.aoti_compile_and_package(task.program, package_path=str(path), inductor_configs=settings)
-        return operations(task)
+        settings = {"aot_inductor.metadata": {KEY: graph.metadata}}
+        inductor.aoti_compile_and_package(graph.program, package_path=str(path), inductor_configs=settings)
+        return operations(graph)
 
     @classmethod
     def open(cls, path: Path, threads: int) -> Run:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.exporting.format import KEY, Array, Format, Run, Task, as_array, register_format
+from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
 
 LARGEST = 1_900_000_000
 """Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""
@@ -30,8 +30,8 @@ class ONNX(Format):
     extra = "export"
 
     @classmethod
-    def write(cls, task: Task, path: Path) -> int:
-        written = to_onnx(task)
+    def write(cls, graph: Graph, path: Path) -> int:
+        written = to_onnx(graph)
         weights = sum(value.const_value.nbytes for value in written.model.graph.initializers.values())
         written.save(path, external_data=weights > LARGEST)
         return len(written.model.graph)
@@ -59,7 +59,7 @@ class ONNX(Format):
         return next((entry.value for entry in props if entry.key == KEY), None)
 
 
-def to_onnx(task: Task) -> Any:
+def to_onnx(graph: Graph) -> Any:
     """The program as torch's ``ONNXProgram``: input ``image``, output as named, dynamic batches called ``batch``.
 
     Raises:
@@ -70,12 +70,12 @@ def to_onnx(task: Task) -> Any:
     with _quiet():
         try:
             written: Any = torch.onnx.export(
-                task.program,
+                graph.program,
                 dynamo=True,
                 verbose=False,
-                opset_version=task.opset,
+                opset_version=graph.opset,
                 input_names=["image"],
-                output_names=[task.output],
+                output_names=[graph.output],
                 custom_translation_table=translations(),
             )
         except OnnxExporterError as error:
@@ -83,7 +83,7 @@ def to_onnx(task: Task) -> Any:
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             raise VitrimError(f"cannot write this model as ONNX: {first_line(cause)}") from error
-    written.model.metadata_props[KEY] = task.metadata
+    written.model.metadata_props[KEY] = graph.metadata
     _name_batch(written.model)
     return written
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitrim.exporting.format import KEY, Array, Format, Run, Task, as_array, register_format
+from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
 from vitrim.exporting.formats.onnx import ONNX
 
 SECTION = "vitrim"
@@ -23,15 +23,15 @@ class OpenVINO(Format):
     extra = "openvino"
 
     @classmethod
-    def write(cls, task: Task, path: Path) -> int:
+    def write(cls, graph: Graph, path: Path) -> int:
         import openvino
 
         with TemporaryDirectory(dir=path.parent) as folder:  # beside it: weights may be larger than /tmp
             onnx = Path(folder) / "model.onnx"
-            ONNX.write(task, onnx)
+            ONNX.write(graph, onnx)
             model = openvino.convert_model(onnx)
-            model.set_rt_info(task.metadata, [SECTION, KEY])
-            openvino.save_model(model, path, compress_to_fp16=task.half)
+            model.set_rt_info(graph.metadata, [SECTION, KEY])
+            openvino.save_model(model, path, compress_to_fp16=graph.half)
             return len(model.get_ops())
 
     @classmethod

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from vitrim.exporting.format import KEY, Array, Format, Run, Task, as_array, register_format
+from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
 
 FILE = f"{KEY}.json"
 
@@ -25,9 +25,9 @@ class PT2(Format):
         return super().recognises(path) and not is_compiled(path)
 
     @classmethod
-    def write(cls, task: Task, path: Path) -> int:
-        torch.export.save(task.program, path, extra_files={FILE: task.metadata})
-        return operations(task)
+    def write(cls, graph: Graph, path: Path) -> int:
+        torch.export.save(graph.program, path, extra_files={FILE: graph.metadata})
+        return operations(graph)
 
     @classmethod
     def open(cls, path: Path, threads: int) -> Run:
@@ -46,9 +46,9 @@ class PT2(Format):
         return found[FILE] or None
 
 
-def operations(task: Task) -> int:
+def operations(graph: Graph) -> int:
     """The number of calls in a program of torch."""
-    return sum(node.op == "call_function" for node in task.program.graph.nodes)
+    return sum(node.op == "call_function" for node in graph.program.graph.nodes)
 
 
 def is_compiled(path: Path) -> bool:
