@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import vitrim
+from dense_models import segmenter
 from full_matrix import FULL_MATRIX
 from tiny_hosts import timm_vit, transformers_vit
 from vitrim.core.block import ReducedBlock
@@ -32,6 +33,8 @@ from vitrim.core.registry import host_of
 PROCESSES = 2
 IMAGES = 4
 HOSTS = {"vit": timm_vit.HOSTS["vit"], "hf_vit": transformers_vit.HOSTS["hf_vit"]}
+DENSE = {"segmenter": segmenter}
+"""Whole dense models: patches come back in the last block."""
 METHODS = (
     "tome:r=4",
     "evit:keep_rate=0.6",
@@ -81,11 +84,12 @@ CASES: dict[str, tuple[str, str, Wrap]] = {
         (fsdp, HOSTS, METHODS),
         (fsdp_checkpointed, HOSTS, METHODS[:1]),
         (fsdp_first, HOSTS, METHODS[:3]),
+        (ddp, DENSE, ("tome:r=4", "topk:keep_rate=0.6", "cropr")),
     )
     for host in hosts
     for method in chosen
     # every method on one host, and on the other the one that learns
-    if FULL_MATRIX or host == "vit" or method == "cropr" or wrap is fsdp_checkpointed
+    if FULL_MATRIX or host == "vit" or host in DENSE or method == "cropr" or wrap is fsdp_checkpointed
 }
 
 
@@ -98,7 +102,10 @@ def images_and_labels() -> tuple[Tensor, Tensor]:
 def step(model: nn.Module, wrapped: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """One step of SGD on the loss, a mean over the images that auxiliary outputs are part of."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    loss = F.cross_entropy(host_of(model).logits(wrapped(images)), labels)
+    logits = host_of(model).logits(wrapped(images))
+    if logits.ndim == 4:  # one label for all pixels
+        labels = labels[:, None, None].expand(-1, *logits.shape[2:])
+    loss = F.cross_entropy(logits, labels)
     for _, _, value in vitrim.get_reduction(model).state.aux:
         loss = loss + value.square().mean()
     loss.backward()
@@ -114,11 +121,12 @@ def difference(case: str, rank: int) -> float:
     """The largest difference in loss, gradients, updated parameters and, restored, in outputs."""
     host, method, wrap = CASES[case]
     images, labels = images_and_labels()
-    alone = HOSTS[host]().double().train()
+    create = {**HOSTS, **DENSE}[host]
+    alone = create().double().train()
     vitrim.reduce_(alone, method)
     loss = step(alone, alone, images, labels)
 
-    model = HOSTS[host]().double().train()
+    model = create().double().train()
     wrapped = wrap(model, method)
     part = slice(rank * IMAGES // PROCESSES, (rank + 1) * IMAGES // PROCESSES)
     mean_loss = step(model, wrapped, images[part], labels[part]) / PROCESSES

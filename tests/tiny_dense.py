@@ -107,6 +107,28 @@ def write_masks(root: Path, count: int = COUNT) -> Path:
     return root
 
 
+def write_boxes(root: Path, count: int = COUNT) -> Path:
+    """A parquet file of images and boxes to train on."""
+    root.mkdir(parents=True, exist_ok=True)
+    box = datasets.List(datasets.Value("float32"))
+    category = datasets.ClassLabel(names=list(NAMES[1:]))
+    objects = {"bbox": datasets.List(box), "category": datasets.List(category)}
+    scenes = [scene(seed) for seed in range(count)]
+    rows = {
+        "image": [{"bytes": encoded(picture), "path": None} for picture, _, _ in scenes],
+        "objects": [
+            {
+                "bbox": [[left, top, right - left, bottom - top] for left, top, right, bottom in boxes],
+                "category": [label - 1 for label in labels],
+            }
+            for _, boxes, labels in scenes
+        ],
+    }
+    features = datasets.Features({"image": datasets.Image(), "objects": objects})
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(root / "made-train.parquet")
+    return root
+
+
 def data(task: str, *seeds: int, empty: int = 0) -> SegmentationDataset | DetectionDataset:
     """The scenes of these ``seeds``, and so many images without any object."""
     scenes = [*map(scene, seeds or range(COUNT)), *((scene(seed)[0], [], []) for seed in range(empty))]

@@ -4,7 +4,8 @@
 
 First ``vitrim eval``, stopped and resumed, with its record in OUT/eval.json and decisions in OUT/decisions; then
 ``vitrim train RECIPE``, stopped and resumed, into OUT/copies; then `SHARDED` with FSDP2, stopped and resumed,
-into OUT/shards. One start of the processes for both: importing takes longer than training.
+into OUT/shards; then a detector, whole into OUT/detector and stopped and resumed into OUT/detector-parts, with what
+process 1 ends with beside it. One start of the processes for all: importing takes longer than training.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
+from accelerate.state import AcceleratorState, GradientState
+from safetensors.torch import save_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+import tiny_dense
 from tiny_training import SHARDED, recipe, trainer
 from vitrim.cli import main as vitrim
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement
 from vitrim.training import build
+from vitrim.training.recipe import Resolved
 
 EVAL_BATCH = 5
 
@@ -76,6 +81,29 @@ def train_shards(images: Path, out: Path) -> None:
         run.run()
 
 
+def train_detector(out: Path) -> None:
+    """Four updates of boxes and masks, of which an image of process 1 has none: without a break, and with one."""
+    for name, stops in (("detector", (None,)), ("detector-parts", (2, None))):
+        for stop in stops:
+            run = tiny_dense.trainer(
+                detector(), out / name, boxes(), max_updates=stop, resume=len(stops) == 2 and stop is None
+            )
+            run.run()
+        if run.accelerator.process_index == 1:
+            save_file(run.learner.model.state_dict(), out / f"{name}-1.safetensors")
+
+
+def detector() -> Resolved:
+    """The recipe of a small detector with masks."""
+    options = {"samples": 32, "channels": 8, "hidden": 8}
+    return tiny_dense.recipe("instances", epochs=4, model_options=options, method="tome:r=4")
+
+
+def boxes() -> Any:
+    """Four images, one of them without an object."""
+    return tiny_dense.data("instances", 0, 1, 2, empty=1)
+
+
 def sharding(**options: Any) -> Accelerator:
     """An accelerator as `accelerate launch --use_fsdp --fsdp_version 2` makes it on GPUs.
 
@@ -89,12 +117,22 @@ def sharding(**options: Any) -> Accelerator:
     return accelerator
 
 
+def forget_settings() -> None:
+    """Let accelerate forget the shards, but not the other process."""
+    build.Accelerator = Accelerator  # type: ignore[misc, assignment]
+    AcceleratorState._reset_state(reset_partial_state=False)
+    GradientState._reset_state()
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_CPU
+
+
 def main() -> None:
-    """The evaluation and both runs, one after the other."""
+    """The evaluation and all runs, one after the other."""
     images, tiny, out = map(Path, sys.argv[1:])
     evaluate(images, out)
     train_copies(images, tiny, out / "copies")
     train_shards(images, out / "shards")
+    forget_settings()
+    train_detector(out)
 
 
 if __name__ == "__main__":

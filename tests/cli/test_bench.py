@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from vitrim.cli import app
 from vitrim.cli import bench as command
+from vitrim.cli.bench import verdicts
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
+from vitrim.loading import create_model
 from vitrim.measure import bench as profiling
 from vitrim.measure.bench import compilation, measure, one_line_errors, promised_speedup, random_images
 from vitrim.measure.latency import Budget, reduced_copy
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import count_macs, profile
 from vitrim.measure.records import Row
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
@@ -454,3 +456,51 @@ def test_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+# ---- dense models
+
+
+DENSE_PARTS = {"segmenter": ["trunk", "whole model"], "vitdet": ["trunk + pyramid", "whole model"]}
+HEADS = {"vitdet": {"channels": 8, "hidden": 8, "rpn_layers": 1, "box_layers": 1}}
+
+
+@pytest.mark.parametrize("kind", DENSE_PARTS)
+def test_a_dense_model_has_a_row_for_the_part_in_front_of_its_heads(kind, tmp_path):
+    """The promise of the trunk's row is of the trunk alone: the head's share makes the whole model's smaller."""
+    options = [f"--model-option={key}={value}" for key, value in {**SMALL, **HEADS.get(kind, {})}.items()]
+    target = tmp_path / "bench.json"
+    arguments = ["bench", f"{kind}:vit_tiny_patch16_224", *options, "-m", "tome:r=4", "-b1", "--seed=3", *QUICK]
+    result = CliRunner().invoke(app, [*arguments, f"--json={target}"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(target.read_text())["rows"]
+    assert [(row["method"], row["part"]) for row in rows] == [
+        (method, part) for method in ("dense", "tome:r=4") for part in DENSE_PARTS[kind]
+    ]
+    assert all(set(row) == ROW | {"part"} for row in rows)
+    front, whole = rows[2:]
+    assert front["promised_speedup"] > whole["promised_speedup"] > 1
+    for row, dense in zip(rows[2:], rows[:2], strict=True):
+        assert row["dense_p50_ms"] == dense["dense_p50_ms"]
+        assert row["ratio"] == pytest.approx(row["speedup"] / row["promised_speedup"])
+    assert all(part in result.output for part in DENSE_PARTS[kind])
+    assert ("these are of the weights and images at hand" in result.output) == (kind == "vitdet")
+    assert ("drawn from seed 3" in result.output) == (kind == "vitdet")
+
+
+def test_the_promise_of_a_trunk_is_that_of_the_backbone():
+    host = create_model("segmenter:vit_tiny_patch16_224", options=SMALL)
+    images = torch.zeros(1, 3, 32, 32)
+    method = parse_method("tome:r=2")
+    budget = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
+    front = measure(host, {"tome:r=2": method}, images, budget=budget)[2]
+    reduced = reduced_copy(host, method)
+    assert front["promised_speedup"] == count_macs(host.backbone, images).total / (
+        count_macs(reduced.backbone, images).total
+    )
+
+
+def test_verdicts_name_the_part():
+    dense = made_up(part="trunk")
+    row = made_up("tome:r=2", speedup=0.9, part="trunk")
+    assert verdicts(row, dense)[0].startswith("tome:r=2 (trunk) does not pay at batch 8, fp32: 0.90x")

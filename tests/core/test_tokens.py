@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -187,6 +188,16 @@ def test_unmerge_copies_groups_and_leaves_pruned_places_zero() -> None:
 
 
 # ---- what a user may do with a stamped tensor ----------------------------------------------------------------------
+
+
+def test_banked_tokens_do_not_come_back_beside_padding() -> None:
+    """Images that keep different numbers of tokens are padded, and a bank has no padding."""
+    x = random_tokens(1, 6, 4)
+    state = TokenState.start(x, num_prefix=1)
+    x, state = prune(state, torch.tensor([[0, 1, 2]]), dropped=torch.tensor([[3, 4]])).apply(x, state)
+    state = replace(state, mask=torch.ones(1, x.shape[1], dtype=torch.bool))
+    with pytest.raises(NotImplementedError, match="banked tokens cannot be brought back next to a mask"):
+        state.refill(x)
 
 
 def test_a_stamped_tensor_saves_and_loads_as_weights_only() -> None:

@@ -166,6 +166,20 @@ def test_a_forward_is_the_same_in_training_mode(kind: str) -> None:
             assert one["masks"].dtype == torch.bool
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["masks", "cascade"])
+def test_boxes_are_computed_in_float32_where_the_model_is_in_half_precision(kind: str, dtype: torch.dtype) -> None:
+    """Places in bfloat16 are whole pixels from 128 on; torchvision has no NMS in either dtype on CPUs."""
+    model = detector(**KINDS[kind]).to(dtype)
+    with torch.no_grad():
+        found = model(scene()[0].to(dtype))
+    for one in found:
+        assert len(one["boxes"]) > 0
+        assert one["boxes"].dtype == one["scores"].dtype == torch.float32
+        assert one["boxes"].isfinite().all()
+        assert not torch.equal(one["boxes"], one["boxes"].to(dtype).float())  # finer than that
+
+
 def test_boxes_stay_in_the_valid_part_of_padded_images() -> None:
     model = detector()
     with torch.no_grad():

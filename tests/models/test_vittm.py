@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import golden_models
@@ -16,6 +17,8 @@ import vitrim.models
 from cli_runs import exit_code
 from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
+from vitrim.core.ask import ask
+from vitrim.data import eval_transform
 from vitrim.errors import VitrimError
 from vitrim.measure.macs import count_macs, profile
 from vitrim.models import streams, vittm, vittm_mae
@@ -419,3 +422,10 @@ def test_positions_are_resampled_as_timm_does() -> None:
     torch.testing.assert_close(resampled(table), expected)
     assert resampled(table.double()).dtype == torch.float64
     assert streams.resample_positions(table, (4, 4), (4, 4)) is table
+
+
+def test_images_are_of_the_size_that_the_model_was_made_for() -> None:
+    """Not of the size in the settings of its published weights."""
+    model = timm.create_model("vittm_small_28_28", img_size=56, depth=1)
+    assert ask(model).preprocessing(model).size == (56, 56)
+    assert eval_transform(model)(Image.new("RGB", (80, 60))).shape == (3, 56, 56)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cli_runs import exit_code
+from dense_files import mask, photo, save
 from full_matrix import cells
-from tiny_dense import NAMES, RECIPES, SIDE, STILL, data, recipe, trainer, write_masks
+from killed_runs import killed
+from tiny_dense import BACKBONE, NAMES, RECIPES, SIDE, STILL, data, recipe, trainer, write_boxes, write_masks
+from vitrim.core.saving import REDUCERS_FILE
 from vitrim.data import Boxes, SegmentationDataset
 from vitrim.data.dense import IGNORED
 from vitrim.errors import VitrimError
@@ -113,6 +118,35 @@ def test_a_stopped_run_goes_on_to_the_same_bits(task: str, tmp_path: Path) -> No
     lines = [(tmp_path / name / "evaluations.jsonl").read_text() for name in ("whole", "parts")]
     assert lines[0] == lines[1]
     assert len(lines[0].splitlines()) == 4
+
+
+# the one that draws: segmentation is stopped and resumed above
+@pytest.mark.parametrize("task", cells(["segmentation", "detection"], ["detection"]))
+def test_a_killed_process_goes_on_to_the_same_bits(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL at whatever update it is when the second checkpoint appears; the routers of Cropr learn, too."""
+    queries = PATCHES[task] if task == "segmentation" else 1
+    changes: dict[str, Any] = {"epochs": 6, "batch_size": 2, "method": PRUNED.format(queries), "eval_split": None}
+    changes["model_options"] = {"depth": 3}
+    if task == "segmentation":
+        changes["data_options"] = {"class_names": list(NAMES)}
+    file = tmp_path / "made.yaml"
+    file.write_text(recipe_text(quick(task, **changes).recipe))
+    source = write_masks(tmp_path / "data") if task == "segmentation" else write_boxes(tmp_path / "data")
+    killed(file, source, tmp_path / "killed")
+    for out, more in (("killed", ["--resume"]), ("whole", [])):
+        arguments = ("train", file, "--data", source, "--out", tmp_path / out, "--device", "cpu", "--threads", "1")
+        assert exit_code(monkeypatch, *arguments, "--log-every", "1", *more) == 0
+    logs = []
+    for out in ("killed", "whole"):
+        with (tmp_path / out / "log.csv").open(newline="") as log:
+            rows = list(csv.DictReader(log))
+        logs.append([{name: value for name, value in row.items() if name != "images_per_second"} for row in rows])
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 12
+    for name in ("model.safetensors", REDUCERS_FILE):
+        ended, whole = (load_file(tmp_path / out / name) for out in ("killed", "whole"))
+        assert ended.keys() == whole.keys()
+        assert all(torch.equal(value, whole[key]) for key, value in ended.items())
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -348,6 +382,49 @@ def test_the_protocol_can_be_changed(
     (own,) = compared(monkeypatch, finished, masks, tmp_path / "a.json")["rows"]
     (larger,) = compared(monkeypatch, finished, masks, tmp_path / "b.json", "--protocol", "size=64")["rows"]
     assert (own["tokens_at_end"], larger["tokens_at_end"]) == (1 + 6 * 6, 1 + 8 * 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--data-option", 'class_names=["a","b"]'], "has 2 classes and the model 3: use a model of these classes"),
+        (["--data-option", "num_classes=4", "--data-option", "class_names=null"], "has 4 classes and the model 3"),
+        (
+            ["--data-option", "class_names=[a,b]"],
+            r"class_names=\[a,b\] is no list of names; write e.g. class_names='\[",
+        ),
+        (["--data-option", "num_classes=many"], "num_classes=many is not a whole number"),
+        (["--task", "detection"], "unknown task of Segmenter 'detection'.* valid: segmentation"),
+    ],
+)
+def test_data_that_is_not_for_the_model(
+    given: list[str],
+    message: str,
+    finished: Path,
+    masks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("eval", f"run:{finished}", "--data", masks, "--split", "test", "--device", "cpu", *given)
+    assert exit_code(monkeypatch, *arguments) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error:")]
+    assert re.search(message, line)
+
+
+def test_images_of_several_sizes_are_no_batch_unless_they_are_resized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, size in (("a", (40, 32)), ("b", (32, 48))):
+        for kind, picture in (("images", photo(0, size)), ("masks", mask([0, 1], size=size))):
+            save(tmp_path / kind / "val" / f"{name}.png", picture)
+    options = {**BACKBONE, "img_size": 32}
+    arguments: list[Any] = ["eval", "segmenter:vit_tiny_patch16_224", "--data", f"masks:{tmp_path}", "--device", "cpu"]
+    arguments += [f"--model-option={key}={value}" for key, value in {**options, "num_classes": 2}.items()]
+    arguments += ["--data-option", "num_classes=2"]
+    assert exit_code(monkeypatch, *arguments) == 2
+    assert "images of 2 sizes (32 x 40, 48 x 32) are no batch: evaluate them one by one (" in capsys.readouterr().err
+    for more in (["--batch-size", "1"], ["--protocol", "size=32"]):
+        assert exit_code(monkeypatch, *arguments, *more) == 0
 
 
 def test_scores_of_classes_without_objects_are_null(tmp_path: Path) -> None:

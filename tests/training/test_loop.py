@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +20,7 @@ from torch import Tensor
 
 import vitrim
 from full_matrix import cells
+from killed_runs import killed
 from tiny_training import CLASSES, PER_CLASS, TINY, recipe, trainer
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import load_run
@@ -121,23 +117,14 @@ def test_micro_batches_add_up_to_the_batch(images: Path, tmp_path: Path) -> None
         torch.testing.assert_close(parts[name], weight, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full  # a detector's run, which is killed in `test_dense_tasks.py`, goes through the same loop
 def test_a_killed_process_resumes_to_the_same_bits(images: Path, tmp_path: Path) -> None:
     """SIGKILL at whatever update it is when the second checkpoint appears."""
     resolved = recipe(epochs=4)
     text = tmp_path / "tiny.yaml"
     text.write_text(recipe_text(resolved.recipe))
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "vitrim", "train", str(text), "--data", str(images), "--device", "cpu"]
-    command += ["--threads", "1", "--save-minutes", "0", "--log-every", "1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, "--out", str(out)], env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while len(list((out / "checkpoints").glob("update-*"))) < 2 and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert checkpoint.latest(out / "checkpoints") is not None
+    killed(text, images, out)
     trainer(resolved, images, out, resume=True).run()
     trainer(resolved, images, tmp_path / "whole").run()
     assert numbers(out) == numbers(tmp_path / "whole")

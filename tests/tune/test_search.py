@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,10 +39,26 @@ def find(model: VisionTransformer, method: str = "tome", **changes: Any) -> Resu
     return search(model, method, images(), **{"target": "macs=0.7", "evaluations": 9, **changes})
 
 
-@pytest.mark.parametrize("method", ["tome", "topk", "atm"])
-def test_every_trial_meets_the_target_by_the_engines_count(model: VisionTransformer, method: str) -> None:
+class Found(NamedTuple):
+    """A search, the trials it told of, and its study."""
+
+    result: Result
+    told: list[Trial]
+    study: Path
+
+
+@pytest.fixture(scope="module")
+def found(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    told: list[Trial] = []
+    study = tmp_path_factory.mktemp("search") / "study.jsonl"
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    result = find(model, method, evaluations=6)
+    result = find(model, about={"data": "noise"}, study=study, on_trial=told.append)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    return Found(result, told, study)
+
+
+def check_target(model: VisionTransformer, result: Result) -> None:
+    """Every trial meets the target, by the engine's count on the first images of the search."""
     few = [batch.images for batch in images().batches("search", 0, 8)]
     dense = profile(model, None, few).macs.total
     for trial in result.outcome.trials:
@@ -50,11 +66,19 @@ def test_every_trial_meets_the_target_by_the_engines_count(model: VisionTransfor
         assert trial.share <= 0.705
     assert result.best in (result.outcome.constant, result.outcome.searched)
     assert result.verdict.startswith("searched:" if result.outcome.better else "constant:")
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_the_result_is_a_file_that_reduces_the_model(model: VisionTransformer, tmp_path: Path) -> None:
-    result = find(model, about={"data": "noise"})
+def test_every_trial_meets_the_target_by_the_engines_count(model: VisionTransformer, found: Found) -> None:
+    check_target(model, found.result)
+
+
+@pytest.mark.parametrize("method", ["topk", "atm"])
+def test_so_it_does_where_stages_or_a_threshold_are_searched(model: VisionTransformer, method: str) -> None:
+    check_target(model, find(model, method, evaluations=3))
+
+
+def test_the_result_is_a_file_that_reduces_the_model(model: VisionTransformer, found: Found, tmp_path: Path) -> None:
+    result = found.result
     result.save(tmp_path / "best.json")
     config = vitrim.parse_method(f"@{tmp_path / 'best.json'}")
     assert config.describe() == result.config.describe()
@@ -70,15 +94,16 @@ def test_the_result_is_a_file_that_reduces_the_model(model: VisionTransformer, t
         vitrim.restore_(model)
 
 
-def test_a_resumed_search_gives_the_same_study_bit_for_bit(model: VisionTransformer, tmp_path: Path) -> None:
-    whole = find(model, study=tmp_path / "whole.jsonl")
-    text = (tmp_path / "whole.jsonl").read_bytes()
+def test_a_resumed_search_gives_the_same_study_bit_for_bit(
+    model: VisionTransformer, found: Found, tmp_path: Path
+) -> None:
+    text = found.study.read_bytes()
     lines = text.splitlines(keepends=True)
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(b"".join(lines[: len(lines) // 2]))
-    resumed = find(model, study=cut, resume=True)
+    resumed = find(model, about={"data": "noise"}, study=cut, resume=True)
     assert cut.read_bytes() == text
-    assert resumed.record() == whole.record()
+    assert resumed.record() == found.result.record()
     with pytest.raises(VitrimError, match=r"of another search: its target is macs=0.7"):
         find(model, study=cut, resume=True, target="macs=0.6")
 
@@ -156,9 +181,7 @@ def test_what_cannot_be_is_one_line(model: VisionTransformer, changes: dict[str,
         find(model, **changes)
 
 
-def test_trials_are_told_as_they_end(model: VisionTransformer) -> None:
-    told: list[Trial] = []
-    result = find(model, on_trial=told.append)
-    assert tuple(told) == result.outcome.trials
-    assert [trial.number for trial in told] == list(range(len(told)))
-    assert Target.parse("macs=0.7") == result.target
+def test_trials_are_told_as_they_end(found: Found) -> None:
+    assert tuple(found.told) == found.result.outcome.trials
+    assert [trial.number for trial in found.told] == list(range(len(found.told)))
+    assert Target.parse("macs=0.7") == found.result.target

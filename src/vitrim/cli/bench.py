@@ -78,7 +78,7 @@ def bench(
         "split": None if dataset is None else dataset.split,
         "rows": rows,
     }
-    _print_notes(out, methods, images.source)
+    _print_notes(out, host, methods, images.source, machine.seed)
     try:
         for name, size in product(dtypes, sizes):
             setting = {"model": model.name, "batch_size": size, "dtype": name, "compiled": compiled}
@@ -172,7 +172,19 @@ def _words(texts: Sequence[str], what: str) -> list[str]:
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def _print_notes(out: Console, methods: Mapping[str, MethodConfig], images: str | None) -> None:
+def _print_notes(
+    out: Console, host: nn.Module, methods: Mapping[str, MethodConfig], images: str | None, seed: int
+) -> None:
+    from vitrim.measure.bench import cost_varies
+
+    if cost_varies(host):
+        out.print(
+            "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
+            f"random of which is drawn from seed {seed}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     adaptive = [name for name, config in methods.items() if config.is_adaptive()]
     if adaptive:
         given = f"images of {images}" if images else "random images (give real ones with --images)"
@@ -186,16 +198,24 @@ def _print_notes(out: Console, methods: Mapping[str, MethodConfig], images: str 
 
 def print_setting(out: Console, rows: Sequence[Row]) -> None:
     """Print the table of one setting, dense first, and below it, in words, the methods that do not pay."""
-    dense = rows[0]
-    slower = [f"{name}: {p50:.2f} ms" for name, p50 in dense["dense_p50_ms"].items() if name != dense["dense_kernel"]]
-    kernel = f"dense is {dense['dense_kernel']} attention" + "".join(f" ({text})" for text in slower)
-    heading = f"{dense['model']}, {setting_text(dense)}; {kernel}; rounds: {dense['rounds']}"
+    dense = {row.get("part"): row for row in rows if row["method"] == rows[0]["method"]}
+    first = rows[0]
+    kernels = "; ".join(_kernel_text(row) for row in dense.values())
+    heading = f"{first['model']}, {setting_text(first)}; {kernels}; rounds: {first['rounds']}"
     out.print(heading, highlight=False, markup=False, soft_wrap=True)
-    common.print_table(out, "", COLUMNS, [_cells(row) for row in rows])
-    for row in rows[1:]:
-        for line in verdicts(row, dense):
+    columns = COLUMNS if len(dense) == 1 else (COLUMNS[0], "part", *COLUMNS[1:])
+    common.print_table(out, "", columns, [_cells(row) for row in rows])
+    for row in rows[len(dense) :]:
+        for line in verdicts(row, dense[row.get("part")]):
             out.print(line, highlight=False, markup=False, soft_wrap=True)
     out.print()
+
+
+def _kernel_text(dense: Mapping[str, Any]) -> str:
+    """The attention kernel of a dense row, and the times of the others."""
+    slower = [f"{name}: {p50:.2f} ms" for name, p50 in dense["dense_p50_ms"].items() if name != dense["dense_kernel"]]
+    of = f" {dense['part']}" if "part" in dense else ""
+    return f"dense{of} is {dense['dense_kernel']} attention" + "".join(f" ({text})" for text in slower)
 
 
 def setting_text(row: Mapping[str, Any]) -> str:
@@ -207,6 +227,7 @@ def _cells(row: Row) -> list[str]:
     latency, peak = row["latency_ms"], row["peak_memory_mib"]
     return [
         row["method"],
+        *([row["part"]] if "part" in row else []),
         f"{row['images_per_second']:.1f}",
         f"{latency['p50']:.2f}",
         f"{latency['p95']:.2f}",
@@ -234,13 +255,14 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     if row["method"].partition(":")[0] == "none":
         return lines  # it is there to show what vitrim itself costs
+    method = row["method"] + (f" ({row['part']})" if "part" in row else "")
     if row["speedup"] < 1.0:
         speed = f"{row['speedup']:.2f}x the speed of dense ({row['dense_kernel']})"
-        lines.append(f"{row['method']} does not pay {where}: {speed}, {promise}")
+        lines.append(f"{method} does not pay {where}: {speed}, {promise}")
     elif row["speedup_q1"] <= 1.0:
         spread = f"its quartiles {row['speedup_q1']:.2f}-{row['speedup_q3']:.2f} include 1"
-        lines.append(f"{row['method']} shows no clear gain {where}: {row['speedup']:.2f}x, but {spread}, {promise}")
+        lines.append(f"{method} shows no clear gain {where}: {row['speedup']:.2f}x, but {spread}, {promise}")
     peak, dense_peak = row["peak_memory_mib"], dense["peak_memory_mib"]
     if peak is not None and dense_peak is not None and peak > 1.01 * dense_peak:  # 1%: its bookkeeping
-        lines.append(f"{row['method']} needs more memory than dense {where}: {peak:.2f} against {dense_peak:.2f} MiB")
+        lines.append(f"{method} needs more memory than dense {where}: {peak:.2f} against {dense_peak:.2f} MiB")
     return lines

@@ -23,18 +23,18 @@ Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: f
 
 def task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str] | None) -> tuple[Task, Any]:
     """The task of the model, and the images with its transform; a run's recipe says what the command line does not."""
-    from vitrim.core.ask import ask
     from vitrim.data import eval_transform
-    from vitrim.measure.evaluation import check_dataset, task_of
+    from vitrim.measure.evaluation import check_dataset, task_name, task_of
     from vitrim.tasks import tasks
     from vitrim.training.images import geometry_of
     from vitrim.training.runs import as_trained
 
     protocol, options = as_trained(model.name, common.parse_options(changes, "protocol option"))
-    name = ask(dense).task(dense)
+    name = task_name(dense, data.task)
     dataset = data.open(None if name is None else tasks()[name].reads, options)
-    task = task_of(dense, dataset)
+    task = task_of(dense, dataset, name)
     task.follow(protocol)
+    task.meet(dense, dataset.class_names)
     check_dataset(dataset, task, model.name)
     own = None if task.reads is None else task.eval_transform(geometry_of(dense))
     dataset.transform = own or eval_transform(dense)

@@ -61,6 +61,12 @@ DataOptions = Annotated[
     list[str] | None,
     typer.Option("--data-option", help="key=value for the data's reader, e.g. num_classes=11; may repeat"),
 ]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task", help="of a model for several, as EoMT: segmentation, detection, instances; default: its own"
+    ),
+]
 ImagesSource = Annotated[
     str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
 ]
@@ -187,6 +193,7 @@ class Data(Reading):
     source: DataSource
     limit: Limit = None
     data_option: DataOptions = None
+    task: TaskName = None
 
     def open(self, task: str | None = None, options: dict[str, Any] | None = None) -> Any:
         """Open the images with what ``task`` reads, by default with one label each or with several.

@@ -27,11 +27,11 @@ class GridHook:
         self.trace.see_grid(self.host.grid_of(maker, args, output))
 
     @staticmethod
-    def remove(model: nn.Module) -> None:
-        """Remove all such hooks from ``model``."""
-        for module in model.modules():
-            for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, GridHook)]:
-                del module._forward_hooks[key]
+    def remove(maker: nn.Module | None) -> None:
+        """Remove all such hooks from ``maker``, the module that makes the patches."""
+        hooks = {} if maker is None else maker._forward_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, GridHook)]:
+            del hooks[key]
 
 
 class DenseCall:

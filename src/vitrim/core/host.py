@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from vitrim.core.answers import DenseAnswers
 from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Role, Starting
 from vitrim.core.layers import input_channels, pair, stride_of
@@ -19,7 +20,7 @@ METHOD = "reducer"
 """The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
 
 
-class Host:
+class Host(DenseAnswers):
     """A host family. Class methods only: a host has no state of its own.
 
     `vitrim.core.ask.ask(model)` is the family of any model: also of one that cannot be reduced, where it answers what
@@ -88,11 +89,6 @@ class Host:
     def compared(cls, model: nn.Module) -> list[nn.Module]:
         """The modules whose inputs are compared with the dense model's: by default the classifiers."""
         return cls.classifiers(model)
-
-    @classmethod
-    def task(cls, model: nn.Module) -> str | None:
-        """The task ``model`` is made for, by name; None: labels of whole images, one or several."""
-        return None
 
     @classmethod
     def classifier_names(cls, model: nn.Module) -> tuple[str, ...]:

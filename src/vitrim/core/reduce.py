@@ -126,7 +126,7 @@ def restore_(model: nn.Module) -> None:
             if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
                 block.release()
         host.uninstall(model)
-        GridHook.remove(model)
+        GridHook.remove(host.patch_maker(model))
         delattr(model, HANDLE)
 
 

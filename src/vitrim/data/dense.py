@@ -310,7 +310,7 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
     """Return the number of classes: given, or that of their names.
 
     Raises:
-        DataError: neither is given, or they do not agree.
+        DataError: neither is given, they do not agree, or are not a number and a list of names.
 
     Example:
         >>> number_of_classes(["cat", "dog"], None, "x")
@@ -320,6 +320,10 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
         raise DataError(
             f"{source} does not say how many classes it has: give num_classes=K or class_names=[...] (--data-option)"
         )
+    if class_names is not None and (isinstance(class_names, str) or not all(isinstance(n, str) for n in class_names)):
+        raise DataError(f'class_names={class_names} is no list of names; write e.g. class_names=\'["cat","dog"]\'')
+    if num_classes is not None and (isinstance(num_classes, bool) or not isinstance(num_classes, int)):
+        raise DataError(f"num_classes={num_classes} is not a whole number")
     found = num_classes if class_names is None or num_classes is not None else len(class_names)
     if found is None or found < 1 or (class_names is not None and len(class_names) != found):
         names = "" if class_names is None else f" and {len(class_names)} class names"

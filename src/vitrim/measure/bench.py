@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrim.core.ask import ask
 from vitrim.core.config import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import host_of
@@ -29,9 +30,12 @@ from vitrim.measure.latency import (
 from vitrim.measure.macs import count_macs
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE, Row
+from vitrim.tasks import tasks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COMPILED_VARIANTS = 1000
+WHOLE = "whole model"
+"""The part of a dense model that is all of it."""
 
 
 def measure(
@@ -57,6 +61,9 @@ def measure(
         ``rounds, peak_memory_mib`` (None where it cannot be measured), ``speedup, speedup_q1, speedup_q3,
         promised_speedup`` (dense MACs over reduced MACs) and ``ratio`` (speedup over promised_speedup).
 
+        Of a dense model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) two rows each, with ``part``: what runs in
+        front of its heads, against the same part of the dense model, and the whole model.
+
     Raises:
         VitrimError: a method does not fit the model.
 
@@ -70,32 +77,76 @@ def measure(
         ['dense', 'tome:r=1']
     """
     kernels = dense_copies(model)
-    models = {_dense_name(kernel): dense for kernel, dense in kernels.items()}
-    models |= {name: reduced_copy(model, config) for name, config in methods.items()}
+    copies = {_dense_name(kernel): dense for kernel, dense in kernels.items()}
+    copies |= {name: reduced_copy(model, config) for name, config in methods.items()}
+    parts = _parts(model)
     # counted on the very copies that are timed: learned reducers are drawn anew for every copy
-    promised = {name: promised_speedup(model, models[name], images) for name in methods}
+    promised = {
+        part: _promises(take(model), {name: take(copies[name]) for name in methods}, images)
+        for part, take in parts.items()
+    }
+    models = {_key(name, part): take(copy) for part, take in parts.items() for name, copy in copies.items()}
     with torch.inference_mode(), compilation(compiled):
         if compiled:
             models = {name: torch.compile(candidate) for name, candidate in models.items()}  # type: ignore[misc]
         runs: dict[str, Callable[[], object]] = {name: partial(candidate, images) for name, candidate in models.items()}
         times = time_interleaved(runs, images.device, budget)
-        kernel = fastest({name: times[_dense_name(name)] for name in kernels}, kernels)
+        fastest_of = {
+            part: fastest({name: times[_key(_dense_name(name), part)] for name in kernels}, kernels) for part in parts
+        }
         peaks = {
             # a copy, because what a model still holds of its last forward would be released in this one
-            name: peak_memory_mib(runs[name] if compiled else partial(shared_copy(models[name]), images), images.device)
-            for name in [_dense_name(kernel), *methods]
+            key: peak_memory_mib(runs[key] if compiled else partial(shared_copy(models[key]), images), images.device)
+            for part in parts
+            for key in (_key(name, part) for name in [_dense_name(fastest_of[part]), *methods])
         }
-    facts = {
-        "dense_kernel": kernel,
-        "dense_p50_ms": {name: summarise(times[_dense_name(name)]).p50_ms for name in kernels},
-    }
-    return [
-        Row(label, {**facts, **_numbers(times, name, _dense_name(kernel), len(images), peaks[name], promise)})
-        for label, name, promise in [
-            (DENSE, _dense_name(kernel), 1.0),
-            *((name, name, promised[name]) for name in methods),
-        ]
-    ]
+    rows = []
+    for label in (DENSE, *methods):
+        for part in parts:
+            dense = _key(_dense_name(fastest_of[part]), part)
+            key, promise = (dense, 1.0) if label == DENSE else (_key(label, part), promised[part][label])
+            facts: dict[str, Any] = {} if part is None else {"part": part}
+            facts["dense_kernel"] = fastest_of[part]
+            facts["dense_p50_ms"] = {
+                kernel: summarise(times[_key(_dense_name(kernel), part)]).p50_ms for kernel in kernels
+            }
+            rows.append(Row(label, {**facts, **_numbers(times, key, dense, len(images), peaks[key], promise)}))
+    return rows
+
+
+class Front(nn.Module):
+    """The part of a dense model in front of its heads (`Host.front`), as a model that can be counted and compiled.
+
+    Example:
+        >>> from vitrim.loading import create_model
+        >>> options = {"img_size": 32, "depth": 1, "num_classes": 3}
+        >>> model = create_model("segmenter:vit_tiny_patch16_224", options=options)
+        >>> Front(model)(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 5, 192])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.host = ask(model)
+
+    def forward(self, images: Tensor) -> Any:
+        """Compute what the heads read of ``images`` (B, C, H, W)."""
+        return self.host.front(self.model, images)
+
+
+def _parts(model: nn.Module) -> dict[str | None, Callable[[nn.Module], nn.Module]]:
+    """The parts that are timed each by itself: how they are taken from a model, by name; None: there is only one."""
+    name = ask(model).front_name(model)
+    return {None: _itself} if name is None else {name: Front, WHOLE: _itself}
+
+
+def _itself(model: nn.Module) -> nn.Module:
+    return model
+
+
+def _key(name: str, part: str | None) -> str:
+    return name if part is None else f"{name} [{part}]"
 
 
 def _dense_name(kernel: str) -> str:
@@ -125,13 +176,32 @@ def _numbers(
     }
 
 
+def _promises(dense: nn.Module, reduced: Mapping[str, nn.Module], images: Tensor) -> dict[str, float]:
+    """`promised_speedup` of several reduced models, or fronts of models."""
+    return {name: promised_speedup(dense, candidate, images) for name, candidate in reduced.items()}
+
+
 def promised_speedup(dense: nn.Module, reduced: nn.Module, images: Tensor) -> float:
     """Dense MACs over the MACs of the ``reduced`` model: the speed-up if time were proportional to MACs.
 
     Counted on all of ``images`` (B, C, H, W) where counts depend on them, else on one.
     """
-    sample = images if get_reduction(reduced).config.is_adaptive() else images[:1]
+    model = reduced.model if isinstance(reduced, Front) else reduced
+    varies = get_reduction(model).config.is_adaptive() or (reduced is model and cost_varies(model))
+    sample = images if varies else images[:1]
     return count_macs(dense, sample).total / count_macs(reduced, sample).total
+
+
+def cost_varies(model: nn.Module) -> bool:
+    """Tell whether the work of ``model`` depends on what is in the images: that of RoI heads does, on the proposals.
+
+    Example:
+        >>> cost_varies(nn.Linear(1, 1))
+        False
+    """
+    host = ask(model)
+    task = host.task(model)
+    return host.front_name(model) is not None and task is not None and tasks()[task].cost_varies
 
 
 @contextmanager

@@ -16,13 +16,13 @@ from vitrim.core.ask import ask
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.data.dataset import MultiLabelDataset
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, unknown
 from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics, Tokens
 from vitrim.measure.records import Batch, Row
 from vitrim.measure.run import run
 from vitrim.tasks import Task, make_task
 
-__all__ = ["check_dataset", "evaluate", "num_classes", "standard_probes", "task_of"]
+__all__ = ["check_dataset", "evaluate", "num_classes", "standard_probes", "task_name", "task_of"]
 
 
 def standard_probes(task: Task) -> list[Probe]:
@@ -48,14 +48,28 @@ def num_classes(model: nn.Module) -> int:
     return count
 
 
-def task_of(model: nn.Module, dataset: Any) -> Task:
-    """The task that ``model`` is made for or, of a classifier, ``dataset``: one label per image or several.
+def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
+    """The task that ``model`` is evaluated in: the ``wanted`` one, else that it is made for; None: labels of images.
+
+    Raises:
+        VitrimError: the model is not for the wanted task.
+    """
+    own = ask(model).tasks(model)
+    if wanted is None or wanted in own:
+        return wanted or ask(model).task(model)
+    if not own:
+        raise VitrimError(f"this {type(model).__name__} predicts labels of whole images: leave task {wanted} out")
+    raise unknown(f"task of {type(model).__name__}", wanted, own)
+
+
+def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
+    """The task ``name``, else that ``model`` is made for or, of a classifier, ``dataset``: one label or several.
 
     Raises:
         VitrimError: the model has no classifier.
     """
     several = isinstance(dataset, MultiLabelDataset)
-    name = ask(model).task(model) or ("multilabel" if several else "classification")
+    name = name or ask(model).task(model) or ("multilabel" if several else "classification")
     return make_task(name, num_classes(model))
 
 
@@ -114,8 +128,8 @@ def evaluate(
         ``tokens_at_end``. See the probes for what each is.
 
     Raises:
-        VitrimError: the model is reduced, no host or has no classifier; a method is unknown or does not fit; targets
-            are wrong; outputs are not finite; there are no images.
+        VitrimError: the model is reduced, no host, has no classifier or is for another task; a method is unknown or
+            does not fit; targets are wrong; outputs are not finite; there are no images.
 
     Example:
         >>> import timm
@@ -125,6 +139,8 @@ def evaluate(
         [('dense', 101), ('tome:r=8', 93)]
     """
     if isinstance(task, str):
+        if ask(model).tasks(model):
+            task_name(model, task)
         task = make_task(task, num_classes(model))
     return run(
         model,

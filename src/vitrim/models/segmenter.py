@@ -186,6 +186,7 @@ class Segmenter(nn.Module):
         """Of the reduced backbone, while the model is reduced and decodes merged tokens (`DenseHost.install`)."""
 
     task = "segmentation"
+    front_name = "trunk"
 
     @property
     def patch_size(self) -> tuple[int, int]:
@@ -214,6 +215,10 @@ class Segmenter(nn.Module):
         whole = padded(images, self.patch_size)
         grid = whole.shape[2] // self.patch_size[0], whole.shape[3] // self.patch_size[1]
         return patch_map(self.host.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
+
+    def front(self, images: Tensor) -> Tensor:
+        """Compute the tokens (B, N, C) that the decoder gets of ``images`` (B, 3, H, W), prefix in front."""
+        return self.host.tokens(self.backbone, padded(images, self.patch_size))
 
     def scores(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """Decode the backbone's ``tokens`` (B, N, C), prefix in front: (B, P, K) for every patch of the ``grid``."""

@@ -25,7 +25,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from vitrim.core.ask import ask
 from vitrim.errors import VitrimError
 from vitrim.models.dense_parts import padded, patch_map
-from vitrim.models.vitdet_heads import RoIs, roi_heads
+from vitrim.models.vitdet_heads import RoIs, roi_heads, wide
 
 if TYPE_CHECKING:
     from vitrim.tasks.step import Step
@@ -98,11 +98,21 @@ class StridedAnchors(AnchorGenerator):
         self.strides = tuple(strides)
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """The anchors (A, 4) of every image, on all of ``feature_maps``."""
-        self.set_cell_anchors(feature_maps[0].dtype, feature_maps[0].device)
+        """The anchors (A, 4) of every image, on all of ``feature_maps``, in at least float32."""
+        kind = wide(feature_maps[0].new_empty(0)).dtype
+        self.set_cell_anchors(kind, feature_maps[0].device)
         grids = [found.shape[-2:] for found in feature_maps]
         anchors = torch.cat(self.grid_anchors(grids, [(stride, stride) for stride in self.strides]))
-        return [anchors.to(feature_maps[0].dtype)] * len(image_list.image_sizes)
+        return [anchors.to(kind)] * len(image_list.image_sizes)
+
+
+class WideRPNHead(RPNHead):
+    """torchvision's head, whose scores and box changes come out in at least float32: a pixel is lost in bfloat16."""
+
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Score and change the anchors on every map."""
+        logits, changes = super().forward(x)
+        return [wide(one) for one in logits], [wide(one) for one in changes]
 
 
 class Detector(nn.Module):
@@ -171,7 +181,7 @@ class Detector(nn.Module):
         strides = [patch / scale for scale in (*SCALES, SCALES[-1] / 2)]
         self.rpn = RegionProposalNetwork(
             StridedAnchors(strides),
-            RPNHead(channels, len(RATIOS), conv_depth=rpn_layers),
+            WideRPNHead(channels, len(RATIOS), conv_depth=rpn_layers),
             fg_iou_thresh=0.7,
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
@@ -261,6 +271,12 @@ class Detector(nn.Module):
         """Compute the pyramid (B, channels, h, w) of ``images`` (B, 3, H, W), padded to whole patches."""
         tokens, grid = self.tokens(images)
         return cast("dict[str, Tensor]", self.pyramid(tokens.transpose(1, 2).unflatten(2, grid)))
+
+    front_name = "trunk + pyramid"
+
+    def front(self, images: Tensor) -> dict[str, Tensor]:
+        """Compute what region proposals and RoI heads read of ``images`` (B, 3, H, W): `maps`."""
+        return self.maps(images)
 
     def tokens(self, images: Tensor) -> tuple[Tensor, Size]:
         """Compute what the pyramid reads: (B, P, C) in raster order, and rows and columns of the patches."""

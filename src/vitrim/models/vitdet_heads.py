@@ -37,6 +37,26 @@ STAGES = (
 )
 
 
+def wide(x: Tensor) -> Tensor:
+    """A tensor in at least float32, in which boxes are computed.
+
+    Example:
+        >>> wide(torch.zeros(1, dtype=torch.bfloat16)).dtype, wide(torch.zeros(1, dtype=torch.float64)).dtype
+        (torch.float32, torch.float64)
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class WideReader(MultiScaleRoIAlign):
+    """torchvision's RoI align, which has no kernels for bfloat16, in at least float32."""
+
+    def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
+        """Read the maps ``x`` in ``boxes``, in the dtype of the maps."""
+        kind = next(iter(x.values())).dtype
+        read: Tensor = super().forward({name: wide(found) for name, found in x.items()}, boxes, image_shapes)
+        return read.to(kind)
+
+
 class RoIs(RoIHeads):
     """torchvision's RoI heads with two more ways to choose among the boxes in evaluation, see `Detector`."""
 
@@ -66,8 +86,8 @@ class RoIs(RoIHeads):
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Boxes, scores and labels of every image, as torchvision's."""
         counts = [len(boxes) for boxes in proposals]
-        boxes = self.box_coder.decode(box_regression, proposals).split(counts)
-        scores = class_logits.softmax(-1).split(counts)
+        boxes = self.box_coder.decode(wide(box_regression), proposals).split(counts)
+        scores = wide(class_logits).softmax(-1).split(counts)
         chosen = [self.choose(*one) for one in zip(boxes, scores, image_shapes, strict=True)]
         return [one[0] for one in chosen], [one[1] for one in chosen], [one[2] for one in chosen]
 
@@ -221,7 +241,7 @@ class CascadeRoIs(RoIs):
         share = 1.0 / len(STAGES)
         read = share * read + (1.0 - share) * read.detach()
         logits, deltas = self.box_predictors[stage](self.box_heads[stage](read))
-        return logits, deltas
+        return wide(logits), wide(deltas)
 
     def refined(
         self, stage: int, deltas: Tensor, proposals: list[Tensor], image_shapes: list[tuple[int, int]]
@@ -342,7 +362,7 @@ def roi_reader(side: int, strides: Sequence[float]) -> MultiScaleRoIAlign:
         side: places read per side of a box.
         strides: of the levels p2 to p5 in pixels.
     """
-    reader = MultiScaleRoIAlign(["p2", "p3", "p4", "p5"], side, sampling_ratio=2)
+    reader = WideReader(["p2", "p3", "p4", "p5"], side, sampling_ratio=2)
     reader.scales = [1.0 / stride for stride in strides]
     patch = strides[PATCH_LEVEL - 2]
     reader.map_levels = LevelMapper(2, 5, canonical_scale=14 * patch, canonical_level=PATCH_LEVEL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
@@ -104,6 +104,12 @@ class Task(ABC):
         if not protocol.plain:
             raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
 
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:  # noqa: B027 -- most adapt nothing
+        """Adapt the reading of predictions to a model that may have been made elsewhere, for data with these classes.
+
+        Its classes are told by their names where the data's are all among them; otherwise by their numbers.
+        """
+
     def eval_batch(self, batch_size: int) -> int:
         """The images of a batch of an evaluation, where ``batch_size`` were asked for."""
         return batch_size
@@ -149,6 +155,20 @@ class Task(ABC):
         """Raise `VitrimError` if the task cannot learn the loss of a recipe."""
         if loss.name not in self.losses:
             raise unknown(f"loss of {self.name}", loss.name, self.losses)
+
+
+def places_of(names: Sequence[str] | None, known: Sequence[str] | None) -> list[int] | None:
+    """The places of the data's classes among those a model knows, by name; None where a name is missing or unknown.
+
+    Example:
+        >>> places_of(["cat", "Dog"], ["N/A", "dog", "cat", "N/A"]), places_of(["cat"], ["LABEL_0"])
+        ([2, 1], None)
+    """
+    if not names or not known:
+        return None
+    places = {name.lower(): place for place, name in reversed(list(enumerate(known)))}
+    found = [places.get(name.lower()) for name in names]
+    return None if None in found else [place for place in found if place is not None]
 
 
 def register_task(task: type[T]) -> type[T]:

@@ -11,16 +11,19 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchvision.ops import box_iou
 
+from vitrim.core.ask import ask
 from vitrim.data.boxes import Boxes
 from vitrim.data.dense import DetectionDataset
 from vitrim.data.errors import DataError
 from vitrim.errors import VitrimError
-from vitrim.tasks.base import Task, register_task
+from vitrim.tasks.base import Task, places_of, register_task
 from vitrim.tasks.detection_scores import DetectionScores
 from vitrim.tasks.segmentation import refuse_mix
 from vitrim.tasks.transforms_dense import BoxEvalTransform, DenseTrainTransform
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vitrim.data.boxes import Objects
     from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import DenseAugment, Loss, Mix
@@ -58,6 +61,12 @@ class Detection(Task):
     cost_varies = True  # of the heads, by the number of proposals
     outlines = False
 
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.labels: Tensor | None = None
+        """The class of the data for each of the model's, -1 for none; None: they are the same."""
+        self.unpadded = False
+
     def check(self, dataset: Any) -> None:
         source = getattr(dataset, "source", type(dataset).__name__)
         if not isinstance(dataset, DetectionDataset):
@@ -83,7 +92,21 @@ class Detection(Task):
         return DenseTrainTransform(geometry, augment)
 
     def eval_transform(self, geometry: Geometry) -> BoxEvalTransform:
-        return BoxEvalTransform(geometry)
+        return BoxEvalTransform(geometry, padded=not self.unpadded)
+
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+        host = ask(model)
+        self.unpadded = host.sees_unpadded(model)
+        known = host.class_names(model)
+        places = places_of(class_names, known)
+        if places is not None and known is not None:
+            self.num_classes = len(places)
+            self.labels = torch.full((len(known),), -1)
+            self.labels[places] = torch.arange(len(places))
+
+    def eval_batch(self, batch_size: int) -> int:
+        """One image where each goes through the model in its own size and shape."""
+        return 1 if self.unpadded else batch_size
 
     def collate(self, items: list[tuple[Tensor, Objects]]) -> tuple[Tensor, Boxes]:
         """Stack images (B, C, H, W), padded to one size by the transforms, and list their objects."""
@@ -106,11 +129,11 @@ class Detection(Task):
 
         ``size`` of the targets is height and width of each image, where the rest is padding.
         """
-        if targets is None or not all("size" in objects for objects in targets):
-            found: list[Objects] = model(images)
-            return found
-        sizes = [tuple(objects["size"].tolist()) for objects in targets]
-        return cast("list[Objects]", model(images, sizes))
+        sizes = None
+        if targets is not None and all("size" in objects for objects in targets):
+            sizes = [tuple(objects["size"].tolist()) for objects in targets]
+        found = ask(model).detections(model, images, sizes)
+        return found if self.labels is None else [_relabelled(objects, self.labels) for objects in found]
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
         pairs = zip(prediction, targets, strict=True)
@@ -197,6 +220,12 @@ def in_stored_pixels(prediction: Objects, target: Objects) -> Objects:
         resized = F.interpolate(inside, size=(tall, wide), mode="bilinear", align_corners=False)
         moved["masks"] = resized[:, 0] > 0.5
     return moved
+
+
+def _relabelled(found: Objects, labels: Tensor) -> Objects:
+    """The objects whose class the data knows, with its labels."""
+    own = labels.to(found["labels"].device)[found["labels"]]
+    return {name: value[own >= 0] for name, value in {**found, "labels": own}.items()}
 
 
 def _best_overlaps(found: Objects, dense: Objects) -> Tensor:

@@ -14,11 +14,13 @@ from vitrim.core.ask import ask
 from vitrim.data.dense import IGNORED, SegmentationDataset
 from vitrim.data.errors import DataError
 from vitrim.errors import VitrimError
-from vitrim.tasks.base import Task, register_task
+from vitrim.tasks.base import Task, places_of, register_task
 from vitrim.tasks.sliding import Protocol, predict
 from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import DenseAugment, Loss, Mix
     from vitrim.tasks.transforms_dense import Geometry
@@ -61,6 +63,8 @@ class Segmentation(Task):
             raise VitrimError(f"segmentation needs 2 to {IGNORED} classes, the data has {num_classes}")
         super().__init__(num_classes)
         self.protocol = Protocol()
+        self.places: list[int] | None = None
+        """The class of the model for each of the data's; None: they are the same."""
 
     def check(self, dataset: Any) -> None:
         source = getattr(dataset, "source", type(dataset).__name__)
@@ -93,6 +97,16 @@ class Segmentation(Task):
     def follow(self, protocol: Protocol) -> None:
         self.protocol = protocol
 
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+        """As of `Task`; a model of images of one size sees, where no protocol says more, windows of that size."""
+        host = ask(model)
+        self.places = places_of(class_names, host.class_names(model))
+        if self.places is not None:
+            self.num_classes = len(self.places)
+        size = host.input_size(model)
+        if host.takes_one_size(model) and size is not None and self.protocol.plain:
+            self.protocol = Protocol(mode="slide", size=size[1], window=size[1])
+
     def eval_batch(self, batch_size: int) -> int:
         """One image where a protocol resizes or cuts it: each has its own forwards then, and may be of its own size."""
         return batch_size if self.protocol.plain else 1
@@ -106,7 +120,10 @@ class Segmentation(Task):
         sizes = sorted({(image.shape[-1], image.shape[-2]) for image, _ in items})
         if len(sizes) > 1:
             found = ", ".join(f"{width} x {height}" for width, height in sizes[:3])
-            raise VitrimError(f"images of {len(sizes)} sizes ({found}) are no batch: evaluate one at a time")
+            raise VitrimError(
+                f"images of {len(sizes)} sizes ({found}) are no batch: evaluate them one by one (--batch-size 1, of "
+                "`vitrim train` --eval-batch 1), or by a protocol with a size or a window"
+            )
         return torch.stack([image for image, _ in items]), torch.stack([mask for _, mask in items]).long()
 
     def check_targets(self, targets: Any, count: int) -> None:
@@ -122,7 +139,8 @@ class Segmentation(Task):
         host = ask(model)
 
         def forward(batch: Tensor) -> Tensor:
-            return host.logits(model(batch))
+            scores = host.pixel_scores(model, batch)
+            return scores if self.places is None else scores[:, self.places]
 
         if self.protocol.plain:
             return forward(images)

@@ -359,16 +359,19 @@ class BoxEvalTransform:
 
     Args:
         geometry: what the model takes.
+        padded: to the model's size; otherwise an image keeps its shape, and an upright one is fitted into the model's
+            size put upright.
     """
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, *, padded: bool = True) -> None:
         self.mode = "L" if len(geometry.mean) == 1 else "RGB"
-        self.size = geometry.size
-        self.finish = v2.Compose([_normalised(geometry), PadTo(geometry.size)])
+        self.size, self.padded = geometry.size, padded
+        self.finish = v2.Compose([_normalised(geometry), *([PadTo(geometry.size)] if padded else [])])
 
     def __call__(self, image: Image.Image, target: Objects) -> tuple[Tensor, Objects]:
         """The image, (C, H, W) float32, and its objects, crowds included."""
-        size = fitted((image.height, image.width), self.size)
+        turned = not self.padded and (image.height > image.width) != (self.size[0] > self.size[1])
+        size = fitted((image.height, image.width), self.size[::-1] if turned else self.size)
         pixels = F.resize(v2.functional.to_image(image.convert(self.mode)), list(size), antialias=True)
         sizes = {"size": torch.tensor(size), "original": torch.tensor((image.height, image.width))}
         return plain_tensor(self.finish(pixels)), {**plain_objects(target), **sizes}

@@ -46,6 +46,9 @@ def check_model(task: Task, model: nn.Module) -> None:
     made_for = ask(model).task(model) or ("classification" if task.reads is not None else task.name)
     if made_for != task.name:
         raise VitrimError(f"task {task.name} needs {task.learned_by}; this {type(model).__name__} is for {made_for}")
+    if not ask(model).learns(model):
+        kind = type(model).__name__
+        raise VitrimError(f"{kind} is trained by its own library; `vitrim eval` evaluates it, dense and reduced")
     if task.reads is not None:
         _check_crop(model)
 

@@ -98,8 +98,8 @@ class TimmModel(Host):
         channels, mean, std = input_channels(model), tuple(config["mean"]), tuple(config["std"])
         if channels == 1:  # three means would silently broadcast one channel to three
             mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
-        # pretrained_cfg keeps the size of training whatever img_size was
-        size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        # pretrained_cfg keeps the size of training whatever img_size was; models of two streams say it themselves
+        size = getattr(getattr(model, "patch_embed", model), "img_size", None)
         return Preprocessing(
             channels=channels,
             size=pair(config["input_size"][-2:] if size is None else size),

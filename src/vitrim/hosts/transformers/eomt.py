@@ -6,11 +6,14 @@ left as they are. So merged tokens are un-merged, and pruned ones come back, at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import masks_to_boxes
 from transformers.models.eomt.modeling_eomt import EomtAttention, EomtForUniversalSegmentation, EomtLayer
 from transformers.models.eomt_dinov3.modeling_eomt_dinov3 import (
     EomtDinov3Attention,
@@ -18,6 +21,7 @@ from transformers.models.eomt_dinov3.modeling_eomt_dinov3 import (
     EomtDinov3Layer,
 )
 
+from vitrim.core.answers import Size
 from vitrim.core.facts import HostFacts, Part
 from vitrim.core.host import no_tokens
 from vitrim.core.registry import register_host
@@ -60,6 +64,30 @@ class SquareHook(TrunkHook):
             )
 
 
+def _enlarged(output: Any, images: Tensor) -> Tensor:
+    """Logits (B, Q, H, W) of the queries' masks at every pixel of ``images`` (B, C, H, W)."""
+    return F.interpolate(
+        output.masks_queries_logits.float(), size=images.shape[2:], mode="bilinear", align_corners=False
+    )
+
+
+def _objects(logits: Tensor, labels: Tensor, scores: Tensor, size: Size) -> dict[str, Tensor]:
+    """The objects of one image from the masks (Q, H, W), classes (Q,) and their probabilities (Q,)."""
+    masks = logits > 0
+    masks[:, size[0] :] = False
+    masks[:, :, size[1] :] = False
+    inside = (logits.sigmoid() * masks).sum((1, 2)) / (masks.sum((1, 2)) + 1e-6)
+    some = masks.any(dim=2).any(dim=1)
+    boxes = masks_to_boxes(masks[some])
+    boxes[:, 2:] += 1  # from the last pixel to its far edge
+    return {
+        "boxes": boxes.float(),
+        "labels": labels[some],
+        "scores": (scores * inside)[some],
+        "masks": masks[some],
+    }
+
+
 class _Eomt(TransformersHost):
     heads = ("grid",)
     runs_on_meta = False  # it reads whether attention is masked from a buffer
@@ -96,6 +124,48 @@ class _Eomt(TransformersHost):
     @classmethod
     def num_classes(cls, model: Any) -> int:
         return model.config.num_labels  # type: ignore[no-any-return]
+
+    @classmethod
+    def task(cls, model: nn.Module) -> str:
+        return "segmentation"
+
+    @classmethod
+    def tasks(cls, model: nn.Module) -> tuple[str, ...]:
+        return ("segmentation", "instances", "detection")  # by its weights; the config does not say which
+
+    @classmethod
+    def learns(cls, model: nn.Module) -> bool:
+        return False
+
+    @classmethod
+    def takes_one_size(cls, model: nn.Module) -> bool:
+        return True
+
+    @classmethod
+    def compared(cls, model: nn.Module) -> list[nn.Module]:
+        return [cls.trunk_layers(model)[len(cls.blocks(model))]]  # the first that the queries run through
+
+    @classmethod
+    def pixel_scores(cls, model: nn.Module, images: Tensor) -> Tensor:
+        """The sum over the queries of class probability times mask probability, as the library's post-processing."""
+        output = model(images)
+        masks = _enlarged(output, images).sigmoid()
+        classes = output.class_queries_logits.float().softmax(-1)[..., :-1]
+        return torch.einsum("bqk,bqhw->bkhw", classes, masks)
+
+    @classmethod
+    def detections(
+        cls, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
+    ) -> list[dict[str, Tensor]]:
+        """One object per query with a mask, of its best class, as the library's post-processing without a threshold.
+
+        The score is the probability of the class times the mean one within the mask; the box is around the mask.
+        """
+        output = model(images)
+        whole = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else sizes
+        scores, labels = output.class_queries_logits.float().softmax(-1)[..., :-1].max(-1)
+        found = zip(_enlarged(output, images), labels, scores, whole, strict=True)
+        return [_objects(*one) for one in found]
 
     @classmethod
     def without_head(cls, model: nn.Module) -> nn.Module:

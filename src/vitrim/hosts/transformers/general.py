@@ -65,6 +65,10 @@ class TransformersModel(Host):
         return model.config.num_labels  # type: ignore[no-any-return]
 
     @classmethod
+    def class_names(cls, model: Any) -> list[str]:
+        return [str(model.config.id2label[label]) for label in range(model.config.num_labels)]
+
+    @classmethod
     def reset_head(cls, model: Any, num_classes: int) -> None:
         names = cls.classifier_names(model)
         if not names or len(names) != len(cls.find_classifiers(model)):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import box_convert
 from transformers.models.yolos.modeling_yolos import (
     YolosForObjectDetection,
     YolosLayer,
@@ -16,6 +17,7 @@ from transformers.models.yolos.modeling_yolos import (
     YolosSelfAttention,
 )
 
+from vitrim.core.answers import Size
 from vitrim.core.facts import HostFacts, Part
 from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
@@ -172,6 +174,38 @@ class HFYolos(TransformersHost):
     @classmethod
     def num_classes(cls, model: Any) -> int | None:
         return model.config.num_labels if isinstance(model, YolosForObjectDetection) else None
+
+    @classmethod
+    def task(cls, model: nn.Module) -> str | None:
+        return "detection" if isinstance(model, YolosForObjectDetection) else None
+
+    @classmethod
+    def learns(cls, model: nn.Module) -> bool:
+        return False
+
+    @classmethod
+    def compared(cls, model: Any) -> list[nn.Module]:
+        return [model.class_labels_classifier]
+
+    @classmethod
+    def sees_unpadded(cls, model: nn.Module) -> bool:
+        return True
+
+    @classmethod
+    def detections(
+        cls, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
+    ) -> list[dict[str, Tensor]]:
+        """One object per detection token, of its best class, as the library's post-processing without a threshold.
+
+        Boxes are relative to the image without its padding.
+        """
+        output = model(images)
+        scores, labels = output.logits.float().softmax(-1)[..., :-1].max(-1)
+        boxes = box_convert(output.pred_boxes.float(), "cxcywh", "xyxy")
+        whole = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else sizes
+        scales = boxes.new_tensor([(width, height, width, height) for height, width in whole])
+        found = zip(boxes * scales[:, None], labels, scores, strict=True)
+        return [{"boxes": box, "labels": label, "scores": score} for box, label, score in found]
 
     @classmethod
     def check(cls, model: nn.Module) -> None:

@@ -75,6 +75,14 @@ class DenseHost(Host):
         return [cls.dense_feature(model)]
 
     @classmethod
+    def front_name(cls, model: Any) -> str:
+        return model.front_name  # type: ignore[no-any-return]
+
+    @classmethod
+    def front(cls, model: Any, images: Tensor) -> Any:
+        return model.front(images)
+
+    @classmethod
     def task(cls, model: Any) -> str:
         return model.task  # type: ignore[no-any-return]
 
