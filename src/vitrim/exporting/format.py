@@ -142,11 +142,12 @@ def format_named(name: str | None, path: Path) -> type[Format]:
         VitrimError: an unknown format, a suffix that is not its own, or none that tells.
 
     Example:
-        >>> format_named(None, Path("m.onnx")).engine
-        'onnxruntime'
+        >>> format_named(None, Path("m.onnx")).engine, format_named(None, Path("m.pt2")).engine
+        ('onnxruntime', 'torch.export')
     """
     every = formats()
-    endings = {kind.suffix: kind for kind in sorted(every.values(), key=lambda kind: kind.name, reverse=True)}
+    # pt2 behind aoti, which shares its suffix and must be asked for by name
+    endings = {kind.suffix: kind for kind in sorted(every.values(), key=lambda kind: kind.name)}
     if name is None:
         if path.suffix not in endings:
             raise VitrimError(
