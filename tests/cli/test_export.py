@@ -75,7 +75,7 @@ def test_an_adaptive_method(run: Run, how: list[str]) -> None:
         (["--out", "m.onnx", "--batch", "0"], "unexpected --batch '0': write dynamic, or the only size of a batch"),
         (["--out", "m.onnx", "--batch", "-1"], "unexpected --batch '-1'"),
         (["--out", "m.onnx", "--batch", "many"], "unexpected --batch 'many'"),
-        (["--out", "m.onnx", "--dtype", "int8"], "unknown dtype 'int8'; valid: fp32, fp16"),
+        (["--out", "m.onnx", "--dtype", "int8"], "unknown dtype 'int8'; valid: fp16, fp32"),
         (["--out", "m.onnx", "--check", "-1"], "--check"),
         (["--out", "m.onnx", "--image-size", "33"], "takes no images of 33 x 33: "),
         (["--out", "m.onnx", "-m", "tomme"], "unknown method 'tomme'"),
@@ -105,7 +105,7 @@ def test_bad_input_is_one_line(run: Run, arguments: list[str], message: str) -> 
 
 
 def test_a_missing_package_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrim.exporting import formats
+    from vitrim.exporting.format import formats
 
     monkeypatch.setattr(formats()["onnx"], "needs", ("no_such_runtime",))
     code, _, err = run("-m", "tome:r=2", "--out", "m.onnx")

@@ -17,7 +17,8 @@ import tiny
 import vitrim
 from full_matrix import cells
 from vitrim.core.registry import methods
-from vitrim.exporting import Exported, check, formats
+from vitrim.exporting import Exported, check
+from vitrim.exporting.format import formats
 
 FIXED = [
     "random:seed=1",

@@ -9,7 +9,7 @@ hide the function `vitrim.export`.
 """
 
 from vitrim.exporting.exported import Exported
-from vitrim.exporting.format import Format, engines, formats, register_format
+from vitrim.exporting.format import Format, engines, register_format
 from vitrim.exporting.parity import Parity, check
 from vitrim.exporting.static import bound, freeze
 from vitrim.exporting.writing import export
@@ -22,7 +22,6 @@ __all__ = [
     "check",
     "engines",
     "export",
-    "formats",
     "freeze",
     "register_format",
 ]
