@@ -77,6 +77,9 @@ def test_the_way_of_mass_follows_rows_and_columns() -> None:
     a, b = np.zeros((2, 5, 3))
     a[0, 0], b[4, 2] = 1, 1
     assert emd(a, b) == pytest.approx(math.hypot(4, 2))
+    a, b = np.zeros((2, 5, 3))
+    a[0, 0], b[1, 1] = 1, 1  # other ways where rows are taken for columns
+    assert emd(a, b) == pytest.approx(math.hypot(1, 1))
 
 
 def test_the_depth_of_a_known_schedule() -> None:

@@ -13,12 +13,13 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from cli_runs import exit_code
-from vitrim.analysis.families import FAMILIES
+from vitrim.analysis.families import EXPERIMENTS, FAMILIES
 from vitrim.analysis.features import procrustes
 from vitrim.analysis.patterns import iou
 from vitrim.analysis.record import Record
 from vitrim.cli import analyze
 from vitrim.errors import VitrimError
+from vitrim.measure.arrays import read_arrays
 from vitrim.measure.decisions import file_name
 from vitrim.measure.run import Measurement
 
@@ -68,7 +69,10 @@ def records(report: Path) -> dict[str, Record]:
 
 def test_every_family_has_its_tables(report: Path) -> None:
     names = {file.stem for file in (report / "tables").iterdir()}
-    assert names == {"overlap", "clusters", "depth", "depth_maps", "depth_pairs", "counts", "features", "proxy"}
+    assert names == {
+        *("overlap", "clusters", "depth", "depth_maps", "depth_pairs", "counts"),
+        *("features", "proxy", "proxy_anchors", "class_tokens"),
+    }
     found = summary(report)
     assert found["complete"]
     assert set(found["tables"]) == names - {"depth_maps"}
@@ -119,7 +123,8 @@ def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
     assert len(places) == 16 * 4  # soft tokens stand on no patch
 
 
-def test_records_give_the_same_tables_again(report: Path, tmp_path: Path) -> None:
+def test_records_give_the_same_tables_again(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrim.analysis.report.pictures", lambda family, tables: [])  # only to save time
     stored = [report / f"record_{file_name(method)}.npz" for method in ("dense", *METHODS)]
     files = [part for file in stored for part in ("--from", file)]
     assert run(*files, "--out", tmp_path / "again") == 0
@@ -128,12 +133,87 @@ def test_records_give_the_same_tables_again(report: Path, tmp_path: Path) -> Non
     assert not list((tmp_path / "again").glob("record_*"))
 
 
+def test_the_report_has_its_figures(report: Path) -> None:
+    figures = {file.name for file in (report / "figures").iterdir()}
+    assert {"overlap.png", "clusters.png", "depth_maps.png", "tokens.png", "proxy.png"} <= figures
+    page = (report / "index.html").read_text()
+    assert page.count("<img ") == len(figures)
+    assert "test_vit, img_size=64, num_classes=6; weights: random" in page
+    assert f"![{'Maps over the image'}" in (report / "report.md").read_text()
+
+
+def test_several_models_see_the_same_images(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "capacity"
+    other = "vit_tiny_patch16_224"  # deeper: patterns could not be compared
+    arguments = (*MODEL, "--model", other, "-m", "topk:keep_rate=0.5", "--only", "depth,counts")
+    assert run(*arguments, "--data", images, "--limit", 6, "--out", out) == 0
+    assert {file.name for file in out.glob("record_*")} == {
+        f"record_{model}_{method}.npz" for model in ("test_vit", other) for method in ("dense", "topk_keep_rate_0.5")
+    }
+    methods = {row["method"] for row in table(out, "counts")}
+    assert methods == {f"{method} on {model}" for model in ("test_vit", other) for method in ("dense", METHODS[0])}
+    assert [one["model"] for one in summary(out)["models"]] == ["test_vit", other]
+    kept = [Record.load(out / f"record_{model}_topk_keep_rate_0.5.npz") for model in ("test_vit", other)]
+    assert np.array_equal(kept[0].arrays["ids"], kept[1].arrays["ids"])
+
+
+def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    chosen = ("-m", METHODS[0], "-m", METHODS[2], "--only", "counts")
+    assert run(*MODEL, *chosen, "--data", images, "--limit", 7, "--out", second) == 0
+    before = sorted((file.name, file.stat().st_mtime_ns) for file in report.rglob("*"))
+    out = tmp_path / "compared"
+    assert run("--compare", report, second, "--only", "depth", "--out", out) == 0
+    assert sorted((file.name, file.stat().st_mtime_ns) for file in report.rglob("*")) == before
+    names = {row["method"] for row in table(out, "depth")}
+    assert names == {
+        *(f"{method} in {report}" for method in METHODS[:4]),
+        *(f"{method} in {second}" for method in (METHODS[0], METHODS[2])),
+    } or names == {
+        *(f"{method} in {report.name}" for method in METHODS[:4]),
+        *(f"{method} in {second.name}" for method in (METHODS[0], METHODS[2])),
+    }
+    assert summary(out)["compared"] == [str(report), str(second)]
+    assert "Analyses compared" in (out / "index.html").read_text()
+
+
+def test_experiments_alone_need_no_pass(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    methods = ("-m", "topk:keep_rate=0.5", "-m", "mctf:r=2")
+    assert run(*MODEL, *methods, "--data", images, "--only", "router,attention", "--out", out) == 0
+    assert not list(out.glob("record_*"))
+    assert {file.stem for file in (out / "tables").iterdir()} == {"router", "attention"}
+    header, arrays = read_arrays(out / "arrays" / "router.npz", "arrays", 1)
+    assert header["family"] == "router"
+    assert arrays["topk:keep_rate=0.5/scores"].shape == (8, 3, 16)
+    notes = summary(out)["notes"]
+    assert "router: estimated from 12 images, fewer than 30" in notes
+    assert "mctf:r=2 is left out of router: it does not rank patches" in notes
+
+
+def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_path: Path) -> None:
+    found = [row for row in table(report, "class_tokens") if "tome" in row["method"]]
+    cosines = records(report)["tome:r=2"].arrays["cosine"].mean(0, dtype=np.float64)
+    assert [float(row["cosine"]) for row in found] == pytest.approx(cosines.tolist())
+    out = tmp_path / "out"
+    assert run(*MODEL, "-m", "tome:r=2", "--data", images, "--limit", 4, "--only", "loss", "--out", out) == 0
+    names = {file.stem for file in (out / "tables").iterdir()}
+    assert names == {"class_tokens", "loss_alone", "loss_alone_mean", "merging_error"}
+
+
 def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = next(report.glob("record_topk*"))
     assert run("--from", one, "--only", "depth,counts", "--out", tmp_path / "some", "--json", "-") == 0
     printed = json.loads(capsys.readouterr().out)
     assert {row["table"] for row in printed["rows"]} == {"depth", "counts"}
     assert {file.stem for file in (tmp_path / "some" / "tables").iterdir()} == {"depth", "depth_maps", "counts"}
+
+
+def test_figures_of_other_kinds(report: Path, tmp_path: Path) -> None:
+    one = next(report.glob("record_topk*"))
+    assert run("--from", one, "--only", "counts", "--format", "svg", "--out", tmp_path / "some") == 0
+    assert {file.suffix for file in (tmp_path / "some" / "figures").iterdir()} == {".svg"}
+    assert "data:image/png" in (tmp_path / "some" / "index.html").read_text()
 
 
 def test_what_was_gathered_before_a_stop_is_analysed(
@@ -178,10 +258,26 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         ([*MODEL], "give the images to analyse the model on with --data"),
         (["test_vit", "--from", "RECORD"], "leave out the model, --data and the methods"),
         (["--from", "none.npz"], "cannot read none.npz"),
+        (["--from", "RECORD", "--only", "depth,router"], "router runs the model, which stored records do not hold"),
+        ([*MODEL, "--data", "none", "--only", "throughput", "--sizes", "64,x"], "whole numbers of pixels"),
         (["--from", "FULL/other.txt"], "is no record of an analysis"),
         (["--from", "RECORD", "--out", "FULL"], "is not empty and holds no analysis"),
         (["--from", "RECORD", "--from", "OTHER", "--only", "patterns"], "was made on 11 other images"),
         ([*MODEL, "-m", "tome:r=x", "--data", "none"], "r"),
+        (["--from", "RECORD", "--format", "jpg"], "unknown format 'jpg'"),
+        (["--from", "NEWER"], "has format 2, this vitrim reads 1"),
+        (["--from", "TRUNCATED"], "is no record of an analysis"),
+        (["--from", "RECORD", "--from", "GRID", "--only", "patterns"], "has grid [2, 8] and that of"),
+        (["--from", "RECORD", "--from", "DEEPER", "--only", "patterns"], "has num_layers 9 and that of"),
+        (["--from", "DENSE", "--from", "FEW", "--only", "features"], "at least as many images as classes, got 5 for 6"),
+        (["one", "two", "--data", "none"], "give one model, not one, two"),
+        (["one", "--model", "one", "--data", "none"], "model one is given twice"),
+        (["one", "--model", "two", "--data", "none", "--checkpoint", "x"], "--checkpoint is of one model"),
+        (["--compare", "REPORT"], "two finished analyses or more, got 1"),
+        (["--compare", "REPORT", "FULL"], "holds no finished analysis"),
+        (["--compare", "REPORT", "REPORT", "--from", "RECORD"], "leave out --from"),
+        (["--compare", "REPORT", "REPORT", "--only", "patterns"], "patterns needs records of the same images"),
+        (["--from", "RECORD", "--model", "two"], "leave out the model"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -192,7 +288,18 @@ def test_bad_input_is_one_line(
     record = next(report.glob("record_tome*"))
     one = Record.load(next(report.glob("record_topk*")))
     Record(one.header, {name: array[1:] for name, array in one.arrays.items()}).save(tmp_path / "other.npz")
-    known = {"RECORD": str(record), "FULL": str(tmp_path / "full"), "OTHER": str(tmp_path / "other.npz")}
+    known = {name: str(tmp_path / f"{name.lower()}.npz") for name in ("OTHER", "NEWER", "TRUNCATED", "GRID", "DEEPER")}
+    known |= {"RECORD": str(record), "FULL": str(tmp_path / "full"), "REPORT": str(report)}
+    for name, header in (("GRID", {"grid": [2, 8]}), ("DEEPER", {"num_layers": 9})):
+        Record({**one.header, **header}, one.arrays).save(known[name])
+    Path(known["TRUNCATED"]).write_bytes(record.read_bytes()[:-200])
+    with np.load(record) as stored:
+        newer = {**json.loads(str(stored["header"])), "format": 2}
+        np.savez(known["NEWER"], header=json.dumps(newer), ids=stored["ids"])
+    for name, source in (("DENSE", records(report)["dense"]), ("FEW", one)):
+        known[name] = str(tmp_path / f"{name.lower()}.npz")
+        Record(source.header, {key: array[:5] for key, array in source.arrays.items()}).save(known[name])
+    before = {file: file.stat().st_mtime_ns for file in report.rglob("*")}
     given = [known.get(part, part.replace("FULL", known["FULL"])) for part in arguments]
     out = [] if "--out" in arguments else ["--out", str(tmp_path / "new")]
     assert run(*given, *out) == 2
@@ -200,6 +307,7 @@ def test_bad_input_is_one_line(
     assert len(error) == 1
     assert message in error[0]
     assert not (tmp_path / "new").exists()
+    assert {file: file.stat().st_mtime_ns for file in report.rglob("*")} == before
 
 
 def test_a_package_that_is_not_installed(
@@ -213,4 +321,5 @@ def test_a_package_that_is_not_installed(
 def test_the_families_of_the_help_are_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"families with commas: {', '.join(FAMILIES)}" in printed
+    assert f"families with commas: {', '.join(FAMILIES)}, and those that run the model once more, " in printed
+    assert ", ".join(name for name in EXPERIMENTS if name not in FAMILIES) in printed

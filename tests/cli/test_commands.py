@@ -27,7 +27,8 @@ OWN = {
     "export": {"--dtype", "--out"},  # fp16 is for files; a file, not a folder
     "eval": {"--out", "--resume"},
     "tune": {"--out", "--resume"},
-    "analyze": {"--data", "--out"},  # no data where there are stored records
+    "analyze": {"--data", "--out", "--format"},  # no data where there are stored records
+    "show": {"--data", "--out", "--limit", "--format"},  # no data where there are files; few pictures; one kind
     "train": {"--data", "--checkpoint", "--device", "--out", "--resume"},  # a recipe chooses, and accelerate
 }
 """Options that mean something else in this command than in the others that have them."""

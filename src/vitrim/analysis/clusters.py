@@ -13,6 +13,7 @@ __all__ = ["ami", "completeness", "compose", "homogeneity", "permuted", "relabel
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
+EPS = float(np.finfo(np.float64).eps)
 
 
 def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
@@ -90,14 +91,15 @@ def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
 def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     """Adjusted mutual information, (I - E[I]) / ((H(A) + H(B)) / 2 - E[I]): about 0 for unrelated clusterings.
 
-    Vinh et al., Information Theoretic Measures for Clusterings Comparison (JMLR 2010); scikit-learn's
-    ``adjusted_mutual_info_score``, one image after the other.
+    I is the mutual information of the two, and E[I] its mean over all pairs of clusterings with clusters of the same
+    sizes. Vinh et al., Information Theoretic Measures for Clusterings Comparison (JMLR 2010). As scikit-learn's
+    ``adjusted_mutual_info_score``, for all images at once.
 
     Args:
         a, b: (..., P), as for `homogeneity`.
 
     Returns:
-        (...), float64, at most 1.
+        (...), float64, at most 1; 1 where both are a single cluster, 0 where one of them is.
 
     Raises:
         VitrimError: clusterings of other patches.
@@ -106,11 +108,45 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
         >>> float(ami([0, 0, 1, 1], [1, 1, 0, 0]))
         1.0
     """
-    from sklearn.metrics import adjusted_mutual_info_score
-
+    of_a, of_b, of_both = _entropies(a, b)
     first, second = _labels(a, b)
-    rows = zip(first.reshape(-1, first.shape[-1]), second.reshape(-1, second.shape[-1]), strict=True)
-    return np.array([adjusted_mutual_info_score(one, other) for one, other in rows]).reshape(first.shape[:-1])
+    expected = _expected_information(*(one.reshape(-1, one.shape[-1]) for one in (first, second)))
+    gained = of_a + of_b - of_both - expected.reshape(of_a.shape)
+    possible = (of_a + of_b) / 2 - expected.reshape(of_a.shape)
+    gained, possible = (np.where(one < 0, np.minimum(one, -EPS), np.maximum(one, EPS)) for one in (gained, possible))
+    single = np.where((of_a == 0) & (of_b == 0), 1.0, 0.0)
+    return np.where((of_a == 0) | (of_b == 0), single, gained / possible)
+
+
+def _expected_information(a: Labels, b: Labels) -> Floats:
+    """(I,) in nats: E[I] of clusters of the sizes in rows (I, P), which are hypergeometric.
+
+    It is a sum over pairs of clusters of a number that follows from their two sizes alone: these are worked out once.
+    """
+    patches = a.shape[1]
+    of_a, of_b = _sizes(a), _sizes(b)
+    sizes_a, sizes_b = (np.flatnonzero(counts.any(0)) for counts in (of_a, of_b))
+    table = np.array([[_shared_information(patches, int(i), int(j)) for j in sizes_b] for i in sizes_a])
+    found: Floats = np.einsum("ki,ij,kj->k", of_a[:, sizes_a], table, of_b[:, sizes_b])
+    return found
+
+
+def _sizes(labels: Labels) -> NDArray[np.int64]:
+    """(I, P + 1), the number of clusters of each size in rows (I, P) of labels."""
+    images, patches = labels.shape
+    wide = int(labels.max(initial=0)) + 2
+    cluster, size = np.unique(np.arange(images)[:, None] * wide + labels + 1, return_counts=True)
+    found = np.bincount(cluster // wide * (patches + 1) + size, minlength=images * (patches + 1))
+    return found.reshape(images, patches + 1)
+
+
+def _shared_information(patches: int, a: int, b: int) -> float:
+    """The mean of n / P log(P n / (a b)), n being the overlap of random clusters of ``a`` and ``b`` of P patches."""
+    from scipy.stats import hypergeom
+
+    overlap = np.arange(max(1, a + b - patches), min(a, b) + 1)
+    terms = overlap / patches * np.log(patches * overlap / (a * b))
+    return float(hypergeom.pmf(overlap, patches, a, b) @ terms)
 
 
 def permuted(labels: ArrayLike, seed: int = 0) -> NDArray[Any]:

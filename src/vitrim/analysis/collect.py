@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.analysis.record import LARGEST, Record
+from vitrim.analysis.record import LARGEST, MOST_FEATURES, Record
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState
-from vitrim.data import DataError
+from vitrim.data import DataError, spread
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.decisions import whereabouts
@@ -29,6 +29,8 @@ __all__ = ["Collect", "collect", "records_of"]
 
 MANY_CLASSES = 1000
 TOP = 16
+FEATURES = ("features", "head")
+"""Arrays of at most `MOST_FEATURES` images."""
 ARRAYS = (
     *("ids", "targets", "batch", "source", "kept", "num_tokens", "features", "head", "cosine", "head_cosine"),
     *("kl", "logits", "top_logits", "top_classes"),
@@ -169,12 +171,16 @@ class _Collected(Gauge):
 
     def _check_size(self, batch: Batch, found: Mapping[str, Tensor]) -> None:
         """Refuse what would not fit before hours of work, judging by this batch."""
-        per_image = sum(_stored_bytes(name, tensor) for name, tensor in found.items()) / len(batch)
+        bytes_of = {name: _stored_bytes(name, tensor) / len(batch) for name, tensor in found.items()}
+        per_image = sum(count for name, count in bytes_of.items() if name not in FEATURES)
         images = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + len(batch)
-        if per_image * images > LARGEST:
+        features = (sum(bytes_of.values()) - per_image) * min(images, MOST_FEATURES)
+        total = per_image * images + features
+        if total > LARGEST:
+            most = max(1, int((LARGEST - features) / per_image))
             raise VitrimError(
-                f"the record of {self.contestant.name} would take {per_image * images / 2**30:.1f} GiB for {images} "
-                f"images, more than {LARGEST / 2**30:.0f}: read at most {int(LARGEST / per_image)} with --limit"
+                f"the record of {self.contestant.name} would take {total / 2**30:.1f} GiB for {images} images, "
+                f"more than {LARGEST / 2**30:.0f}: read at most {most} with --limit"
             )
 
     def record(self, header: Mapping[str, Any]) -> Record:
@@ -188,7 +194,11 @@ class _Collected(Gauge):
             found["source"] = found["source"][:, blocks].astype(np.int32)
             if "kept" in found:
                 found["kept"] = found["kept"][:, blocks]
-        for name in ("features", "head", "logits", "top_logits"):
+        few = spread(len(order), MOST_FEATURES)
+        for name in FEATURES:
+            if name in found:
+                found[name] = found[name][few]
+        for name in (*FEATURES, "logits", "top_logits"):
             if name in found and np.abs(found[name]).max(initial=0) < np.finfo(np.float16).max:
                 found[name] = found[name].astype(np.float16)
         config = None if self.contestant.reduction is None else self.contestant.reduction.config
@@ -203,6 +213,8 @@ class _Collected(Gauge):
             "grid": list(self.tap.facts.grid_size),
             "blocks": blocks,
             "feature_blocks": self.feature_blocks if "features" in found else [],
+            "feature_images": len(few) if set(FEATURES) & set(found) else 0,
+            **_limits(config, self.tap),
         }
         return Record({**header, **own}, found)
 
@@ -229,6 +241,22 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
     return found[:, prefix:]
 
 
+def _limits(config: MethodConfig | None, tap: _Tap) -> dict[str, list[float]]:
+    """The limits that an adaptive method keeps to after every block: the most tokens that may be left, prefix included,
+    and the similarity from which it merges; those that it has."""
+    found: dict[str, list[float]] = {}
+    if config is None or not config.is_adaptive():
+        return found
+    amounts = config.amounts(tap.num_layers)
+    if any(amount is not None for amount in amounts):
+        rows, columns = tap.facts.grid_size
+        found["bounds"] = [tap.facts.num_prefix + count for count in config.counts_of(amounts, rows * columns)]
+    thresholds = getattr(config, "thresholds", None)
+    if callable(thresholds):
+        found["thresholds"] = thresholds(tap.num_layers)
+    return found
+
+
 def _feature_blocks(probe: Collect, tap: _Tap) -> list[int]:
     if not probe.features or not tap.facts.has_class_token:
         return []
@@ -249,7 +277,7 @@ def _predictions(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
 
 
 def _stored_bytes(name: str, tensor: Tensor) -> int:
-    half = name in ("features", "head", "logits", "top_logits")
+    half = name in (*FEATURES, "logits", "top_logits")
     return tensor.numel() * (2 if half else tensor.element_size())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ from vitrim.analysis.record import Record
 from vitrim.analysis.tables import Outcome
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
+from vitrim.measure.arrays import write_arrays
 from vitrim.measure.decisions import file_name
 
-__all__ = ["SUMMARY", "check_output", "write_records", "write_tables"]
+__all__ = ["SUMMARY", "check_output", "read_report", "write_records", "write_tables"]
 
 SUMMARY = "analysis.json"
+ARRAYS_FORMAT = 1
+"""Of the arrays of a family, see `vitrim.measure.arrays.read_arrays`."""
 
 
 def check_output(folder: Path) -> None:
@@ -31,8 +35,22 @@ def check_output(folder: Path) -> None:
         raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
 
 
+def read_report(folder: Path) -> list[Record]:
+    """The records of a finished analysis; ``report`` of their headers is the name of its folder.
+
+    Raises:
+        VitrimError: the folder holds none, or a record in it cannot be read.
+    """
+    files = sorted(folder.glob("record_*.npz")) if (folder / SUMMARY).is_file() else []
+    if not files:
+        raise VitrimError(f"{folder} holds no finished analysis: give the --out of `vitrim analyze` with a model")
+    found = [Record.load(file) for file in files]
+    return [replace(one, header={**one.header, "report": str(folder)}) for one in found]
+
+
 def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
-    """Write ``record_METHOD.npz`` of each record into ``folder``, which is made if it does not exist.
+    """Write ``record_METHOD.npz`` of each record into ``folder``, which is made if it does not exist; of several models
+    ``record_MODEL_METHOD.npz``.
 
     Returns:
         The files.
@@ -41,14 +59,16 @@ def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
         VitrimError: a file cannot be written.
     """
     files = []
+    several = len({record.header.get("model") for record in records}) > 1
     for record in records:
-        files.append(folder / f"record_{file_name(record.method)}.npz")
+        name = f"{record.header['model']}_{record.method}" if several else record.method
+        files.append(folder / f"record_{file_name(name)}.npz")
         record.save(files[-1])
     return files
 
 
 def write_tables(folder: Path, outcomes: Mapping[str, Outcome], found: Mapping[str, Any]) -> list[Path]:
-    """Write ``tables/TABLE.csv`` and ``analysis.json``.
+    """Write ``tables/TABLE.csv``, ``arrays/FAMILY.npz`` where a family has any, and ``analysis.json``.
 
     Args:
         folder: made if it does not exist.
@@ -66,6 +86,10 @@ def write_tables(folder: Path, outcomes: Mapping[str, Outcome], found: Mapping[s
     for name, table in tables.items():
         files.append(folder / "tables" / f"{name}.csv")
         write_text(files[-1], table.csv())
+    for name, outcome in outcomes.items():
+        if outcome.arrays:
+            files.append(folder / "arrays" / f"{name}.npz")
+            write_arrays(files[-1], {"format": ARRAYS_FORMAT, "family": name}, outcome.arrays)
     summary = {
         **found,
         "tables": {name: table.records() for name, table in tables.items() if table.shown != ()},

@@ -19,7 +19,11 @@ __all__ = ["FORMAT", "Record", "check_comparable", "titled"]
 FORMAT = 1
 LARGEST = 2 * 2**30
 """Bytes of the arrays of one record."""
+MOST_FEATURES = 5000
+"""Images of which a record keeps features: noise does not compress, and distances of features need no more."""
 
+LAST = ("split", "report")
+"""Entries of the header that are named only where no others tell two records apart."""
 SAME = ("grid", "num_layers", "data", "split")
 """Entries of the header that records of the same images share."""
 
@@ -43,8 +47,9 @@ class Record:
               with the prefix, -1 for none. Of soft tokens, that with the largest weight.
             * ``kept`` (I, S, ceil(P / 8)) uint8: the patches that tokens stand on (see `Record.kept`), as bits.
             * ``num_tokens`` (I, L): tokens after each block, prefix included, padding not.
-            * ``features`` (I, F, C) float16: class token after the F ``feature_blocks``; ``head`` (I, C): what the
-              classifier reads.
+            * ``features`` (J, F, C) float16: class token after the F ``feature_blocks``; ``head`` (J, C): what the
+              classifier reads. J = I up to `MOST_FEATURES` images, then that many, evenly spread; ``feature_images`` of
+              the header says how many.
             * ``cosine`` (I, L) float32: of the class token to the dense model's after each block; ``head_cosine`` (I,).
             * ``kl`` (I,) float32: KL(dense || model) of the predictions, in nats.
             * ``logits`` (I, K) float16, or, beyond 1,000 classes, the 16 largest as ``top_logits`` and ``top_classes``.
@@ -113,7 +118,7 @@ class Record:
         return self._array("num_tokens", "numbers of tokens").astype(np.int64)
 
     def feature(self, block: int | None) -> NDArray[np.float32]:
-        """(I, C), the class token after a block, or what the classifier reads for None.
+        """(J, C), the class token after a block, or what the classifier reads for None; of J images, see `Record`.
 
         Raises:
             VitrimError: the record does not have it.
@@ -187,7 +192,7 @@ class Record:
 
 
 def titled(records: Sequence[Record]) -> list[Record]:
-    """The records with a ``title`` each: the method, with the model and the data where there are several of these.
+    """The records with a ``title`` each: the method, with whatever there are several of: model, data, split, report.
 
     Raises:
         VitrimError: two records of one method, model and data.
@@ -197,18 +202,30 @@ def titled(records: Sequence[Record]) -> list[Record]:
         >>> [record.name for record in titled(made)]
         ['tome:r=8 on deit_tiny', 'tome:r=8 on deit_small']
     """
-    several = {key: len({record.header.get(key) for record in records}) > 1 for key in ("model", "data")}
-    found = []
-    for record in records:
-        title = record.method
-        for key, word in (("model", "on"), ("data", "with")):
-            title += f" {word} {record.header.get(key)}" if several[key] else ""
-        found.append(replace(record, header={**record.header, "title": title}))
-    names = [record.name for record in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    titles = [record.method for record in records]
+    for key, word in (("model", "on"), ("data", "with"), ("split", ""), ("report", "in")):
+        values = [str(record.header.get(key)) for record in records]
+        if len(set(values)) > 1 and not (key in LAST and len(set(titles)) == len(titles)):
+            titles = [
+                f"{title} {word} {value}".replace("  ", " ")
+                for title, value in zip(titles, _stems(values), strict=True)
+            ]
+    twice = next((title for title in titles if titles.count(title) > 1), None)
     if twice is not None:
         raise VitrimError(f"there are two records of {twice}: give one of them")
-    return found
+    every = zip(records, titles, strict=True)
+    return [replace(record, header={**record.header, "title": title}) for record, title in every]
+
+
+def _stems(values: Sequence[str]) -> list[str]:
+    """The last parts of paths, without endings, where these tell the values apart.
+
+    Example:
+        >>> _stems(["data/cifar10-test.parquet", "data/camvid-test.parquet"]), _stems(["a/test", "b/test"])
+        (['cifar10-test', 'camvid-test'], ['a/test', 'b/test'])
+    """
+    stems = [Path(value).stem or value for value in values]
+    return stems if len(set(stems)) == len(set(values)) else list(values)
 
 
 def _least(array: NDArray[Any]) -> NDArray[Any]:

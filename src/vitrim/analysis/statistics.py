@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.errors import VitrimError
 
-__all__ = ["Interval", "RankCorrelation", "bootstrap_ci", "mean_ci", "spearman_kendall"]
+__all__ = ["Interval", "RankCorrelation", "bootstrap_ci", "mean_ci", "spearman_ci", "spearman_kendall"]
 
 
 class RankCorrelation(NamedTuple):
@@ -112,6 +112,34 @@ def mean_ci(values: ArrayLike, n: int = 1000, seed: int = 0, *, level: float = 0
     generator, size = np.random.default_rng(seed), len(rows)
     counts = (np.bincount(generator.integers(size, size=size), minlength=size) for _ in range(n))
     low, high = np.quantile([count @ rows / size for count in counts], [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Interval(low, high)
+
+
+def spearman_ci(pairs: ArrayLike, n: int = 1000, seed: int = 0, *, level: float = 0.95) -> Interval:
+    """`bootstrap_ci` of Spearman's rho of pairs, the same numbers sooner: all draws are ranked at once.
+
+    Args:
+        pairs: (m, 2).
+        n, seed, level: as for `bootstrap_ci`. Draws in which a side is constant have no rho, and the interval is nan.
+
+    Raises:
+        VitrimError: as `bootstrap_ci`.
+
+    Example:
+        >>> low, high = spearman_ci([[1, 2], [2, 4], [3, 3], [4, 7], [5, 6], [6, 9]])
+        >>> bool(low < 0.9 < high)
+        True
+    """
+    from scipy.stats import rankdata
+
+    rows = np.asarray(pairs, dtype=np.float64)
+    _check(rows, n, level)
+    generator, size = np.random.default_rng(seed), len(rows)
+    drawn = rows[np.stack([generator.integers(size, size=size) for _ in range(n)])]
+    x, y = np.moveaxis(rankdata(drawn, axis=1) - (size + 1) / 2, -1, 0)
+    below = np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    found = np.divide((x * y).sum(1), below, out=np.full(n, np.nan), where=below > 0)
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
     return Interval(low, high)
 
 

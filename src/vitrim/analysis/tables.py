@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from vitrim.analysis.statistics import mean_ci
 
-__all__ = ["FEW", "Outcome", "Table", "summary"]
+__all__ = ["FEW", "Outcome", "Table", "cell", "summary"]
 
 FEW = 30
 """Images below which numbers come with a warning."""
@@ -69,6 +69,18 @@ def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
+def cell(value: object) -> str:
+    """A value as people read it in a table.
+
+    Example:
+        >>> cell(0.123456), cell(None), cell(float("nan")), cell(3)
+        ('0.1235', '-', '-', '3')
+    """
+    if _missing(value):
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 @dataclass
 class Outcome:
     """The findings of a family.
@@ -76,10 +88,14 @@ class Outcome:
     Attributes:
         tables: its tables, empty where it does not apply.
         notes: one line each: what was left out and why, what to read with care.
+        arrays: what pictures are drawn from, by name; the family says which there are.
+        images: those that the numbers were estimated from, where that is not all of the records'.
     """
 
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    images: int | None = None
 
 
 def summary(values: ArrayLike) -> list[tuple[float, float, float, float]]:

@@ -1,51 +1,75 @@
-"""``vitrim analyze``: what reductions do to tokens and features, as tables, from images or from stored records."""
+"""``vitrim analyze``: what reductions do to tokens and features, as a report, from images or from stored records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitrim.cli import common
+from vitrim.cli.analyzing import Pass, Report
 from vitrim.cli.measuring import DTYPES, Dtype, data_facts, run_batches, task_and_data
 from vitrim.cli.setup import Data, DataOptions, Limit, Machine, Model, Reading, Record, Setup, Weights
 from vitrim.errors import MissingPackageError, VitrimError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vitrim.analysis.record import Record as Recorded
-    from vitrim.analysis.tables import Outcome, Table
     from vitrim.core.config import MethodConfig
-    from vitrim.measure.run import Measurement
 
-Out = Annotated[Path, typer.Option("--out", help="folder for records, tables and analysis.json")]
+Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
 Only = Annotated[
-    str | None, typer.Option("--only", help="families with commas: patterns, depth, counts, features; default: all")
+    str | None,
+    typer.Option(
+        "--only",
+        help="families with commas: patterns, depth, counts, features, loss, and those that run the model once more, "
+        "sensitivity, attention, router, tsne, throughput (so does loss, if named); all; default: those of one pass",
+    ),
+]
+Sizes = Annotated[
+    str | None, typer.Option("--sizes", help="throughput: pixels a side, with commas; default: the model's own")
+]
+Formats = Annotated[str, typer.Option("--format", help="of the files in figures/: png, svg, or both with a comma")]
+Compare = Annotated[
+    bool,
+    typer.Option("--compare", help="compare finished analyses, whose folders stand in place of MODEL"),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Weights):
-    """The model to analyse, if there is one."""
+    """The models to analyse, or the folders of finished analyses."""
 
-    name: Annotated[str | None, typer.Argument(metavar="MODEL", help="model, as for `vitrim eval`")] = None
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="model, as for `vitrim eval`; with --compare: two or more reports"),
+    ] = None
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="a further model, run with the same methods on the same images; may repeat"),
+    ] = None
 
-    def model(self) -> Model:
-        """The model.
+    def models(self) -> list[Model]:
+        """The models.
 
         Raises:
-            VitrimError: none is named.
+            VitrimError: none is named, several are in the place of one, one is named twice, or several share a
+                checkpoint.
         """
-        if self.name is None:
+        if not self.names:
             raise VitrimError("give a model and --data, or stored records with --from")
+        if len(self.names) > 1:
+            raise VitrimError(f"give one model, not {', '.join(self.names)}: further ones go behind --model")
+        names = [*self.names, *(self.more or ())]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise VitrimError(f"model {twice} is given twice")
+        if len(names) > 1 and self.checkpoint is not None:
+            raise VitrimError("--checkpoint is of one model: with --model, name runs as run:FOLDER")
         given = {field: getattr(self, field) for field in ("pretrained", "checkpoint", "model_option")}
-        return Model(name=self.name, **given)
+        return [Model(name=name, **given) for name in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +116,11 @@ def analyze(
     pictures: Pictures,
     methods: common.MethodsBesideDense = None,
     stored: Stored,
+    compare: Compare = False,
     out: Out,
     only: Only = None,
+    sizes: Sizes = None,
+    formats: Formats = "png",
     batch_size: common.BatchSize = 32,
     dtype: Dtype = "fp32",
     workers: common.Workers = 0,
@@ -102,43 +129,82 @@ def analyze(
 ) -> None:
     """Analyse which patches reductions keep and merge, how deep they go, and what that does to features.
 
-    All methods see the same batches, in one pass over the data. Everything can be made again from the records, with
-    --from, without model or data. If the pass stops half-way, what was gathered is analysed.
+    All methods see the same batches, in one pass over the data. The report is index.html in --out. It can be made again
+    from the records, with --from, without model or data. If the pass stops half-way, what was gathered is analysed.
     """
     configs = common.parse_methods(methods or ())
     common.check_choice("dtype", dtype, DTYPES)
-    from vitrim.analysis.families import chosen
-    from vitrim.analysis.output import check_output
+    from vitrim.analysis.families import FAMILIES, check_stored, chosen
+    from vitrim.analysis.output import check_output, read_report
+    from vitrim.analysis.report import check_formats
 
     families = chosen(only.split(",")) if only else []
+    kinds = check_formats(formats)
     _check_packages()
     check_output(out)
-    report = Report(out, families, record)
-    if stored.stored:
-        if source.name is not None or pictures.source is not None or configs:
-            raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
-        report.show(stored.load(), [], {"environment": machine.environment("float32")})
+    report = Report(out, families, kinds, record)
+    if compare or stored.stored:
+        _check_alone(source, pictures, configs, stored, compare)
+        check_stored(families)
+        found = {"environment": machine.environment("float32")}
+        if compare:
+            report.compare([read_report(Path(folder)) for folder in source.names or ()], found)
+        else:
+            report.show(stored.load(), found)
         return
-    model, data = source.model(), pictures.data()
-    measurement, dataset, found = _prepared(model, data, configs, machine, dtype, batch_size)
-    with report.kept(measurement, found):
-        run_batches(measurement, dataset, data.limit, found["data"]["batch_size"], workers, None)
+    models, data, pixels = source.models(), pictures.data(), _sizes(sizes)
+    runs_model = [name for name in families if name not in FAMILIES]
+    if len(models) > 1 and runs_model:
+        raise VitrimError(f"{runs_model[0]} runs one model: leave out --model")
+    passes = [_prepared(model, data, configs, machine, dtype, batch_size) for model in models]
+    passes = [one._replace(subject=replace(one.subject, workers=workers, sizes=pixels)) for one in passes]
+    if families and len(runs_model) == len(families):  # nothing to gather in a pass over all images
+        report.show([], {**passes[0].found, "complete": True}, subject=passes[0].subject)
+        return
+    with report.kept(passes):
+        for one in passes:
+            run_batches(one.measurement, one.subject.dataset, data.limit, one.subject.batch_size, workers, None)
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    """The sizes in pixels of ``--sizes``.
+
+    Example:
+        >>> _sizes("224,384")
+        (224, 384)
+    """
+    parts = [] if text is None else text.split(",")
+    wrong = next((part for part in parts if not part.strip().isdecimal() or int(part) == 0), None)
+    if wrong is not None:
+        raise VitrimError(f"--sizes takes whole numbers of pixels with commas, e.g. 224,384; got '{wrong}'")
+    return tuple(map(int, parts))
 
 
 def _check_packages() -> None:
-    """Refuse, before any work, to start without the packages of the metrics."""
-    for package in ("scipy", "sklearn", "ot"):
+    """Refuse, before any work, to start without the packages of the metrics and the report."""
+    for package in ("scipy", "sklearn", "ot", "matplotlib", "jinja2"):
         if find_spec(package) is None:
             raise MissingPackageError(f"an analysis needs the package '{package}': pip install 'vitrim[analysis]'")
 
 
+def _check_alone(
+    source: Source, pictures: Pictures, configs: list[MethodConfig], stored: Stored, compare: bool
+) -> None:
+    """Refuse what has no place beside --from and --compare."""
+    if compare and (stored.stored or source.more or pictures.source is not None or configs):
+        raise VitrimError("--compare reads finished analyses: leave out --from, --model, --data and the methods")
+    if not compare and (source.names or source.more or pictures.source is not None or configs):
+        raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
+
+
 def _prepared(
     model: Model, data: Data, configs: list[MethodConfig], machine: Machine, dtype: str, batch_size: int
-) -> tuple[Measurement, Any, dict[str, Any]]:
-    """The measurement that gathers the records, its images, and what is known beforehand."""
+) -> Pass:
+    """The measurement that gathers the records, what else is run on its images, and what is known beforehand."""
     import torch
 
     from vitrim.analysis.collect import Collect
+    from vitrim.analysis.subject import Subject
     from vitrim.measure.contestants import contestants
     from vitrim.measure.run import Measurement
 
@@ -158,104 +224,8 @@ def _prepared(
         "data": facts,
     }
     probe = Collect(num_images=facts["images"])
-    return Measurement(models, [probe], task, seed=machine.seed), dataset, found
-
-
-# ---- showing ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Report:
-    """The tables and files of an analysis.
-
-    Attributes:
-        folder: where files go.
-        families: those that were asked for, none for all.
-        record: where the summary goes besides.
-    """
-
-    folder: Path
-    families: Sequence[str]
-    record: Record
-
-    @contextmanager
-    def kept(self, measurement: Measurement, found: dict[str, Any]) -> Iterator[None]:
-        """Analyse what was gathered, also if something stops the pass, Ctrl-C too."""
-        from vitrim.analysis.collect import records_of
-        from vitrim.measure.bench import one_line_errors
-
-        try:
-            with one_line_errors("this batch size", kept="; what was gathered is kept"):
-                yield
-        finally:
-            findings = measurement.findings()
-            if findings.rows:
-                data = found["data"]
-                header = {
-                    **{key: found[key] for key in ("model", "weights", "environment")},
-                    "data": data["source"],
-                    "split": data["split"],
-                    "batch_size": data["batch_size"],
-                    "seed": measurement.seed,
-                }
-                made = list(records_of(findings, header).values())
-                complete = measurement.images == data["images"]
-                self.show(made, made, {**found, "complete": complete})
-
-    def show(self, records: Sequence[Recorded], own: Sequence[Recorded], found: dict[str, Any]) -> None:
-        """Print the tables and write the files.
-
-        Args:
-            records: to analyse.
-            own: those of this run, to be written.
-            found: entries of the summary.
-        """
-        from vitrim.analysis.families import analyse
-        from vitrim.analysis.output import write_records, write_tables
-
-        out = self.record.console()
-        files = write_records(self.folder, own)  # before any family can fail: a pass may have taken hours
-        outcomes = analyse(records, self.families)
-        for outcome in outcomes.values():
-            _print(out, outcome)
-        headers = [dict(one.header) for one in records]
-        files += write_tables(self.folder, outcomes, {"command": "analyze", **found, "records": headers})
-        for file in files:
-            out.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
-        rows = [
-            {"table": table.name, **row}
-            for one in outcomes.values()
-            for table in _shown(one.tables)
-            for row in table.records()
-        ]
-        self.record.write("analyze", **found, rows=rows)
-
-
-def _shown(tables: Iterable[Table]) -> Iterator[Table]:
-    return (table for table in tables if table.shown != ())
-
-
-def _print(out: Console, outcome: Outcome) -> None:
-    """Print the tables and the notes of one family."""
-    from rich.markup import escape
-
-    for table in _shown(outcome.tables):
-        columns = table.shown or table.columns
-        values = zip(*(table.column(name) for name in columns), strict=True)
-        rows = [[escape(_cell(value)) for value in row] for row in values]
-        text = sum(name.startswith("method") for name in columns)
-        common.print_table(out, table.title, [name.replace("_", " ") for name in columns], rows, text_columns=text)
-    for note in outcome.notes:
-        out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _cell(value: object) -> str:
-    """A value as a table shows it.
-
-    Example:
-        >>> _cell(0.123456), _cell(None), _cell(float("nan")), _cell(3)
-        ('0.1235', '-', '-', '3')
-    """
-    if value is None or value != value:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    own = dense.to(device=device, dtype=precision).eval()
+    subject = Subject(
+        own, configs, task, dataset, batch_size, limit=data.limit, seed=machine.seed, learned=model.learned
+    )
+    return Pass(Measurement(models, [probe], task, seed=machine.seed), subject, found)

@@ -104,6 +104,14 @@ class Reducer(nn.Module, Generic[C]):
         """
         raise NotImplementedError
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        """The scores (B, P) that `assign` ranks patches by, the highest stay; for looking at. None: it ranks none."""
+        return None
+
+    def fused_maps(self, given: Hard, block: ReducedBlock, *args: Any, **host: Any) -> tuple[Tensor, Tensor] | None:
+        """Maps (B, H, M, M) given to fused tokens and computed among them; as `attend_reduced`. None: it computes."""
+        return None
+
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
         # a module call, so that the MAC counter can tell what is spent on deciding
         planned = self.layer.amount is not None and not self.config.is_adaptive()

@@ -48,6 +48,9 @@ class MethodConfig(BaseModel):
     """The option a slider or a search moves; None: there is no one option that says how much is removed."""
     amounts_option: ClassVar[str | None] = None
     """The option that takes a list with a value for each of `scheduled`, each as the knob's; None: there is none."""
+    depth_option: ClassVar[str | None] = None
+    """The option that is a number of blocks, 0 to all, after which the method decides in another way; None: there is
+    none."""
     restores_by: ClassVar[str] = ""
     """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
     fixed_by: ClassVar[tuple[Literal["freeze", "capacity"], ...]] = ()
@@ -129,6 +132,39 @@ class MethodConfig(BaseModel):
     def scheduled(self, num_layers: int) -> tuple[int, ...]:
         """The blocks that a list given as `amounts_option` has a value for, in order; by default all."""
         return tuple(range(num_layers))
+
+    def only_at(self, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
+        """The method acting in one block alone: ``value`` of `amounts_option` there, nothing in the others.
+
+        Args:
+            depth: of the block, from 0.
+            value: as the knob's.
+            num_layers: blocks of the model.
+
+        Returns:
+            The other options stay. None where the method takes no value per block, or none for this one.
+
+        Example:
+            >>> import vitrim
+            >>> vitrim.ToMe(r=8).only_at(1, 16, num_layers=4).describe()
+            'tome:r=[0,16,0,0]'
+        """
+        blocks = self.scheduled(num_layers)
+        if self.amounts_option is None or self.knob is None or depth not in blocks:
+            return None
+        values = [value if block == depth else self.knob.mildest for block in blocks]
+        return self.with_amounts({self.amounts_option: values})
+
+    def with_amounts(self, amounts: Mapping[str, Any]) -> MethodConfig:
+        """The same method with other ``amounts``, by option; none that was given stays besides them."""
+        old = {*self.runtime, self.amounts_option, *(() if self.knob is None else (self.knob.option,))}
+        given = {key: getattr(self, key) for key in self.model_fields_set if key not in old}
+        return type(self)(**{**given, **amounts})
+
+    def rejoining(self) -> Mapping[str, MethodConfig]:
+        """Forms of the method in which the pruned tokens come back before the last block (``last_layer``) and after it
+        (``concat``); none for a method that does not bring them back for any head."""
+        return {}
 
     def check(self, num_layers: int) -> None:
         """Raise `VitrimError` if options other than amounts do not fit a model of ``num_layers`` blocks."""
@@ -256,6 +292,9 @@ class StagedConfig(MethodConfig):
 
     def scheduled(self, num_layers: int) -> tuple[int, ...]:
         return self.stages(num_layers)
+
+    def only_at(self, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
+        return self.with_amounts({"blocks": (depth,), "keep_rate": value})
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)

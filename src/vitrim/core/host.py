@@ -276,6 +276,11 @@ class Host(DenseAnswers):
         return cls.facts(model).input_size if cls.blocks(model) else None
 
     @classmethod
+    def resized(cls, model: nn.Module, size: int) -> nn.Module | None:
+        """A copy of ``model`` for square images of ``size`` pixels a side; None where its library cannot make one."""
+        return None
+
+    @classmethod
     def checkpoint_gradients(cls, model: nn.Module, on: bool = True) -> None:
         """Recompute activations in the backward pass instead of keeping them, or stop doing so.
 

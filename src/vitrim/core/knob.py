@@ -17,6 +17,7 @@ class Knob:
         mildest: the value that removes the least, for which ``strength`` is 0.
         strongest: the value that removes the most; None for a count of patches: half of those the model has.
         digits: of the value behind the point; 0 for whole numbers.
+        similarity: the value is a cosine: tokens that are more alike merge.
         fixed: other options, without which the knob does not mean one amount for all layers.
 
     Example:
@@ -30,6 +31,7 @@ class Knob:
     mildest: float
     strongest: float | None
     digits: int = 0
+    similarity: bool = False
     fixed: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def end(self, patches: int) -> float:
@@ -41,6 +43,15 @@ class Knob:
         share = min(max(strength, 0.0), 1.0)
         value = self.mildest + share * (self.end(patches) - self.mildest)
         return round(value, self.digits) if self.digits else round(value)
+
+    def removing(self, share: float, patches: int) -> int | float:
+        """The value that removes a share in [0, 1] of the patches, of an option that counts patches or is a share kept.
+
+        Example:
+            >>> Knob("r", 0, None).removing(0.25, patches=64), Knob("keep_rate", 1.0, 0.05, digits=3).removing(0.25, 64)
+            (16, 0.75)
+        """
+        return round(share * patches) if self.strongest is None else 1.0 - share
 
     def strength(self, value: float, patches: int) -> float:
         """The strength of a value, in [0, 1].

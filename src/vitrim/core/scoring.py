@@ -61,6 +61,9 @@ class ScorerReducer(Reducer[C]):
         None at ``before``."""
         raise NotImplementedError
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        return self.score(x, attention, state)
+
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         return self.keep_best(self.best_first(x, attention, state), state)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.errors import DataError
-from vitrim.data.paths import listed, pick_split
+from vitrim.data.paths import existing, listed, pick_split
 
 _IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 
@@ -101,6 +101,27 @@ def class_folders(path: Path) -> list[Path]:
 def has_images(folder: Path) -> bool:
     """Return whether images lie directly in a folder."""
     return any(_is_image_file(file.name) for file in folder.iterdir())
+
+
+def loose_images(paths: Iterable[Path]) -> list[Path]:
+    """The image files among paths: those that are files, and those directly in the folders, sorted.
+
+    Raises:
+        DataError: a path that does not exist, a file that is no image by its name, or a folder without images.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if existing(path).is_dir():
+            inside = sorted(file for file in path.iterdir() if file.is_file() and _is_image_file(file.name))
+            if not inside:
+                raise DataError(f"no images directly in {path}: name the files, or a folder that they lie in")
+            found += inside
+        elif path.suffix.lower() not in _IMAGE_SUFFIXES:
+            suffixes = " ".join(sorted(suffix[1:] for suffix in _IMAGE_SUFFIXES))
+            raise DataError(f"{path} is no image by its name; valid: {suffixes}")
+        else:
+            found.append(path)
+    return found
 
 
 def files_by_stem(folder: Path, source: str, suffixes: Iterable[str] = _IMAGE_SUFFIXES) -> dict[str, Path]:

@@ -23,7 +23,7 @@ GIGA = 1e9
 def describe(
     model: nn.Module,
     image: Tensor,
-    told: Preprocessing | None,
+    told: Preprocessing,
     *,
     name: str | None,
     classes: Sequence[str] | None,
@@ -34,7 +34,7 @@ def describe(
     Args:
         model: a copy, in eval mode.
         image: (1, C, H, W), to count multiply-accumulates on.
-        told: the preprocessing of its images, as far as it is known.
+        told: the preprocessing of its images; what is not known is None in it.
         name: of the model; by default its library's name of the architecture.
         classes: names of the classes.
         tokens: left after each block, prefix included; None for a dense model.
@@ -49,7 +49,7 @@ def describe(
         "torch": str(torch.__version__),
         "model": name or ask(model).architecture(dense),
         "method": "none" if reduction is None else reduction.config.describe(),
-        "preprocessing": None if told is None else _preprocessing(told),
+        "preprocessing": _preprocessing(told),
         "classes": None if classes is None else list(classes),
         "tokens_per_block": None if tokens is None else list(tokens),
         "gmacs": (macs if reduction is None else count_macs(model, image).total) / GIGA,

@@ -95,7 +95,7 @@ def export(
     wanted = _Wanted(Path(path), format_named(to, Path(path)), batch, opset, dtype, preprocess)
     reduced = _copy(model, parse_method(method) if isinstance(method, str) else method)
     shape = _shape(reduced, size)
-    told = _told(reduced, shape, preprocess)
+    told = _told(reduced, shape)
     images = _images(check, shape, batch, preprocess)
     facts = describe(reduced, torch.zeros(1, *shape), told, name=name, classes=classes, tokens=_tokens(reduced, shape))
     with staged(wanted.path) as place:
@@ -139,7 +139,7 @@ def _write(
     wanted: _Wanted,
     reduced: nn.Module,
     shape: tuple[int, int, int],
-    told: Preprocessing | None,
+    told: Preprocessing,
     facts: dict[str, object],
     place: Path,
 ) -> Exported:
@@ -236,14 +236,13 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
     return shape
 
 
-def _told(model: nn.Module, shape: tuple[int, int, int], needed: bool) -> Preprocessing | None:
-    """The preprocessing of the model's images, at the size of the file; None where it is unknown and not ``needed``."""
-    try:
-        return replace(ask(model).preprocessing(model), size=shape[1:])
-    except VitrimError:
-        if needed:
-            raise
-        return None  # models made from a config say nothing; the metadata then leaves it out
+def _told(model: nn.Module, shape: tuple[int, int, int]) -> Preprocessing:
+    """The preprocessing of the model's images, at the size of the file; what the model does not say is None in it.
+
+    Raises:
+        VitrimError: what the model says cannot be read.
+    """
+    return replace(ask(model).preprocessing(model), size=shape[1:])
 
 
 def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:

@@ -94,6 +94,9 @@ class AViTReducer(Reducer[AViT]):
         running = alive[:, :p].any(1, keepdim=True)  # some token the head may read still changes
         return prune_flagged(state, alive[:, p:] & running, state.num_patches)
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        return 1.0 - state.carry["spent"][:, state.num_prefix :]
+
     def accumulate(self, y: Tensor, state: TokenState) -> TokenState:
         """Spend this block's halting probability: the carry holds what each token has spent, kept and put out."""
         if "spent" not in state.carry:

@@ -69,7 +69,7 @@ class ALGM(MethodConfig):
     fixed_by = ("freeze",)
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
-    knob = Knob("threshold", 1.0, 0.05, digits=4)
+    knob = Knob("threshold", 1.0, 0.05, digits=4, similarity=True)
 
     threshold: float = Field(0.88, ge=-1.0, le=1.0, description="mean cosine from which on a window is merged")
     r: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = Field(

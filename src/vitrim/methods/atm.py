@@ -77,8 +77,9 @@ class ATM(MethodConfig):
     fixed_by = ("freeze", "capacity")
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
-    knob = Knob("alpha", 1.0, 0.05, digits=4, fixed=MappingProxyType({"beta": 0.0, "theta_min": 0.0}))
+    knob = Knob("alpha", 1.0, 0.05, digits=4, similarity=True, fixed=MappingProxyType({"beta": 0.0, "theta_min": 0.0}))
     amounts_option = "theta"
+    depth_option = "splitting_layer"
 
     alpha: float = Field(0.985, gt=0.0, le=1.0, description="threshold of the first layer")
     beta: float = Field(0.045, ge=0.0, le=10.0, description="how fast the threshold falls")

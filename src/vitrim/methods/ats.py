@@ -117,6 +117,9 @@ class ATSReducer(Reducer[ATS]):
             state, chosen, min(whole(picks.shape[1]), state.num_patches), self.config.padding == "bound"
         )
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        return self.scores(attention, state)
+
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, P) importance of the patch tokens, in at least float32, not normalised."""
         return significance(attention.class_row(), attention, per_head=self.config.variant == "study")[

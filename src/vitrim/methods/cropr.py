@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -93,6 +94,11 @@ class Cropr(MethodConfig):
 
     def restoring(self) -> Restore:
         return "zeros" if self.fusion == "none" else "end"
+
+    def rejoining(self) -> Mapping[str, MethodConfig]:
+        given = {key: getattr(self, key) for key in self.model_fields_set}
+        given["last_block"] = "full"
+        return {fusion: Cropr(**{**given, "fusion": fusion}) for fusion in ("last_layer", "concat")}
 
     def routers(self, num_layers: int) -> range:
         """The blocks before which a router acts."""

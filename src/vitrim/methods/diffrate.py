@@ -157,6 +157,9 @@ class DiffRateReducer(Reducer[DiffRate]):
         _, partner = best_partners(take(patches, tail), take(patches, best))
         return merge(state, best, tail, partner, weight=torch.ones_like(state.size))
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        return patch_score(attention, state, self.config.score)
+
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         merged, after = assignment.apply(x, state)
         if self.config.discount_sizes and isinstance(assignment, Hard):

@@ -53,6 +53,9 @@ class EViT(ScoredPruning):
 class EViTReducer(Reducer[EViT]):
     site = "between"
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        return patch_score(attention, state, self.config.score)
+
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)
         score = patch_score(attention, state, self.config.score, gradient=True)

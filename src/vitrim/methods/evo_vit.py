@@ -191,6 +191,9 @@ class EvoViTReducer(Reducer[EvoViT]):
         mean = merge(state, order[:, : keep + 1], joining, torch.full_like(joining, keep), weight=weight)
         return replace(mean, dropped=order[:, keep:] + state.num_prefix)
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        return state.carry[IMPORTANCE][:, state.num_prefix :]
+
     def bring_back(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         """Bring back all patches, the placeholders last."""
         if not state.bank or not self.config.fast_update:

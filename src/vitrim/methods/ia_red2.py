@@ -150,6 +150,10 @@ class IARED2Reducer(Reducer[IARED2]):
             stays = self.decide(self.interpreter(x[:, state.num_prefix :]), state)
         return prune_flagged(state, stays, state.num_patches)
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        score: Tensor = self.interpreter(x[:, state.num_prefix :])
+        return score
+
     def mask(self, x: Tensor, state: TokenState) -> TokenState:
         """Decide in training, by masking."""
         score = self.interpreter(x[:, state.num_prefix :].detach())

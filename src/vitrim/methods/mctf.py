@@ -131,6 +131,9 @@ class MCTF(MethodConfig):
     def scheduled(self, num_layers: int) -> tuple[int, ...]:
         return tuple(range(1, num_layers)) if self.blocks is None else tuple(sorted(self.blocks))
 
+    def only_at(self, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
+        return self.with_amounts({"blocks": (depth,), "r": value})
+
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.scheduled(num_layers)
         if self.blocks is not None:
@@ -238,6 +241,14 @@ class OneStepAhead(MCTFReducer):
         attention = attention.with_values(assignment.expand(merge_heads(values), state.num_tokens))
         out = merge_heads(self.attend(attention, state))
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
+
+    def fused_maps(
+        self, assignment: Hard, block: ReducedBlock, x: Tensor, attention: Attention, state: TokenState, *host_args: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The attention map (B, H, M, M) that the fused tokens get, and the one that they would compute."""
+        reduced, after = assignment.apply(x, state)
+        precise = block.project(reduced, after, None, *host_args).probabilities()
+        return fuse_map(assignment, attention.probabilities(), state.size), precise
 
     def keeps_map(self, attention: Attention) -> bool:
         """Return whether the map is computed once, for deciding and attending."""

@@ -50,6 +50,9 @@ class RandomReducer(ScorerReducer[Random]):
         drawn = torch.tensor(_drawn(self.config.seed, self.layer.depth, state.num_patches), device=x.device)
         return drawn.expand(x.shape[0], -1)
 
+    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
+        return None  # a draw says nothing about the image
+
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _drawn(seed: int, depth: int, patches: int) -> list[float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -88,6 +89,11 @@ class ToMe(MethodConfig):
         if isinstance(self.r, int):
             return linear(self.r, self.inflect, num_layers, self.per)
         return per_layer(self.r, num_layers, self.per)
+
+    def with_amounts(self, amounts: Mapping[str, Any]) -> MethodConfig:
+        staged = {"inflect", "per", "keep_rate", "blocks", "rule"}  # one form of amounts or the other
+        given = {key: getattr(self, key) for key in self.model_fields_set - {"r"} - staged}
+        return ToMe(**{**given, **amounts})
 
     @staticmethod
     def least_kept(current: int) -> int:

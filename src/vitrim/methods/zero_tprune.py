@@ -99,6 +99,9 @@ class ZeroTPrune(MethodConfig):
     def scheduled(self, num_layers: int) -> tuple[int, ...]:
         return quarter_blocks(num_layers) if self.blocks is None else tuple(sorted(self.blocks))
 
+    def only_at(self, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
+        return self.with_amounts({"blocks": (depth,), "keep_rate": value, "num_similar": 0})
+
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.scheduled(num_layers)
         check_blocks(blocks, num_layers)

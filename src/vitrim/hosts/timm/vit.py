@@ -6,6 +6,7 @@ parallel blocks have a reduced form each.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 import torch
@@ -194,3 +195,11 @@ class TimmViT(TimmHost):
     @classmethod
     def find_classifiers(cls, model: Any) -> list[nn.Module]:
         return [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]
+
+    @classmethod
+    def resized(cls, model: Any, size: int) -> nn.Module | None:
+        if size % max(model.patch_embed.patch_size):
+            return None
+        found = copy.deepcopy(model)
+        found.set_input_size((size, size))
+        return found  # type: ignore[no-any-return]

@@ -1,0 +1,181 @@
+"""Speed over image sizes, precisions, attention kernels and numbers of tokens (Cropr, Figures 1 to 3 and Table 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.analysis.subject import Subject
+from vitrim.analysis.tables import Outcome, Table
+from vitrim.analysis.watch import reduced_blocks
+from vitrim.core.config import MethodConfig
+from vitrim.core.reduce import Reduction, get_reduction
+from vitrim.core.registry import host_of
+from vitrim.core.schedule import Aligned, BringBack, Keep, Remove
+from vitrim.errors import VitrimError
+from vitrim.measure.bench import one_line_errors, random_images
+from vitrim.measure.latency import (
+    Budget,
+    dense_copies,
+    images_per_second,
+    paired_speedup,
+    reduced_copy,
+    shared_copy,
+    summarise,
+    time_interleaved,
+)
+from vitrim.measure.memory import peak_memory_mib
+from vitrim.measure.records import DENSE
+
+__all__ = ["align", "throughput"]
+
+MULTIPLE = 8
+BUDGET = Budget(min_rounds=10, min_seconds=0.5, warmup_rounds=2)
+COLUMNS = (
+    *("method", "size", "precision", "kernel", "tokens", "batch_size", "images_per_second", "latency_ms"),
+    *("latency_iqr_ms", "rounds", "speedup", "speedup_q1", "speedup_q3", "peak_memory_mib"),
+)
+Context = Callable[[], AbstractContextManager[Any]]
+SHOWN = tuple(name for name in COLUMNS if name not in ("batch_size", "latency_iqr_ms", "rounds"))
+
+
+def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
+    """Images per second of the dense model and the methods: fp32 and autocast, fused and unfused attention.
+
+    ``tokens`` says how many: those of the model ("M"), one patch less in the first block ("M-1"), or counts after every
+    block rounded up to multiples of 8, prefix included ("aligned"). All of one size and precision are timed in turn.
+    ``speedup`` is over the dense model of that size, precision and kernel with all its tokens: median and quartiles of
+    the ratios within rounds. Memory is the peak of one forward beyond weights and images. Images are random.
+    """
+    outcome = Outcome()
+    own = subject.facts.input_size[-1]
+    rows: list[tuple[object, ...]] = []
+    sizes = subject.sizes or (own,)
+    for size in sizes:
+        model = subject.model if size == own else host_of(subject.model).resized(subject.model, size)
+        if model is None:
+            raise VitrimError(
+                f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
+            )
+        runners = list(_runners(model, subject.methods, outcome.notes if size == sizes[0] else []))
+        for precision in ("fp32", "autocast"):
+            with one_line_errors(f"{size} pixels, {precision}"):
+                rows += _timed(runners, precision, size, subject, budget)
+    outcome.tables.append(
+        Table("throughput", "Speed, timed in turn; speed-up over the dense model", COLUMNS, rows, SHOWN)
+    )
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """One model to be timed: a method with a kernel and a choice of tokens."""
+
+    method: str
+    kernel: str
+    tokens: str
+    model: nn.Module
+
+    def called(self, images: Tensor, context: Context) -> object:
+        with context():
+            return self.model(images)
+
+
+def _runners(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]) -> Iterator[_Runner]:
+    """Every method with every kernel and choice of tokens that it can have, the dense model first."""
+    for number, (kernel, dense) in enumerate(dense_copies(model).items()):
+        told = notes if number == 0 else []
+        yield _Runner(DENSE, kernel, "M", dense)
+        yield _Runner(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
+        for method in methods:
+            name = method.describe()
+            yield _Runner(name, kernel, "M", reduced_copy(dense, method))
+            if method.needs_grid():
+                told.append(f"{name} is left out of M-1 tokens: it needs the whole grid")
+            else:
+                yield _Runner(name, kernel, "M-1", one_fewer(reduced_copy(dense, method)))
+            reduced = reduced_copy(dense, method)
+            if align(get_reduction(reduced), MULTIPLE):
+                yield _Runner(name, kernel, "aligned", reduced)
+            else:
+                told.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
+
+
+def _timed(
+    runners: Sequence[_Runner], precision: str, size: int, subject: Subject, budget: Budget
+) -> list[tuple[object, ...]]:
+    """The rows of one size and precision."""
+    like = next(subject.model.parameters())
+    images = random_images(runners[0].model, subject.batch_size, subject.seed).to(like.device, like.dtype)
+    context: Context = partial(torch.autocast, like.device.type) if precision == "autocast" else nullcontext
+    runs = {str(place): partial(runner.called, images, context) for place, runner in enumerate(runners)}
+    with torch.inference_mode():
+        times = list(time_interleaved(runs, like.device, budget).values())
+        copies = [replace(runner, model=shared_copy(runner.model)) for runner in runners]
+        peaks = [peak_memory_mib(partial(copy.called, images, context), like.device) for copy in copies]
+    dense = {
+        runner.kernel: times[place]
+        for place, runner in enumerate(runners)
+        if (runner.method, runner.tokens) == (DENSE, "M")
+    }
+    rows: list[tuple[object, ...]] = []
+    for runner, measured, peak in zip(runners, times, peaks, strict=True):
+        latency, ratio = summarise(measured), paired_speedup(dense[runner.kernel], measured)
+        speed = (images_per_second(len(images), latency.p50_ms), latency.p50_ms, latency.iqr_ms, len(measured))
+        setting = (runner.method, size, precision, runner.kernel, runner.tokens, len(images))
+        rows.append((*setting, *speed, ratio.median, ratio.q1, ratio.q3, peak))
+    return rows
+
+
+def one_fewer(model: nn.Module) -> nn.Module:
+    """``model`` itself, without the last patch from its first block on. It must be a private copy.
+
+    Raises:
+        VitrimError: it has one patch only.
+    """
+    host = host_of(model)
+    rows, columns = host.facts(model).grid_size
+    if rows * columns < 2:
+        raise VitrimError("a model of one patch cannot have one fewer")
+    host.blocks(model)[0].register_forward_pre_hook(_without_last)
+    return model
+
+
+def _without_last(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (args[0][:, :-1], *args[1:])
+
+
+def align(reduction: Reduction, multiple: int) -> bool:
+    """Round the tokens that every block keeps, prefix included, up to a multiple; until ``reduction.set`` plans anew.
+
+    Returns:
+        False, and nothing is changed, where the counts do not follow from plain amounts.
+
+    Example:
+        >>> import timm, vitrim
+        >>> reduction = vitrim.reduce_(timm.create_model("test_vit").eval(), "tome:r=8", record=True)
+        >>> align(reduction, 8)
+        True
+        >>> _ = reduction.model(torch.zeros(1, 3, 160, 160))
+        >>> reduction.tokens_per_block
+        [96, 88, 80, 72, 64, 56]
+    """
+    blocks = reduced_blocks(reduction)
+    amounts, prefix = blocks[0].reducer.layer.amounts, blocks[0].num_prefix
+    known = (type(None), Keep, Remove, BringBack)
+    config = reduction.config
+    fixed = config.is_adaptive() or config.kind == "soft"  # the counts of soft tokens are shapes of parameters
+    if fixed or not any(amounts) or not all(isinstance(amount, known) for amount in amounts):
+        return False
+    plan = tuple(
+        Aligned(amount, multiple, prefix) if isinstance(amount, Keep | Remove) else amount for amount in amounts
+    )
+    for block in blocks:
+        block.reducer.follow(config, replace(block.reducer.layer, amounts=plan))
+    return True

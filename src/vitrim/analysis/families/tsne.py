@@ -1,0 +1,154 @@
+"""Pruned tokens before the head, in two dimensions: whether the block that pruned them still shows (Cropr, Fig. 4)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from vitrim.analysis.families.router import on_grid
+from vitrim.analysis.subject import Subject
+from vitrim.analysis.tables import Outcome, Table
+from vitrim.analysis.watch import Watch, reduced_blocks
+from vitrim.errors import VitrimError
+from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.records import Batch
+
+__all__ = ["embedded", "silhouettes", "tsne"]
+
+POINTS = 5000
+PERPLEXITY = 30
+COLUMNS = ("method", "fusion", "block", "images", "points", "silhouette_tokens", "silhouette_map")
+ALL = "all"
+
+
+def tsne(subject: Subject) -> Outcome:
+    """Tokens before the head where pruned ones come back before the last block, and after it.
+
+    Of each image and router the pruned token with the highest score, as it leaves the last block (or as a dense head
+    reads it). The silhouette by block, in the space of the tokens and on the map, is a number for what the picture
+    shows: near 0 the blocks mix, near 1 each has a place of its own.
+
+    Arrays, by method and fusion: ``NAME/FUSION/points`` (T, 2) and ``NAME/FUSION/blocks`` (T,).
+    """
+    outcome = Outcome()
+    for method in subject.methods:
+        forms = method.rejoining()
+        if not forms:
+            continue
+        if not method.training_free and subject.learned is None:
+            outcome.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
+        models = subject.contestants(list(forms.values()))
+        pruned = {place: _Pruned(models[place]) for place in range(1, len(models))}
+        blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
+        most = POINTS // max(blocks, 1)
+        subject.follow(models, {place: one.see for place, one in pruned.items()}, subject.batches(most))
+        outcome.images = subject.count(most)
+        rows = []
+        for fusion, one in zip(forms, pruned.values(), strict=True):
+            tokens, labels = one.found()
+            if len(tokens) <= 3 * PERPLEXITY:
+                outcome.notes.append(
+                    f"tsne needs more than {3 * PERPLEXITY} points, got {len(tokens)}: give more images"
+                )
+                break
+            points = embedded(tokens, subject.seed)
+            numbers = [silhouettes(space, labels) for space in (tokens, points)]
+            for place, block in enumerate((ALL, *np.unique(labels).tolist())):
+                share = len(labels) if block == ALL else int((labels == block).sum())
+                rows.append((method.describe(), fusion, block, outcome.images, share, *(n[place] for n in numbers)))
+            prefix = f"{method.describe()}/{fusion}"
+            outcome.arrays |= {f"{prefix}/points": points.astype(np.float32), f"{prefix}/blocks": labels}
+        if rows:
+            outcome.tables.append(Table("tsne", "Separation of pruned tokens by the block that pruned", COLUMNS, rows))
+    if not outcome.tables and not outcome.notes:
+        outcome.notes.append("tsne skipped: it needs a method whose pruned tokens come back, such as cropr")
+    return outcome
+
+
+def embedded(tokens: ArrayLike, seed: int = 0) -> NDArray[np.float64]:
+    """(T, 2), t-SNE of tokens (T, C) by scikit-learn: perplexity 30, started from principal components.
+
+    Van der Maaten and Hinton, Visualizing Data using t-SNE (JMLR 2008).
+
+    Raises:
+        VitrimError: 30 tokens or fewer.
+
+    Example:
+        >>> embedded(np.random.default_rng(0).normal(size=(40, 3))).shape
+        (40, 2)
+    """
+    from sklearn.manifold import TSNE
+
+    values = np.asarray(tokens, dtype=np.float64)
+    if len(values) <= PERPLEXITY:
+        raise VitrimError(f"t-SNE with perplexity {PERPLEXITY} needs more than {PERPLEXITY} points, got {len(values)}")
+    found = TSNE(perplexity=PERPLEXITY, init="pca", random_state=seed % 2**32).fit_transform(values)
+    return np.asarray(found, dtype=np.float64)
+
+
+def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
+    """The mean silhouette of all points, then of those of each label in ascending order, in [-1, 1].
+
+    Of a point (b - a) / max(a, b): a is its mean distance to the others of its label, b to those of the nearest other
+    label; 0 where it is the only one of its label. Rousseeuw, Silhouettes (J. Comput. Appl. Math. 1987).
+
+    Args:
+        points: (T, C).
+        labels: (T,), two different ones or more, otherwise all is nan.
+
+    Example:
+        >>> [round(number, 3) for number in silhouettes([[0.0], [1.0], [10.0], [11.0]], [0, 0, 1, 1])]
+        [0.9, 0.9, 0.9]
+    """
+    from sklearn.metrics import silhouette_samples
+
+    values, groups = np.asarray(points, dtype=np.float64), np.asarray(labels)
+    different = np.unique(groups)
+    if not 1 < len(different) < len(groups):
+        return [float("nan")] * (1 + len(different))
+    each = silhouette_samples(values, groups)
+    return [float(each.mean()), *(float(each[groups == label].mean()) for label in different)]
+
+
+class _Pruned:
+    """The best of the pruned tokens of each image and router of one model, as the head finds them."""
+
+    def __init__(self, contestant: Contestant) -> None:
+        assert contestant.reduction is not None
+        self.reduction = contestant.reduction
+        self.watch = Watch(self.reduction, scores=True)
+        self.parts: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+        self.tokens: Tensor | None = None
+        reduced_blocks(self.reduction)[-1].register_forward_hook(self._note)
+
+    def _note(self, module: nn.Module, args: object, output: Tensor) -> None:
+        self.tokens = output.detach()
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        assert self.tokens is not None
+        state, images = self.reduction.state, np.arange(len(batch))
+        p, feature = state.num_prefix, output.feature
+        by_place = state.full_grid or (feature is not None and feature.ndim == 3)
+        tokens = feature if feature is not None and feature.ndim == 3 else self.tokens[:, p:]
+        found = tokens.double().cpu().numpy()
+        place = np.arange(state.initial_patches) if by_place else (state.source[:, p:] - p).cpu().numpy()
+        place = np.broadcast_to(place, (len(batch), state.initial_patches))
+        for decision in self.watch.take():
+            if decision.scores is None or decision.assignment is None:
+                continue
+            scores, stays = on_grid(decision)
+            scores[stays] = np.nan
+            some = np.isfinite(scores).any(1)
+            best = np.where(np.isfinite(scores), scores, -np.inf).argmax(1)
+            self.parts[decision.depth].append(found[images, place[images, best]][some])
+
+    def found(self) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        """Tokens (T, C) and the blocks (T,) before which they were pruned."""
+        blocks = sorted(self.parts)
+        tokens = [np.concatenate(self.parts[block]) for block in blocks]
+        labels = np.repeat(blocks, [len(one) for one in tokens])
+        return (np.concatenate(tokens) if tokens else np.zeros((0, 1))), labels

@@ -1,0 +1,127 @@
+"""Charts that several figures are made of: heat maps with their numbers, lines with bands, bounds and chance levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vitrim.plots.style import BOUND, CHANCE, SMALL, TEXT
+
+__all__ = ["Line", "heat", "line", "short", "square"]
+
+MISSING = "#d0d0d0"
+WRITTEN = 9
+"""Most rows of a heat map that has its numbers written into it."""
+PAGE = 9.0
+"""Inches of a page, less those of names and colour bars."""
+LONG = 26
+"""Letters of a name on an axis."""
+
+
+class Line(NamedTuple):
+    """One line of a chart; None, or nan within, where there is no number.
+
+    Attributes:
+        x, y: of its points.
+        low, high: of the band around it, an interval.
+        least: a lower bound, drawn dashed.
+        chance: what random choices give, drawn dotted.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    least: Sequence[float] | None = None
+    chance: Sequence[float] | None = None
+
+
+def line(axis: Any, given: Line, *, colour: str, marker: str = "o", label: str = "") -> Any:
+    """Draw a line with what belongs to it in one colour, and return the line itself, for a legend."""
+    x = np.asarray(given.x)
+    if given.low is not None and given.high is not None:
+        axis.fill_between(x, _numbers(given.low), _numbers(given.high), color=colour, alpha=0.2, linewidth=0)
+    for values, dashes in ((given.least, BOUND), (given.chance, CHANCE)):
+        if values is not None and np.isfinite(_numbers(values)).any():
+            axis.plot(x, _numbers(values), color=colour, linestyle=dashes, linewidth=1, alpha=0.9)
+    (drawn,) = axis.plot(x, _numbers(given.y), color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
+    return drawn
+
+
+def heat(
+    axis: Any,
+    values: ArrayLike,
+    *,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    limits: tuple[float, float] | None = None,
+    cmap: str = "viridis",
+    digits: int = 2,
+) -> Any:
+    """Draw a heat map and return its image, for a colour bar; small ones have their numbers written into the cells.
+
+    Args:
+        axis: to draw on.
+        values: (R, C), nan for none.
+        rows, columns: names on the axes, none for a map of places.
+        limits: of the colours; default: those of the values.
+        cmap: viridis or cividis, which grow in lightness.
+        digits: behind the point.
+    """
+    from matplotlib import colormaps
+
+    grid = _numbers(values)
+    shades = colormaps[cmap].with_extremes(bad=MISSING)
+    low, high = limits or (float(np.nanmin(grid)), float(np.nanmax(grid)))
+    image = axis.imshow(grid, cmap=shades, vmin=low, vmax=high, interpolation="nearest", aspect="equal")
+    for side in axis.spines.values():
+        side.set_visible(False)
+    axis.set_xticks(range(len(columns)), [short(name) for name in columns], rotation=90, fontsize=SMALL)
+    axis.set_yticks(range(len(rows)), [short(name) for name in rows], fontsize=SMALL)
+    axis.tick_params(length=0)
+    if rows and len(rows) <= WRITTEN:
+        middle = (low + high) / 2
+        for (row, column), value in np.ndenumerate(grid):
+            if np.isfinite(value):
+                ink = "black" if value > middle else "white"
+                axis.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=SMALL, color=ink)
+    return image
+
+
+def square(names: Sequence[str], most: int) -> tuple[float, int]:
+    """The side in inches of a heat map of all pairs of ``names``, and how many stand in a row: ``most``, or fewer where
+    they would be wider than a page.
+
+    Example:
+        >>> square(["a", "b", "c"], 4), square(["a"] * 9, 4)
+        ((1.5, 4), (3.6, 2))
+    """
+    side = max(1.5, (0.4 if len(names) <= WRITTEN else 0.17) * len(names))
+    return side, max(1, min(most, int(PAGE // (side + 0.6))))
+
+
+def colour_bar(figure: Any, image: Any, axes: Any, label: str) -> None:
+    """A colour bar beside some axes."""
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02, aspect=25)
+    bar.set_label(label, fontsize=TEXT)
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.outline.set_visible(False)
+
+
+def short(name: str) -> str:
+    """A name that fits on an axis: what is too long loses its middle.
+
+    Example:
+        >>> short("atm:alpha=0.985,beta=0.045,theta_min=0.88")
+        'atm:alpha=0.9…heta_min=0.88'
+    """
+    half = LONG // 2
+    return name if len(name) <= LONG else f"{name[:half]}…{name[-half:]}"
+
+
+def _numbers(values: ArrayLike) -> NDArray[np.float64]:
+    """Floats; None is nan."""
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,169 @@
+"""The look that figures share: one colour per method, letters that can be read, files without traces of a machine."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrim.errors import VitrimError
+from vitrim.files import check_file, replaced
+
+__all__ = [
+    "BOUND",
+    "CHANCE",
+    "FORMATS",
+    "colours",
+    "encoded",
+    "markers",
+    "method_of",
+    "panels",
+    "save",
+    "sheet",
+    "write",
+]
+
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+"""The colours of Okabe and Ito, which are told apart with any sight; those that show best on white come first."""
+DENSE_COLOUR = "#000000"
+DENSE = "dense"
+SHADES = (1.0, 0.6, 0.35)
+"""Light of the first seven colours, and of those that follow."""
+MARKERS = "osD^vP*X<>p"
+BOUND, CHANCE = (0, (5, 2)), (0, (1, 1.5))
+"""Dashes of lower bounds and of chance levels."""
+SMALL, TEXT, TITLE = 8, 9, 10
+"""Points of ticks and legends, of labels, of titles. Nothing is smaller."""
+DPI = 150
+FORMATS = ("png", "svg")
+
+
+def method_of(name: str) -> str:
+    """The method in the name of a record.
+
+    Example:
+        >>> method_of("topk:keep_rate=0.7 on deit_tiny"), method_of("dense with cifar10")
+        ('topk', 'dense')
+    """
+    return name.partition(":")[0].partition(" ")[0]
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """The colour of every record by its name: one per method, whatever its options, in order of appearance.
+
+    After seven methods the colours come again darker. The dense model is black.
+
+    Args:
+        names: of all records of a report, so that a method has one colour in all its figures.
+
+    Example:
+        >>> colours(["dense", "tome:r=4", "tome:r=8", "topk"])
+        {'dense': '#000000', 'tome:r=4': '#0072b2', 'tome:r=8': '#0072b2', 'topk': '#e69f00'}
+    """
+    from matplotlib.colors import to_hex, to_rgb
+
+    every = list(dict.fromkeys(names))
+    methods = [method for method in dict.fromkeys(map(method_of, every)) if method != DENSE]
+    found = {DENSE: DENSE_COLOUR}
+    for place, method in enumerate(methods):
+        shade = SHADES[place // len(OKABE_ITO) % len(SHADES)]
+        red, green, blue = to_rgb(OKABE_ITO[place % len(OKABE_ITO)])
+        found[method] = to_hex((shade * red, shade * green, shade * blue))
+    return {name: found[method_of(name)] for name in every}
+
+
+def markers(names: Iterable[str]) -> dict[str, str]:
+    """The marker of every record by its name: settings of one method differ.
+
+    Example:
+        >>> markers(["tome:r=4", "tome:r=8", "topk"])
+        {'tome:r=4': 'o', 'tome:r=8': 's', 'topk': 'o'}
+    """
+    seen: dict[str, int] = {}
+    found = {}
+    for name in dict.fromkeys(names):
+        place = seen.get(method_of(name), 0)
+        seen[method_of(name)] = place + 1
+        found[name] = MARKERS[place % len(MARKERS)]
+    return found
+
+
+def sheet(width: float, height: float) -> Any:
+    """An empty figure of so many inches. It belongs to no global state, and needs no screen."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def panels(count: int, *, across: int, size: tuple[float, float], above: float = 0.4) -> tuple[Any, list[Any]]:
+    """A figure with ``count`` panels, ``across`` in a row at most.
+
+    Args:
+        count: of panels, at least one.
+        across: in a row.
+        size: of a panel in inches, labels included.
+        above: inches for the title and a legend.
+
+    Returns:
+        The figure, and the axes in reading order.
+    """
+    columns = min(across, count)
+    rows = math.ceil(count / columns)
+    figure = sheet(columns * size[0], rows * size[1] + above)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    for axis in axes[:count]:
+        axis.tick_params(labelsize=SMALL)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    return figure, axes[:count]
+
+
+def below(figure: Any, handles: Sequence[Any], across: int = 3) -> None:
+    """Write a legend below the panels."""
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=across, fontsize=SMALL, frameon=False)
+
+
+def encoded(figure: Any, kind: str = "png") -> bytes:
+    """A figure as the bytes of a file, the same ones every time.
+
+    Raises:
+        VitrimError: a kind that is none of `FORMATS`.
+    """
+    import matplotlib
+
+    if kind not in FORMATS:
+        raise VitrimError(f"unknown format '{kind}'; valid: {', '.join(FORMATS)}")
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "vitrim"}):
+        figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return out.getvalue()
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure, whole or not at all, with the folders above; the ending decides the kind.
+
+    Raises:
+        VitrimError: another ending than `FORMATS` has, or it cannot be written.
+    """
+    check_file(path)
+    write(encoded(figure, path.suffix.removeprefix(".")), path)
+
+
+def write(content: bytes, path: Path) -> None:
+    """Write the bytes of a figure, whole or not at all, with the folders above.
+
+    Raises:
+        VitrimError: it cannot be written.
+    """
+    check_file(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as beside:
+            beside.write_bytes(content)
+    except OSError as error:
+        raise VitrimError(f"cannot write {path}: {error.strerror}") from error

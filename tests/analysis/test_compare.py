@@ -1,0 +1,100 @@
+"""Finished analyses beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from vitrim.analysis.compare import compare
+from vitrim.analysis.families.features import features
+from vitrim.analysis.maps import depth_map, js_bits, mean_pattern
+from vitrim.analysis.record import Record, titled
+from vitrim.errors import VitrimError
+
+METHODS = ("dense", "topk", "tome")
+
+
+def analysis(data: str, images: int, seed: int) -> list[Record]:
+    """Records with random numbers: 4 patches, 3 blocks of which the second reduces, 2 classes."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for method in METHODS:
+        header = {"method": method, "kind": "none" if method == "dense" else "prune", "num_prefix": 1, "num_layers": 3}
+        header |= {"grid": [2, 2], "blocks": [] if method == "dense" else [1], "feature_blocks": [], "data": data}
+        arrays = {
+            "ids": np.arange(images),
+            "num_tokens": np.full((images, 3), 5),
+            "head": draw.normal(size=(images, 3)),
+            "logits": draw.normal(size=(images, 2)),
+            "targets": draw.integers(0, 2, images),
+        }
+        if method != "dense":
+            arrays["kept"] = np.packbits(draw.random((images, 1, 4)) < 0.5, axis=-1)
+        found.append(Record(header, arrays))
+    return found
+
+
+@pytest.fixture(scope="module")
+def analyses() -> list[list[Record]]:
+    return [analysis("a/cifar.parquet", 40, 1), analysis("b/camvid.parquet", 50, 2)]
+
+
+def test_maps_are_compared_across_data(analyses: Sequence[Sequence[Record]]) -> None:
+    pairs = next(table for table in compare(analyses)["depth"].tables if table.name == "depth_pairs")
+    row = next(
+        row for row in pairs.records() if {row["method_a"], row["method_b"]} == {"topk with cifar", "topk with camvid"}
+    )
+    maps = [mean_pattern(depth_map(one[1].kept(), [1], 3)).mean.reshape(2, 2) for one in analyses]
+    assert row["js_bits"] == pytest.approx(js_bits(*maps))
+
+
+def test_pairs_of_features_are_within_an_analysis_and_correlated_over_all(analyses: Sequence[Sequence[Record]]) -> None:
+    tables = {table.name: table for table in compare(analyses, ["features"])["features"].tables}
+    rows = tables["features"].records()
+    assert len(rows) == 2 * 3
+    assert all(row["method_a"].split(" with ")[1] == row["method_b"].split(" with ")[1] for row in rows)
+    assert [row["images"] for row in rows] == [40] * 3 + [50] * 3
+    assert set(tables["proxy"].column("pairs")) == {6}
+    alone = features(titled(analyses[0])).tables[0].records()
+    assert [row["procrustes"] for row in rows[:3]] == [row["procrustes"] for row in alone]
+
+
+def test_the_sign_of_an_anchor(analyses: Sequence[Sequence[Record]]) -> None:
+    """With four records every anchor has three others; their difference is that of the other over the anchor."""
+    four = [*analyses[0], Record({**analyses[0][1].header, "method": "random"}, analysis("x", 40, 3)[1].arrays)]
+    tables = {table.name: table for table in features(titled(four)).tables}
+    assert set(tables["proxy_anchors"].column("others")) == {3}
+    from scipy.stats import spearmanr
+
+    anchor = next(
+        row for row in tables["proxy_anchors"].records() if (row["method"], row["measure"]) == ("tome", "procrustes")
+    )
+    accuracy = {
+        record.method: float((record.arrays["logits"].argmax(1) == record.arrays["targets"]).mean()) for record in four
+    }
+    points = []
+    for row in tables["features"].records():
+        names = {row["method_a"], row["method_b"]}
+        if "tome" in names:
+            [other] = names - {"tome"}
+            points.append((row["procrustes"], accuracy[other] - accuracy["tome"]))
+    assert anchor["spearman"] == pytest.approx(spearmanr(*zip(*points, strict=True)).statistic)
+
+
+def test_analyses_that_cannot_be_compared(analyses: Sequence[Sequence[Record]]) -> None:
+    with pytest.raises(VitrimError, match="needs two finished analyses or more, got 1"):
+        compare(analyses[:1])
+    with pytest.raises(VitrimError, match="patterns needs records of the same images, which --from takes"):
+        compare(analyses, ["patterns"])
+    with pytest.raises(VitrimError, match="there are two records of dense"):
+        compare([analyses[0], analyses[0]])
+
+
+def test_the_same_data_in_two_folders_is_told_apart_by_them(analyses: Sequence[Sequence[Record]]) -> None:
+    named = [
+        [Record({**record.header, "report": name}, record.arrays) for record in analyses[0]] for name in ("one", "two")
+    ]
+    names = compare(named)["counts"].tables[0].column("method")
+    assert dict.fromkeys(names) == dict.fromkeys(f"{method} in {name}" for name in ("one", "two") for method in METHODS)

@@ -1,0 +1,127 @@
+"""Pictures of what is left of one image, by the data behind the axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+import vitrim
+from vitrim.core.registry import host_of
+from vitrim.errors import VitrimError
+from vitrim.plots.kept import draw_kept
+from vitrim.plots.show import Row, draw_show, pixels_of, prepared, rows_of, show
+
+METHODS = ("topk:keep_rate=0.5", "random:keep_rate=0.5", "tome:r=2")
+IMAGE = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def small(**options: Any) -> nn.Module:
+    """6 blocks on a grid of 4 x 4."""
+    torch.manual_seed(0)
+    made: nn.Module = timm.create_model("test_vit", img_size=64, **options).eval()
+    return made
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return small(num_classes=5)
+
+
+@pytest.fixture(scope="module")
+def rows(model: nn.Module) -> list[Row]:
+    return rows_of(prepared(model, METHODS), IMAGE)[0]
+
+
+def test_a_row_is_what_the_model_does(model: nn.Module, rows: list[Row]) -> None:
+    image = IMAGE[None]
+    dense = model(image).softmax(-1)
+    for row in rows:
+        reduction = vitrim.reduce_(model, row.name, record=True)
+        torch.manual_seed(0)
+        shares = model(image).softmax(-1)
+        sources = [state.source[0, state.num_prefix :].tolist() for state in reduction.states[1:]]
+        vitrim.restore_(model)
+        assert row.prediction == f"class {shares.argmax()} ({100 * shares.max().item():.0f} %)"
+        assert row.same == bool(shares.argmax() == dense.argmax())
+        assert row.sources.tolist() == sources
+        assert f" of {1 + row.sources.shape[1]} tokens" in row.cost
+
+
+def test_scores_are_those_that_the_kept_patches_won_by(rows: list[Row]) -> None:
+    """Also where they are drawn at random."""
+    for row in rows[:2]:
+        assert row.scores
+        for block, scores in row.scores.items():
+            stays = row.sources[block] >= 0
+            assert np.isfinite(scores[stays]).all()
+            gone = np.isfinite(scores) & ~stays
+            assert scores[gone].max() <= scores[stays].min()
+    assert not rows[2].scores
+
+
+def test_columns_are_the_blocks_that_change_tokens(model: nn.Module, rows: list[Row]) -> None:
+    assert [row.changed() for row in rows] == [
+        sorted(rows[0].scores),
+        sorted(rows[1].scores),
+        list(range(len(rows[2].sources))),
+    ]
+    grid = host_of(model).facts(model).grid_size
+    pixels = pixels_of(model, IMAGE)
+    figure = draw_show(pixels, rows[:1], grid, dense="cat (90 %)", title="one")
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    assert titles == ["image", *(f"after block {block}" for block in rows[0].changed())]
+
+
+def test_panels_are_what_is_left(model: nn.Module, rows: list[Row]) -> None:
+    grid = host_of(model).facts(model).grid_size
+    pixels = pixels_of(model, IMAGE)
+    figure = draw_show(pixels, rows, grid, dense="cat (90 %)", blocks=[1, 2])
+    drawn = [axis.images[0].get_array() for axis in figure.axes if axis.images]
+    scale = -(-224 // pixels.shape[1])
+    assert np.allclose(drawn[0], pixels)
+    for panel, block in zip(drawn[1:3], (1, 2), strict=True):
+        assert np.allclose(panel, draw_kept(pixels, rows[0].sources[: block + 1], grid, scale=scale))
+    written = {text.get_text(): text.get_color() for axis in figure.axes for text in axis.texts}
+    assert {"dense", "cat (90 %)", rows[0].name, rows[0].prediction, rows[0].cost, "its scores"} <= set(written)
+    assert all(text.get_fontsize() >= 8 for axis in figure.axes for text in axis.texts)
+
+
+def test_another_prediction_stands_out(rows: list[Row]) -> None:
+    def colour(same: bool) -> Any:
+        row = rows[0]._replace(same=same, prediction="dog (51 %)")
+        figure = draw_show(np.zeros((12, 12, 3)), [row], _square(row), dense="cat (90 %)")
+        return next(t.get_color() for axis in figure.axes for t in axis.texts if t.get_text() == "dog (51 %)")
+
+    assert colour(True) != colour(False)
+
+
+def _square(row: Row) -> tuple[int, int]:
+    side = round(row.sources.shape[1] ** 0.5)
+    return side, side
+
+
+def test_pixels_are_those_before_the_normalisation(model: nn.Module) -> None:
+    mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))  # type: ignore[index]
+    assert np.allclose(pixels_of(model, (IMAGE - mean) / std), IMAGE.permute(1, 2, 0), atol=1e-6)
+
+
+def test_the_model_and_the_generators_stay_as_they_were(model: nn.Module) -> None:
+    before, state = list(model.state_dict()), torch.get_rng_state()
+    show(model, IMAGE, ["random:keep_rate=0.5"])
+    assert list(model.state_dict()) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not vitrim.core.reduce.reduced_parts(model)
+
+
+def test_what_cannot_be_shown(model: nn.Module, rows: list[Row]) -> None:
+    with pytest.raises(VitrimError, match="nothing to show without a method"):
+        prepared(model, [])
+    with pytest.raises(VitrimError, match=r"block 9 is none of the model's, 0 to \d+"):
+        draw_show(np.zeros((12, 12, 3)), rows, _square(rows[0]), dense="", blocks=[9])
+    with pytest.raises(VitrimError, match="has no classes: only classifiers are shown"):
+        prepared(small(num_classes=0), METHODS)
