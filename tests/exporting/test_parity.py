@@ -59,8 +59,9 @@ def model_for(host: str, method: str) -> nn.Module:
 PAIRS = [(host, method) for host in HOSTS for method in static_methods()]
 
 
-@pytest.mark.parametrize(("host", "method"), cells(PAIRS, SHORT), ids=lambda value: value)
-def test_onnxruntime_computes_what_the_model_does(host: str, method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pair", cells(PAIRS, SHORT), ids="-".join)
+def test_onnxruntime_computes_what_the_model_does(pair: tuple[str, str], tmp_path: Path) -> None:
+    host, method = pair
     model = model_for(host, method)
     config = tiny.fits(vitrim.parse_method(method), model)
     file = vitrim.export(model, config, tmp_path / "m.onnx", check=0)
