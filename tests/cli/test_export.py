@@ -11,6 +11,7 @@ from PIL import Image
 
 import vitrim
 from cli_runs import Run, runner
+from full_matrix import cells
 
 MODEL = ["test_vit"]
 for option in ("img_size=32", "patch_size=8", "depth=2", "embed_dim=32", "num_heads=2", "num_classes=2"):
@@ -52,7 +53,7 @@ def test_dense_for_one_batch_timed(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 2)] * 2 + [("torch.export", 2)] * 2
 
 
-@pytest.mark.parametrize("how", [["--freeze"], ["--capacity", "0.9"]])
+@pytest.mark.parametrize("how", cells([["--freeze"], ["--capacity", "0.9"]], [["--freeze"]]))
 def test_an_adaptive_method(run: Run, how: list[str]) -> None:
     method = "atm:alpha=0.5,beta=0.1,theta_min=0.2,splitting_layer=2"
     given = ["-m", method, "--out", "m.pt2", "--images", "images", "--limit", "6", "--check", "6", *how]

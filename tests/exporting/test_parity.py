@@ -31,12 +31,12 @@ FIXED = [
 """Forms with fixed counts of methods that adapt to the images, or draw."""
 HOSTS = ("vit", "hf_vit")
 SHORT = {
-    ("vit", "tome:r=4"),  # a stable sort, sums by index
     ("hf_vit", "topk"),  # a selection; an output that is no tensor
     ("vit", "dpc_knn"),  # distances
     ("vit", "ats:keep_rate=0.6"),  # searchsorted, a sort of flags, masks
 }
-"""Different operators. Sinkhorn, PatchMerger and SiT need none but products; the rest are combinations of these."""
+"""Different operators. ToMe's, a stable sort and sums by index, are seen in test_writing.py, and through OpenVINO.
+Sinkhorn, PatchMerger and SiT need none but products; the rest are combinations of these."""
 
 
 def static_methods() -> list[str]:
@@ -115,6 +115,7 @@ def test_aoti_computes_what_the_model_does(tmp_path: Path) -> None:
     assert (again.format, again.metadata["method"]) == ("aoti", "tome:r=4")
 
 
+@pytest.mark.full  # test_writing.py exports in half precision, and compares
 def test_half_precision_stays_near(tmp_path: Path) -> None:
     model = model_for("vit", "topk")
     file = vitrim.export(model, "topk", tmp_path / "m.pt2", dtype="fp16", check=20)

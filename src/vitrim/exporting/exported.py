@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -135,5 +136,5 @@ def size_of(path: Path) -> int:
 def _metadata(kind: type[Format], path: Path) -> str | None:
     try:
         return kind.metadata(path)
-    except (RuntimeError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise VitrimError(f"cannot read {path} as {kind.name}: {first_line(error)}") from error

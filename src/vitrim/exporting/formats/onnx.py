@@ -54,8 +54,12 @@ class ONNX(Format):
     @classmethod
     def metadata(cls, path: Path) -> str | None:
         import onnx
+        from google.protobuf.message import DecodeError
 
-        props = onnx.load(str(path), load_external_data=False).metadata_props
+        try:
+            props = onnx.load(str(path), load_external_data=False).metadata_props
+        except DecodeError as error:  # derives from Exception alone
+            raise VitrimError(f"cannot read {path} as onnx: {first_line(error)}") from error
         return next((entry.value for entry in props if entry.key == KEY), None)
 
 

@@ -41,9 +41,11 @@ class PT2(Format):
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
-        found = {FILE: ""}
-        torch.export.load(path, extra_files=found)
-        return found[FILE] or None
+        if not zipfile.is_zipfile(path):
+            return None
+        with zipfile.ZipFile(path) as package:  # reading one entry; torch would load the program and its weights
+            entry = next((name for name in package.namelist() if name.endswith(f"/extra/{FILE}")), None)
+            return None if entry is None else package.read(entry).decode()
 
 
 def operations(graph: Graph) -> int:
