@@ -11,6 +11,8 @@ Names are resolved on first use, so that ``vitrim --help`` need not import torch
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vitrim.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from vitrim.core.assignment import Hard, Soft, merge, prune
     from vitrim.core.attention import Attention
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.exporting.exported import Exported
     from vitrim.exporting.writing import export
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Attention",

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import vitrim
 from vitrim.core.ask import ask
 from vitrim.core.facts import Preprocessing
 from vitrim.core.reduce import HANDLE, restore_
 from vitrim.exporting.exported import Shape
 from vitrim.measure.latency import shared_copy
 from vitrim.measure.macs import count_macs
+from vitrim.version import __version__
 
 GIGA = 1e9
 
@@ -45,7 +45,7 @@ def describe(
         restore_(dense)
     macs = count_macs(dense, image).total
     return {
-        "vitrim": vitrim.__version__,
+        "vitrim": __version__,
         "torch": str(torch.__version__),
         "model": name or ask(model).architecture(dense),
         "method": "none" if reduction is None else reduction.config.describe(),
