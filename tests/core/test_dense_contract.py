@@ -39,7 +39,7 @@ every library."""
 assert not set(SHORT) - set(CELLS)
 every_cell = pytest.mark.parametrize("cell", cells(CELLS, SHORT))
 # tracing takes a second or more each
-traced_cell = pytest.mark.parametrize("cell", cells(CELLS, [f"segmenter-vit-{TOPK}", f"vitdet-vit-{TOPK}"]))
+traced_cell = pytest.mark.parametrize("cell", cells(CELLS, [f"segmenter-vit-{TOPK}"]))
 export_cell = pytest.mark.parametrize(
     "cell", cells([cell for cell in CELLS if cell.startswith("seg")], [f"segmenter-vit-{TOPK}"])
 )

@@ -223,6 +223,16 @@ def test_padding_takes_no_part_in_the_maximum(method: str) -> None:
             torch.testing.assert_close(logits[image], expected)
 
 
+def test_a_class_token_alone_is_read_of_images_that_keep_different_numbers() -> None:
+    """The last block then computes that row only, and there is no padding in it."""
+    model = tiny.HOSTS["lv_vit_no_aux"]().double()
+    vitrim.reduce_(model, "atm:alpha=0.9,beta=0.2,theta_min=0.1,granularity=image")
+    images = tiny.images(4).double().flip(0)  # the last one keeps fewer than another
+    with torch.no_grad():
+        alone = torch.cat([model(image[None]) for image in images])
+        torch.testing.assert_close(model(images), alone)
+
+
 @pytest.mark.parametrize("method", ["tome:r=4", "topk"])
 def test_dense_logits_of_a_reduced_model_cover_the_grid(method: str) -> None:
     model = tiny.HOSTS["lv_vit"]().double()

@@ -53,21 +53,19 @@ def test_a_row_is_what_the_model_does(model: nn.Module, rows: list[Row]) -> None
 
 
 def test_scores_are_those_that_the_kept_patches_won_by(rows: list[Row]) -> None:
-    """Also where they are drawn at random."""
-    for row in rows[:2]:
-        assert row.scores
-        for block, scores in row.scores.items():
-            stays = row.sources[block] >= 0
-            assert np.isfinite(scores[stays]).all()
-            gone = np.isfinite(scores) & ~stays
-            assert scores[gone].max() <= scores[stays].min()
-    assert not rows[2].scores
+    """None are shown of draws, which say nothing about the image, nor of merges."""
+    assert [bool(row.scores) for row in rows] == [True, False, False]
+    for block, scores in rows[0].scores.items():
+        stays = rows[0].sources[block] >= 0
+        assert np.isfinite(scores[stays]).all()
+        gone = np.isfinite(scores) & ~stays
+        assert scores[gone].max() <= scores[stays].min()
 
 
 def test_columns_are_the_blocks_that_change_tokens(model: nn.Module, rows: list[Row]) -> None:
     assert [row.changed() for row in rows] == [
         sorted(rows[0].scores),
-        sorted(rows[1].scores),
+        sorted(rows[0].scores),  # the same stages
         list(range(len(rows[2].sources))),
     ]
     grid = host_of(model).facts(model).grid_size

@@ -1,0 +1,176 @@
+"""Write what pages take from the code: the properties and options of methods, the pages of the Python API.
+
+    python docs/generate.py
+
+The blocks in docs/methods are in git, so that they can be read there, and tests compare them with the code. The pages
+of docs/api and docs/changelog.md are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import vitrim
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import methods
+
+DOCS = Path(__file__).parent
+PACKAGE = Path(vitrim.__file__).parent
+BEGIN, END = "<!-- from the code, by docs/generate.py -->", "<!-- end -->"
+SHARED_PAGE = {"l1": "fixed_radial", "l2": "fixed_radial", "linf": "fixed_radial"}
+"""Methods whose page has another name."""
+KINDS = {
+    "none": "removes nothing",
+    "prune": "prunes",
+    "merge": "merges",
+    "mixed": "prunes and merges",
+    "soft": "mixes: every new token is made of all",
+}
+ROOMS = ("core", "methods", "hosts", "models", "measure", "data", "tasks", "training", "tune", "analysis", "plots")
+MORE_ROOMS = ("exporting", "serve", "app", "show")
+"""Rooms that have a page as soon as they exist."""
+LOOSE = ("loading", "weights", "errors")
+"""Modules of no room."""
+
+
+# ---- pages of methods ------------------------------------------------------------------------------------------------
+
+
+def pages() -> dict[str, list[str]]:
+    """The methods of every page in docs/methods."""
+    found: dict[str, list[str]] = {}
+    for name in methods():
+        found.setdefault(SHARED_PAGE.get(name, name), []).append(name)
+    return found
+
+
+def method_block(name: str) -> str:
+    """The properties of a method and the values that its options take, as Markdown."""
+    config = methods()[name]
+    rows = [f"| {key} | {value} |" for key, value in _properties(config)]
+    own = {
+        field: info
+        for field, info in config.model_fields.items()
+        if field not in MethodConfig.model_fields or info.default != MethodConfig.model_fields[field].default
+    }
+    schema = config.model_json_schema()["properties"]
+    options = [
+        f"| `{field}` | {_default(info.default)} | {_values(schema[field])} | "
+        f"{'yes' if field in config.runtime else '-'} |"
+        for field, info in own.items()
+    ]
+    lines = [f"`vitrim.{config.__name__}`", "", "| property | |", "|---|---|", *rows]
+    if options:
+        lines += ["", "| option | default | values | may change at run time |", "|---|---|---|---|", *options]
+    return "\n".join(lines)
+
+
+def _properties(config: type[MethodConfig]) -> Iterable[tuple[str, str]]:
+    yield "what it does", KINDS[config.kind]
+    yield "needs training", "no" if config.training_free else "yes"
+    yield "tokens left", "differ from image to image" if config.adaptive else "the same for all images"
+    yield "an image's result", "depends on its batch" if config.batch_dependent else "does not depend on its batch"
+    yield "needs a class token", "with its defaults" if config.needs_class_token else "no"
+    yield "needs the attention map", "with its defaults" if config.needs_attention_map else "no"
+    yield "a search or a slider moves", "nothing" if config.knob is None else f"`{config.knob.option}`"
+    listed = "no option" if config.amounts_option is None else f"`{config.amounts_option}`"
+    yield "a value for each block that acts", listed
+
+
+def _default(value: Any) -> str:
+    return "-" if value is None else f"`{_text(value)}`"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{','.join(map(_text, value))}]" if isinstance(value, tuple) else f"{value}"
+
+
+def _values(schema: dict[str, Any]) -> str:
+    """The values a JSON schema allows, in words.
+
+    Example:
+        >>> _values({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]})
+        'integer >= 0'
+    """
+    if "anyOf" in schema:
+        return ", or ".join(dict.fromkeys(_values(part) for part in schema["anyOf"] if part.get("type") != "null"))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if schema["type"] == "array":
+        items = schema.get("items") or schema["prefixItems"][0]
+        return f"list: {_values(items)}"
+    if schema["type"] == "boolean":
+        return "`true`, `false`"
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema]
+    return " ".join([schema["type"], ", ".join(limits)]).strip()
+
+
+def page_with_block(page: str, names: Iterable[str]) -> str:
+    """The text of a page with the blocks of its methods as the code has them now, at its end if it had none."""
+    blocks = {method_block(name).partition("\n")[2]: "" for name in names}
+    heads = ", ".join(f"`vitrim.{methods()[name].__name__}`" for name in names)
+    alike = len(blocks) == 1  # relatives that differ in nothing but the name
+    text = heads + "\n" + next(iter(blocks)) if alike else "\n\n".join(method_block(name) for name in names)
+    block = f"{BEGIN}\n{text}\n{END}"
+    if BEGIN not in page:
+        return f"{page.rstrip()}\n\n## In the code\n\n{block}\n"
+    return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block, page, flags=re.DOTALL)
+
+
+# ---- pages that are not in git ---------------------------------------------------------------------------------------
+
+
+def modules(room: str) -> list[str]:
+    """The modules of a room that have a docstring, by their dotted names."""
+    found = []
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        if path.read_text(encoding="utf-8").lstrip().startswith('"""') and not path.name.startswith("__main"):
+            parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+            found.append(".".join(part for part in parts if part != "__init__"))
+    return found
+
+
+def api_pages() -> dict[str, str]:
+    """File name and text of every page of the Python API."""
+    rooms = [room for room in (*ROOMS, *MORE_ROOMS) if (PACKAGE / room / "__init__.py").exists()]
+    index = [
+        "# Python API\n\nThe public names of `vitrim`. Config classes of methods, `vitrim.ToMe` and its like, are on"
+        " [a page of their own](methods.md). Other modules:\n",
+        ", ".join(f"[{room}]({room}.md)" for room in (*rooms, "more")) + ".\n",
+    ]
+    for name in vitrim.__all__:
+        index.append(f"::: {getattr(vitrim, name).__module__}.{name}\n")
+    found = {"index.md": "\n".join(index)}
+    for room in rooms:
+        found[f"{room}.md"] = "\n".join([f"# vitrim.{room}\n", *(f"::: {name}\n" for name in modules(room))])
+    found["more.md"] = "\n".join(["# Other modules\n", *(f"::: vitrim.{name}\n" for name in LOOSE)])
+    return found
+
+
+def write_untracked() -> None:
+    """Write docs/api and docs/changelog.md."""
+    (DOCS / "api").mkdir(exist_ok=True)
+    for name, text in api_pages().items():
+        (DOCS / "api" / name).write_text(text, encoding="utf-8")
+    log = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    (DOCS / "changelog.md").write_text(log, encoding="utf-8")
+
+
+def write_methods() -> None:
+    """Bring the blocks of docs/methods up to the code."""
+    for page, names in pages().items():
+        path = DOCS / "methods" / f"{page}.md"
+        path.write_text(page_with_block(path.read_text(encoding="utf-8"), names), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_methods()
+    write_untracked()

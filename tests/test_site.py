@@ -1,0 +1,105 @@
+"""The documentation site: complete, built from the code as it is, without a broken link, and its Python runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+UNTRACKED = ("api", "changelog.md")
+"""Written by docs/generate.py before a build."""
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]
+    if path.relative_to(ROOT).parts[:2] not in [("docs", name) for name in UNTRACKED]
+)
+FENCE = re.compile(r"(?:^<!-- not run: (?P<reason>.+?) -->\n)?^```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+"""A comment in the line before a fence says what it needs that is not there."""
+
+
+def load(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load(DOCS / "generate.py", "docs_generate")
+
+
+def entries(nav: Any) -> list[str]:
+    """The pages of a navigation, in order."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in entries(part)]
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    given = entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    made = ["changelog.md", *(f"api/{name}" for name in generate.api_pages())]
+    assert sorted(given) == sorted([*(page.removeprefix("docs/") for page in PAGES if page != "README.md"), *made])
+
+
+@pytest.mark.parametrize("page", sorted(generate.pages()))
+def test_pages_of_methods_have_the_options_of_the_code(page: str) -> None:
+    text = (DOCS / "methods" / f"{page}.md").read_text()
+    current = generate.page_with_block(text, generate.pages()[page])
+    assert text == current, "run `python docs/generate.py`"
+
+
+def test_values_are_put_into_words() -> None:
+    assert generate._values({"type": "number", "exclusiveMinimum": 0.0, "maximum": 1.0}) == "number > 0, <= 1"
+    assert generate._values({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]}) == "`a`, `b`"
+    assert generate._values({"type": "array", "items": {"type": "boolean"}}) == "list: `true`, `false`"
+
+
+def test_the_drawing_is_what_its_script_draws() -> None:
+    drawing = load(DOCS / "draw_data_flow.py", "docs_draw_data_flow")
+    assert drawing.FILE.read_text() == drawing.drawing()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in (ROOT / page).read_text()])
+def test_python_in_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fence after fence, as a reader would; random weights do where a page downloads those of timm."""
+    import timm
+
+    from vitrim.core import registry
+
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
+    monkeypatch.setattr(registry, "_METHODS", dict(registry.methods()))  # a page may register one of its own
+    monkeypatch.setattr(registry, "_REDUCERS", dict(registry._REDUCERS))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": page}
+    for fence in FENCE.finditer((ROOT / page).read_text()):
+        if fence["reason"] is None:
+            exec(compile(fence["code"], page, "exec"), names)
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("zensical")
+    for name in ("docs", "src", "mkdocs.yml", "CHANGELOG.md"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    paths = [str(tmp_path / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "docs/build.py"]
+    build = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert build.returncode == 0, build.stdout + build.stderr
+    index = (tmp_path / "site" / "index.html").read_text()
+    assert not re.search(r"(?:src|href)=\"(?:https?:)?//[^\"]*(?:font|cdn|unpkg)", index)
+    raw = [page for page in (tmp_path / "site").rglob("*.html") if "|---|" in page.read_text()]
+    assert not raw  # a table that was not understood

@@ -1,0 +1,44 @@
+"""The notebook of examples/ runs from top to bottom, and is kept without outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "tour.ipynb"
+
+
+def cells() -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def test_it_is_kept_without_outputs() -> None:
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells())
+
+
+def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process, which spares the start of a kernel and another import of torch."""
+    matplotlib = pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "tour"}
+    for cell in cells():
+        exec(compile("".join(cell["source"]), str(NOTEBOOK), "exec"), names)
+    matplotlib.pyplot.close("all")
+    assert names["result"].config.name == "tome"
+    assert "times as fast" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_it_runs_in_a_kernel(tmp_path: Path) -> None:
+    """As a reader runs it. Its cells run in `test_it_runs`; this one sees a notebook that a kernel cannot read."""
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    client.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
