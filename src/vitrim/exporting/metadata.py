@@ -1,4 +1,4 @@
-"""What an exported file says about itself."""
+"""The contents of the metadata of an exported file."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def of_file(inputs: Shape, output: str, *, dtype: str, half: bool, opset: int, i
 
 
 def _preprocessing(told: Preprocessing) -> dict[str, Any]:
-    """What is known, without the library's own function."""
+    """The fields of the preprocessing, without the library's own function."""
     fields = {field.name: getattr(told, field.name) for field in dataclasses.fields(told) if field.name != "transform"}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}

@@ -1,4 +1,4 @@
-"""Whether an exported file computes what the model computes."""
+"""The comparison of an exported file with its model."""
 
 from __future__ import annotations
 
