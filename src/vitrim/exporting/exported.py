@@ -78,7 +78,7 @@ class Exported:
 
     @property
     def engine(self) -> str:
-        """What runs the file: onnxruntime, torch.export, aoti or openvino."""
+        """The name of what runs the file: onnxruntime, torch.export, aoti or openvino."""
         return self.kind.engine
 
     @cached_property
