@@ -25,7 +25,7 @@ class ReducedLVBlock(ReducedTimmBlock, LVBlock):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         x = super().outgoing(x, state)
-        # the auxiliary head takes a maximum, in which padding must not take part; a head of a few rows takes none
+        # the auxiliary head takes a maximum, in which padding must not take part; a head of the first rows takes none
         takes_maximum = self.last and self.head_rows is None
         return without_padding(x, state) if takes_maximum and state.mask is not None and not state.full_grid else x
 
