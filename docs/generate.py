@@ -30,7 +30,7 @@ KINDS = {
     "soft": "mixes: every new token is made of all",
 }
 ROOMS = ("core", "methods", "hosts", "models", "measure", "data", "tasks", "training", "tune", "analysis", "plots")
-MORE_ROOMS = ("export", "serve", "app", "show")
+MORE_ROOMS = ("exporting", "serve", "app", "show")
 """Rooms that have a page as soon as they exist."""
 LOOSE = ("loading", "weights", "errors")
 """Modules of no room."""

@@ -9,8 +9,9 @@ Names are resolved on first use, so that ``vitrim --help`` need not import torch
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from vitrim.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitrim.core.assignment import Hard, Soft, merge, prune
@@ -22,14 +23,12 @@ if TYPE_CHECKING:
     from vitrim.core.registry import parse_method, reduces, register_host, register_method
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
-
-try:
-    __version__ = version("vitrim")  # from git's tags when it was installed
-except PackageNotFoundError:  # sources on the path that were never installed
-    __version__ = "0.0.0"
+    from vitrim.exporting.exported import Exported
+    from vitrim.exporting.writing import export
 
 __all__ = [
     "Attention",
+    "Exported",
     "Hard",
     "Layer",
     "MethodConfig",
@@ -40,6 +39,7 @@ __all__ = [
     "TokenState",
     "UnsupportedModelError",
     "VitrimError",
+    "export",
     "get_reduction",
     "merge",
     "parse_method",
@@ -59,6 +59,8 @@ _HOME = {
     "vitrim.core.config": ("MethodConfig",),
     "vitrim.core.plan": ("Layer",),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
+    "vitrim.exporting.exported": ("Exported",),
+    "vitrim.exporting.writing": ("export",),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "restore_"),
     "vitrim.core.registry": ("parse_method", "reduces", "register_backbone", "register_host", "register_method"),
     "vitrim.core.tokens": ("TokenState", "unmerge"),

@@ -19,11 +19,12 @@ from vitrim.cli.setup import flat
 
 LONGEST_BODY = 40
 LONGEST_FUNCTION = 60
-ROOMS = ("cli", "measure", "demo", "plots", "analysis")
+ROOMS = ("cli", "measure", "demo", "plots", "analysis", "exporting")
 OWN = {
     "bench": {"--dtype"},  # several values
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
+    "export": {"--dtype", "--out"},  # fp16 is for files; a file, not a folder
     "eval": {"--out", "--resume"},
     "tune": {"--out", "--resume"},
     "analyze": {"--data", "--out", "--format"},  # no data where there are stored records

@@ -206,7 +206,7 @@ class _Collected(Gauge):
             "method": self.contestant.name,
             "kind": "none" if config is None else config.kind,
             "soft": config is not None and config.kind == "soft",
-            "adaptive": config is not None and config.adaptive,
+            "adaptive": config is not None and config.is_adaptive(),
             "batch_dependent": config is not None and config.batch_dependent,
             "num_prefix": self.tap.facts.num_prefix,
             "num_layers": self.tap.num_layers,
@@ -245,7 +245,7 @@ def _limits(config: MethodConfig | None, tap: _Tap) -> dict[str, list[float]]:
     """The limits that an adaptive method keeps to after every block: the most tokens that may be left, prefix included,
     and the similarity from which it merges; those that it has."""
     found: dict[str, list[float]] = {}
-    if config is None or not config.adaptive:
+    if config is None or not config.is_adaptive():
         return found
     amounts = config.amounts(tap.num_layers)
     if any(amount is not None for amount in amounts):

@@ -1,4 +1,4 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | analyze | show | train | tune | convert | env``.
+"""The command line: ``vitrim demo | list | profile | bench | eval | analyze | show | train | tune | export | ...``.
 
 One file per subcommand.
 
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from vitrim import __version__
-from vitrim.cli import analyze, bench, convert, demo, env, evaluate, listing, profile, show, train, tune
+from vitrim.cli import analyze, bench, convert, demo, env, evaluate, export, listing, profile, show, train, tune
 from vitrim.cli.common import INTERRUPTED, TERMINATED
 from vitrim.cli.setup import flat
 from vitrim.errors import VitrimError, one_line
@@ -42,6 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": show.show,
     "train": train.train,
     "tune": tune.tune,
+    "export": export.export,
     "convert": convert.convert,
     "env": env.env,
 }

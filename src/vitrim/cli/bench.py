@@ -185,7 +185,7 @@ def _print_notes(
             markup=False,
             soft_wrap=True,
         )
-    adaptive = [name for name, config in methods.items() if config.adaptive]
+    adaptive = [name for name, config in methods.items() if config.is_adaptive()]
     if adaptive:
         given = f"images of {images}" if images else "random images (give real ones with --images)"
         out.print(

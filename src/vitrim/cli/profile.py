@@ -58,7 +58,7 @@ def profile(
     from vitrim.measure.macs import CONVENTIONS
 
     common.check_choice("convention", convention, CONVENTIONS)
-    adaptive = [config.describe() for config in configs if config.adaptive]
+    adaptive = [config.describe() for config in configs if config.is_adaptive()]
     if limit is not None and not adaptive:
         raise VitrimError("--limit says how many images to run, and none are: no method here adapts to its images")
     # shapes are all that counts, unless a method looks at the content

@@ -114,7 +114,7 @@ class Reducer(nn.Module, Generic[C]):
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
         # a module call, so that the MAC counter can tell what is spent on deciding
-        planned = self.layer.amount is not None and not self.config.adaptive
+        planned = self.layer.amount is not None and not self.config.is_adaptive()
         if planned and self.num_removed(state) == 0:
             return None
         return self.assign(x, cast(Attention, attention), state)

@@ -57,6 +57,8 @@ class MethodConfig(BaseModel):
     none."""
     restores_by: ClassVar[str] = ""
     """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
+    fixed_by: ClassVar[tuple[Literal["freeze", "capacity"], ...]] = ()
+    """The ways to fixed counts that an adaptive method has: `frozen`, `bounded`."""
     version: ClassVar[int] = 1
 
     _made_for: Mapping[str, Any] | None = PrivateAttr(None)
@@ -110,7 +112,7 @@ class MethodConfig(BaseModel):
             raise ValueError(
                 f"restore={self.restore} is for methods that prune: merged patches get their group's value"
             )
-        if self.adaptive and self.restore != "zeros":
+        if self.is_adaptive() and self.restore != "zeros":
             raise ValueError(
                 f"restore={self.restore} needs as many pruned patches in every image, and this method prunes as many "
                 "as each image needs"
@@ -119,7 +121,7 @@ class MethodConfig(BaseModel):
 
     def restoring(self) -> Restore:
         """The form in which pruned patches reach a dense head."""
-        if self.kind not in ("prune", "mixed") or self.adaptive:
+        if self.kind not in ("prune", "mixed") or self.is_adaptive():
             return "zeros"
         return self.restore or "end"
 
@@ -179,6 +181,40 @@ class MethodConfig(BaseModel):
         """Return whether these options need tokens in front of the patches, whatever they are."""
         return False
 
+    def is_adaptive(self) -> bool:
+        """Return whether, with these options, counts depend on the images; by default, the method's general answer."""
+        return self.adaptive
+
+    def obstacle(self) -> str | None:
+        """The reason why a model reduced by these options cannot become a fixed graph; None where it can."""
+        return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
+
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        """The same method with fixed counts, for every image.
+
+        Args:
+            initial: patches that enter the first block.
+            counts: patches after each block, means over images; rounded to the nearest number.
+
+        Raises:
+            VitrimError: the method has no such form.
+        """
+        raise VitrimError(f"{self.name} cannot be frozen: {self._why_not()}")
+
+    def bounded(self, counts: Sequence[int]) -> MethodConfig:
+        """The same method in fixed slots, a mask marking those that an image leaves empty.
+
+        Args:
+            counts: slots for patches after each block.
+
+        Raises:
+            VitrimError: the method has no such form.
+        """
+        raise VitrimError(f"{self.name} cannot be given a capacity: {self._why_not()}")
+
+    def _why_not(self) -> str:
+        return (self.obstacle() or "") if self.is_adaptive() else "its counts are fixed already"
+
     def needs_grid(self) -> bool:
         """Return whether these options need the grid of the patches in every forward (`TokenState.grid`)."""
         return False
@@ -195,7 +231,7 @@ class MethodConfig(BaseModel):
     def counts(self, initial: int, num_layers: int, grid: tuple[int, int] | None = None) -> list[int] | None:
         """Patch tokens left after each block, from ``initial``; None if that depends on the images. Patches that come
         back by `restore` are not counted. ``grid``: where they lie, for methods to which that matters."""
-        return None if self.adaptive else self.counts_of(self.amounts(num_layers), initial)
+        return None if self.is_adaptive() else self.counts_of(self.amounts(num_layers), initial)
 
     def counts_of(self, amounts: Sequence[Amount | None], initial: int) -> list[int]:
         """Patch tokens left after each block under ``amounts``, from ``initial``."""

@@ -98,7 +98,7 @@ def misfit(config: MethodConfig, head: Head) -> str | None:
     if config.requires_class_token() and head == "no class token":
         substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
         return f"scores tokens by the attention of a class token, and this model has none{substitute}"
-    ragged = config.kind == "prune" and config.adaptive
+    ragged = config.kind == "prune" and config.is_adaptive()
     if head == "grid":
         if ragged:
             return "keeps another number of patches in every image, and a dense head reads every patch at its place"
@@ -167,7 +167,7 @@ def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int
 
     ``stacklevel`` is how far away the user's line is, which the warning names.
     """
-    if config.adaptive or not config.may_fall_short:
+    if config.is_adaptive() or not config.may_fall_short:
         return
     initial = current = layers[0].initial_patches
     amounts = layers[0].amounts

@@ -187,7 +187,7 @@ def promised_speedup(dense: nn.Module, reduced: nn.Module, images: Tensor) -> fl
     Counted on all of ``images`` (B, C, H, W) where counts depend on them, else on one.
     """
     model = reduced.model if isinstance(reduced, Front) else reduced
-    varies = get_reduction(model).config.adaptive or (reduced is model and cost_varies(model))
+    varies = get_reduction(model).config.is_adaptive() or (reduced is model and cost_varies(model))
     sample = images if varies else images[:1]
     return count_macs(dense, sample).total / count_macs(reduced, sample).total
 

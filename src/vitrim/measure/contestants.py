@@ -63,7 +63,7 @@ class Contestant:
         self.forward = _Forward(model, task, watched).eval()
         self.reduction = reduction
         self.name = DENSE if reduction is None else reduction.config.describe()
-        self.adaptive = task.cost_varies or (reduction is not None and reduction.config.adaptive)
+        self.adaptive = task.cost_varies or (reduction is not None and reduction.config.is_adaptive())
         self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
         self.watched = watched
 

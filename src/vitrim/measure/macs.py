@@ -211,7 +211,7 @@ def _dense_macs(model: nn.Module, batches: Iterable[Tensor]) -> Macs:
 def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
     """The batches that have to run: all of them, or one image where the content plays no part."""
     batches = [images] if isinstance(images, Tensor) else images
-    if not config.adaptive:
+    if not config.is_adaptive():
         return [batch[:1] for batch in islice(batches, 1)]
     if isinstance(images, Tensor) and images.is_meta:
         raise VitrimError(f"{config.name} adapts to the content of the images: profile it on real ones, not on meta")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -16,6 +18,7 @@ from vitrim.core.knob import Knob
 from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
+from vitrim.core.schedule import Amount, Remove
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced
 from vitrim.errors import VitrimError
 
@@ -48,7 +51,8 @@ class ALGM(MethodConfig):
     even sides: the last row or column of an odd number of them merges in the global step alone. Models of other depths
     do the global merge in block 3 + L / 6, counted from 1.
 
-    Counts depend on the images, so this method cannot be exported or compiled without graph breaks.
+    Counts depend on the images, so this method cannot be exported or compiled without graph breaks. With ``r``, windows
+    and pairs to be merged, it can: these are then the same for all images, and no threshold counts.
 
     Example:
         >>> ALGM(threshold=0.9).merging_blocks(12), ALGM().merging_blocks(24)
@@ -62,11 +66,15 @@ class ALGM(MethodConfig):
     )
     kind = "merge"
     adaptive = True
+    fixed_by = ("freeze",)
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
     knob = Knob("threshold", 1.0, 0.05, digits=4, similarity=True)
 
     threshold: float = Field(0.88, ge=-1.0, le=1.0, description="mean cosine from which on a window is merged")
+    r: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = Field(
+        None, description="instead of thresholds: windows and pairs merged, the same numbers in every image"
+    )
     local_block: int = Field(0, ge=0, description="block that merges windows, 0-based")
     global_block: int | None = Field(
         None, ge=1, description="block that merges pairs, 0-based; default 4 of 12 and 6 of 24"
@@ -76,6 +84,8 @@ class ALGM(MethodConfig):
     def _check(self) -> ALGM:
         if self.global_block is not None and self.global_block <= self.local_block:
             raise ValueError("global_block must be behind local_block: windows are merged while the grid is whole")
+        if self.r is not None and "threshold" in self.model_fields_set:
+            raise ValueError("give either threshold or r")
         return self
 
     def merging_blocks(self, num_layers: int) -> tuple[int, int]:
@@ -93,6 +103,26 @@ class ALGM(MethodConfig):
     def needs_grid(self) -> bool:
         return True
 
+    def is_adaptive(self) -> bool:
+        return self.r is None
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        amounts: list[Amount | None] = super().amounts(num_layers)
+        if self.r is not None:
+            first, last = self.merging_blocks(num_layers)
+            windows, pairs = self.r
+            amounts[first], amounts[last] = Remove((SIDE * SIDE - 1) * windows), Remove(pairs)
+        return amounts
+
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        if not self.is_adaptive():
+            return super().frozen(initial, counts)  # refuses
+        first, last = self.merging_blocks(len(counts))
+        windows = math.floor((initial - counts[first]) / (SIDE * SIDE - 1) + 0.5)
+        pairs = math.floor(counts[last - 1] - counts[last] + 0.5)
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "threshold"}
+        return ALGM(**{**given, "r": (windows, pairs)})
+
 
 class _Merging(Reducer[ALGM]):
     """Both steps: unit tokens of the patches, and the smallest count of the batch."""
@@ -100,7 +130,7 @@ class _Merging(Reducer[ALGM]):
     site = "between"
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        if is_traced():
+        if is_traced() and self.config.is_adaptive():
             raise VitrimError("torch.jit.trace cannot trace algm: how many tokens it merges depends on the images")
         if x.shape[0] == 0 or state.num_patches < SIDE * SIDE:
             return None
@@ -116,7 +146,10 @@ class LocalReducer(_Merging):
         rows, columns = state.known_grid(ALGM.name)
         windows = window_patches(rows, columns, patches.device)
         alike = mean_cosine(patches, windows)
-        r = int((alike >= self.config.threshold).sum(1).amin())  # read back from the device
+        if self.config.r is None:
+            r = int((alike >= self.config.threshold).sum(1).amin())  # read back from the device
+        else:
+            r = min(self.config.r[0], len(windows))
         if r == 0:
             return None
         best = windows[alike.argsort(dim=1, descending=True, stable=True)[:, :r]]  # (B, r, 4)
@@ -133,7 +166,9 @@ class GlobalReducer(_Merging):
         sources, destinations = alternate_split(state.num_prefix)
         best, partner = best_partners(patches[:, sources], patches[:, destinations])
         least = best.mean(1).mean() + best.std(1).mean() / (self.layer.depth + 1)
-        r = int((best > least).sum(1).amin())  # read back from the device
+        fixed = self.config.r
+        # read back from the device
+        r = int((best > least).sum(1).amin()) if fixed is None else min(fixed[1], best.shape[1])
         index = torch.arange(state.num_patches, device=patches.device)
         return merge_most_similar(state, index[sources], index[destinations], best, partner, r) if r else None
 

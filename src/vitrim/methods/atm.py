@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -18,6 +19,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
 from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
 from vitrim.core.registry import reduces, register_method
+from vitrim.core.schedule import Amount, per_layer
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
 from vitrim.errors import VitrimError
 
@@ -26,6 +28,9 @@ ROUNDING: dict[str, Callable[[float], int]] = {
     "nearest": lambda count: math.floor(count + 0.5),
     "ceil": math.ceil,
 }
+
+THRESHOLDS = {"alpha", "beta", "theta_min", "theta", "granularity", "rounding", "capacity"}
+"""Options that decide how many pairs merge."""
 
 
 @register_method
@@ -53,7 +58,12 @@ class ATM(MethodConfig):
     of other models are in Tables A2 to A5 of the paper; the defaults are those of DeiT-S at 3.23 GFLOPs.
 
     Counts depend on the images, so this method cannot be exported or compiled without graph breaks: one number per
-    layer is read back from the device.
+    layer is read back from the device. Two other forms can:
+
+    * ``r``: as many merges per layer as given, for every image, by the same matching; thresholds play no part.
+    * ``capacity``: slots for patches after every layer. Every image merges its own pairs above the threshold, as with
+      ``granularity="image"``, and leaves slots empty; one that would need more slots merges its next most similar
+      pairs, too. A layer keeps slots for its destinations at least. Costs what the slots cost.
 
     Example:
         >>> [round(theta, 3) for theta in ATM().thresholds(12)[:4]]
@@ -64,8 +74,9 @@ class ATM(MethodConfig):
     paper = "Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025)"
     kind = "merge"
     adaptive = True
+    fixed_by = ("freeze", "capacity")
     batch_dependent = True
-    runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta"})
+    runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
     knob = Knob("alpha", 1.0, 0.05, digits=4, similarity=True, fixed=MappingProxyType({"beta": 0.0, "theta_min": 0.0}))
     amounts_option = "theta"
     depth_option = "splitting_layer"
@@ -80,6 +91,12 @@ class ATM(MethodConfig):
         None, ge=0, description="last layer (counted from 1) with alternate matching; default floor(0.75 L)"
     )
     granularity: Literal["batch", "image"] = Field("batch", description="one amount per batch (paper) or per image")
+    r: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="instead of thresholds: pairs merged in every layer, the same number in every image"
+    )
+    capacity: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="slots for patches after every layer, to which images are padded"
+    )
     metric: Literal["mean", "concat"] = Field("mean", description="keys averaged over heads, or all heads side by side")
     rounding: Literal["floor", "nearest", "ceil"] = Field("floor", description="how the batch mean becomes an amount")
     proportional: bool = Field(True, description="add log(size) to the attention logits (off for MAE)")
@@ -95,11 +112,53 @@ class ATM(MethodConfig):
                 raise ValueError("give either theta, one threshold per layer, or alpha, beta and theta_min")
             if not all(-1.0 <= theta <= 1.0 for theta in self.theta):
                 raise ValueError("thresholds lie between -1 and 1")
+        if self.r is not None and THRESHOLDS & self.model_fields_set:
+            raise ValueError("r takes the place of thresholds, granularity, rounding and capacity: give it alone")
+        if self.capacity is not None and (self._batch_wise() or "rounding" in self.model_fields_set):
+            raise ValueError("with a capacity every image is on its own: granularity=image, and nothing is rounded")
         return self
+
+    def _batch_wise(self) -> bool:
+        return self.granularity == "batch" and "granularity" in self.model_fields_set
 
     def check(self, num_layers: int) -> None:
         if self.theta is not None and len(self.theta) != num_layers:
             raise VitrimError(f"atm: theta has {len(self.theta)} thresholds but the model has {num_layers} blocks")
+        if self.capacity is not None and len(self.capacity) != num_layers:
+            raise VitrimError(f"atm: capacity has {len(self.capacity)} counts but the model has {num_layers} blocks")
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        return super().amounts(num_layers) if self.r is None else per_layer(self.r, num_layers)
+
+    @staticmethod
+    def least_kept(current: int) -> int:
+        return min(current // 2 + 1, current)  # behind the splitting layer the prefix counts among the smaller half
+
+    def is_adaptive(self) -> bool:
+        return self.r is None
+
+    def obstacle(self) -> str | None:
+        return None if self.capacity is not None else super().obstacle()
+
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        if not self.is_adaptive():
+            return super().frozen(initial, counts)  # refuses
+        whole = [initial, *(math.floor(count + 0.5) for count in counts)]
+        removed, current = [], initial
+        for before, after in pairwise(whole):
+            removed.append(min(before - after, current - self.least_kept(current)))
+            current -= removed[-1]
+        return self._with(*THRESHOLDS, r=tuple(removed))
+
+    def bounded(self, counts: Sequence[int]) -> MethodConfig:
+        if not self.is_adaptive():
+            return super().bounded(counts)
+        return self._with("rounding", granularity="image", capacity=tuple(counts))
+
+    def _with(self, *without: str, **changes: Any) -> ATM:
+        """The options that were given, some left out and some changed."""
+        given = {name: getattr(self, name) for name in self.model_fields_set if name not in without}
+        return ATM(**{**given, **changes})
 
     def threshold(self, depth: int) -> float:
         """theta_l of the layer at ``depth`` = l - 1 (Eq. 1)."""
@@ -131,13 +190,16 @@ class ATMReducer(Reducer[ATM]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         if state.num_patches < 2:  # a single patch has no partner
             return None
-        if is_traced():
+        if is_traced() and self.config.obstacle() is not None:
             raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
         patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
-        if self.config.granularity == "image" and x.shape[0] > 1:
+        if self.config.capacity is not None or (self.config.granularity == "image" and x.shape[0] > 1):
             return self.merge_per_image(patches, state)
         sources, destinations = self.split(state)
         best, partner = best_partners(_rows(patches, sources), _rows(patches, destinations))
+        if self.config.r is not None:
+            r = min(self.num_removed(state), best.shape[1])
+            return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
         similar = int((best.clamp(max=1.0) > self.theta).sum())  # the one number read back from the device
         r = min(ROUNDING[self.config.rounding](similar / max(x.shape[0], 1)), best.shape[1])
         return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
@@ -159,17 +221,25 @@ class ATMReducer(Reducer[ATM]):
         return index[sources], index[destinations]
 
     def merge_per_image(self, patches: Tensor, state: TokenState) -> Hard | None:
-        """Merge, in each image, exactly its own pairs above the threshold; pad where images keep different counts."""
+        """Merge, in each image, exactly its own pairs above the threshold; pad where images keep different counts.
+
+        With a capacity, pad to that, without reading counts back; an image with more tokens merges further pairs.
+        """
         sources, destinations, real_source, real_destination = self.split_per_image(state)
         best, partner = best_partners(take(patches, sources), take(patches, destinations), real_destination)
         merges = (best.clamp(max=1.0) > self.theta) & real_source
+        if self.config.capacity is not None:
+            most_merged, most_kept, ragged = sources.shape[1], self.slots(destinations.shape[1], state), True
+            surplus = real_source.sum(1) + real_destination.sum(1) - most_kept
+            merges = merges | (_rank(best.masked_fill(~real_source, -torch.inf)) < surplus[:, None])
         merged, kept_sources = merges.sum(1), (real_source & ~merges).sum(1)
         kept = kept_sources + real_destination.sum(1)
-        counts = torch.stack([merged, kept]).tolist()  # read back once
-        most_merged, most_kept = max(counts[0]), max(counts[1])
-        if most_merged == 0:
-            return None
-        ragged = len(set(counts[0])) > 1 or len(set(counts[1])) > 1
+        if self.config.capacity is None:
+            counts = torch.stack([merged, kept]).tolist()  # read back once
+            most_merged, most_kept = max(counts[0]), max(counts[1])
+            if most_merged == 0:
+                return None
+            ragged = len(set(counts[0])) > 1 or len(set(counts[1])) > 1
         moved = _first(merges, most_merged)
         into = kept_sources[:, None] + partner.gather(1, moved)
         stays = torch.cat([real_source & ~merges, real_destination], dim=1)
@@ -179,6 +249,11 @@ class ATMReducer(Reducer[ATM]):
         slot = torch.arange(max(most_merged, most_kept), device=patches.device)
         into = torch.where(slot[:most_merged] < merged[:, None], into, most_kept)
         return merge(state, keep, sources.gather(1, moved), into, valid=slot[:most_kept] < kept[:, None])
+
+    def slots(self, destinations: int, state: TokenState) -> int:
+        """Slots for patches that this layer leaves: its capacity, within what one matching can reach."""
+        assert self.config.capacity is not None
+        return max(min(self.config.capacity[self.layer.depth], state.num_patches), destinations)
 
     def split_per_image(self, state: TokenState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Patch indices (B, S), (B, D) of sources and destinations, and which of them are real, not padding.
@@ -208,6 +283,13 @@ class ATMReducer(Reducer[ATM]):
 def _rows(patches: Tensor, index: Tensor) -> Tensor:
     """Rows ``index``, (S,) or (B, S), of ``patches`` (B, P, d)."""
     return patches[:, index] if index.dim() == 1 else take(patches, index)
+
+
+def _rank(values: Tensor) -> Tensor:
+    """(B, S) places of ``values`` (B, S) in descending order, of equal ones the first first."""
+    order = values.argsort(dim=1, descending=True, stable=True)
+    places = torch.arange(values.shape[1], device=values.device).expand_as(order)
+    return torch.zeros_like(order).scatter(1, order, places)
 
 
 def _first(flags: Tensor, count: int) -> Tensor:

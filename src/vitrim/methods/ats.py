@@ -88,6 +88,11 @@ class ATS(MethodConfig):
             raise ValueError("float32_heights goes with variant=study; the other variants have no such heights")
         return self
 
+    def obstacle(self) -> str | None:
+        if self.variant == "published" and self.padding != "bound":
+            return "variant=published decides by the padding; give padding=bound, which the file pads to"
+        return None
+
     def stages(self, num_layers: int) -> tuple[int, ...]:
         """The blocks that sample."""
         return tuple(range(num_layers // 4, num_layers)) if self.blocks is None else self.blocks

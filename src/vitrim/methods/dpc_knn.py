@@ -50,6 +50,9 @@ class DPCKNN(StagedConfig):
     density_noise: float = Field(0.0, ge=0.0, description="uniform noise added to the densities; 1e-6 as published")
     epsilon: float = Field(0.0, ge=0.0, description="added to the sum of a cluster's weights; 1e-6 as published")
 
+    def obstacle(self) -> str | None:
+        return "density_noise is drawn anew in every forward; leave it out" if self.density_noise > 0.0 else None
+
 
 @reduces(DPCKNN)
 class DPCKNNReducer(Reducer[DPCKNN]):

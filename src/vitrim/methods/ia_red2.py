@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.core.assignment import Hard
+from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig
@@ -17,7 +19,7 @@ from vitrim.core.knob import Knob
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
-from vitrim.core.schedule import check_blocks
+from vitrim.core.schedule import Amount, Remove, check_blocks, one_each
 from vitrim.core.scoring import prune_flagged, real_patches
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
@@ -48,7 +50,8 @@ class IARED2(MethodConfig):
 
     Not training-free: untrained interpreters choose at random. The authors published no code; the division by sqrt(d)
     and the bias per head are our reading. W_h and p are folded to one vector per head, so a score costs H products of
-    length C. ``threshold=0`` removes nothing.
+    length C. ``threshold=0`` removes nothing. With ``r`` every group drops so many patches of every image, those with
+    the lowest scores: fixed counts, for inference and export; the threshold plays no part.
 
     Example:
         >>> IARED2().stages(12)
@@ -60,11 +63,15 @@ class IARED2(MethodConfig):
     kind = "prune"
     training_free = False
     adaptive = True
+    fixed_by = ("freeze",)
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "stage"})
     knob = Knob("threshold", 0.0, 1.0, digits=4)
 
     blocks: tuple[int, ...] | None = Field(None, description="first block of each group, 0-based; default three groups")
     threshold: float = Field(0.5, ge=0.0, le=1.0, description="patches with a lower score are dropped in evaluation")
+    r: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="instead of the threshold: patches dropped before each group, the same number in every image"
+    )
     heads: int | None = Field(None, ge=1, description="heads of the interpreter; default as many as the attention has")
     stage: int | None = Field(
         None,
@@ -77,6 +84,28 @@ class IARED2(MethodConfig):
         if self.blocks is not None:
             return tuple(sorted(self.blocks))
         return tuple(sorted({num_layers * third // 3 for third in range(3)}))
+
+    def is_adaptive(self) -> bool:
+        return self.r is None
+
+    def obstacle(self) -> str | None:
+        return "exported, its dropped patches would only be masked, which saves nothing" if self.r is None else None
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        amounts: list[Amount | None] = super().amounts(num_layers)
+        if self.r is not None:
+            stages = self.stages(num_layers)
+            for stage, count in zip(stages, one_each(self.r, len(stages), "r"), strict=True):
+                amounts[stage] = Remove(count)
+        return amounts
+
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        if not self.is_adaptive():
+            return super().frozen(initial, counts)  # refuses
+        whole = [initial, *(math.floor(count + 0.5) for count in counts)]
+        removed = tuple(whole[stage] - whole[stage + 1] for stage in self.stages(len(counts)))
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "threshold"}
+        return IARED2(**{**given, "r": removed})
 
     def check(self, num_layers: int) -> None:
         stages = self.stages(num_layers)
@@ -113,6 +142,10 @@ class IARED2Reducer(Reducer[IARED2]):
         return x, state.report(KEPT, self.layer.depth, kept)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        if self.config.r is not None:
+            with torch.no_grad():
+                best = self.interpreter(x[:, state.num_prefix :]).topk(self.num_keep(state), dim=1).indices
+            return prune(state, best.sort(dim=1).values)
         with torch.no_grad():
             stays = self.decide(self.interpreter(x[:, state.num_prefix :]), state)
         return prune_flagged(state, stays, state.num_patches)

@@ -77,6 +77,9 @@ class KMedoids(StagedConfig):
             raise ValueError("start=random goes with equal_weight=true; by weight the heaviest patches start")
         return self
 
+    def obstacle(self) -> str | None:
+        return "start=random draws anew in every forward; use start=central" if self.start == "random" else None
+
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if 0 in self.stages(num_layers) and not self.equal_weight:
             raise VitrimError("kmedoids weighs patches by the attention of the block before: blocks start at 1")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.attention import Attention
@@ -16,7 +18,9 @@ from vitrim.core.tokens import TokenState
 class Random(StagedConfig):
     """Keep a random share of the patch tokens, drawn anew for every image and every forward.
 
-    Draws from torch's global generator of the tokens' device: seed it for repeatable results. Acts before the block.
+    Draws from torch's global generator of the tokens' device: seed it for repeatable results. With ``seed``, the draw
+    is made once: the same places stay in every image and every forward, so that the model can be exported. Acts before
+    the block.
 
     Example:
         >>> Random(keep_rate=0.5).counts(196, 12)[-1]
@@ -26,13 +30,31 @@ class Random(StagedConfig):
     name = "random"
     kind = "prune"
 
+    seed: int | None = Field(
+        None, ge=0, description="draw once, by this seed: the same places in all images; default: anew in every forward"
+    )
+
+    def obstacle(self) -> str | None:
+        if self.seed is not None:
+            return None
+        return "it draws other patches in every forward; give it a seed, as in random:seed=0, to draw once"
+
 
 @reduces(Random)
 class RandomReducer(ScorerReducer[Random]):
     site = "before"
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
-        return torch.rand(x.shape[0], state.num_patches, device=x.device)
+        if self.config.seed is None:
+            return torch.rand(x.shape[0], state.num_patches, device=x.device)
+        drawn = torch.tensor(_drawn(self.config.seed, self.layer.depth, state.num_patches), device=x.device)
+        return drawn.expand(x.shape[0], -1)
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         return None  # a draw says nothing about the image
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _drawn(seed: int, depth: int, patches: int) -> list[float]:
+    """A random order of so many patches, by NumPy: a graph takes it for a constant."""
+    return [float(rank) for rank in np.random.default_rng((seed, depth)).permutation(patches)]

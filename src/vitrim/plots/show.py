@@ -218,7 +218,7 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
 def _noting(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
     def note(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
         x, attention, state = args
-        planned = reducer.layer.amount is not None and not reducer.config.adaptive
+        planned = reducer.layer.amount is not None and not reducer.config.is_adaptive()
         if planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
             return
         cuda = [x.device] if x.device.type == "cuda" else []

@@ -85,7 +85,7 @@ class MacsCost(Cost):
     def __init__(self, model: nn.Module, space: Space, images: Sequence[Tensor] = (), *, seed: int = 0) -> None:
         self.space = space
         self._known: dict[str, float] = {}
-        adaptive = space.base.adaptive
+        adaptive = space.base.is_adaptive()
         if adaptive and not images:
             raise VitrimError(f"{space.base.name} adapts to the content of the images: give some to count its MACs on")
         self._images: Tensor | list[Tensor]
@@ -191,7 +191,7 @@ class LatencyCost(Cost):
         Raises:
             VitrimError: the method adapts to the images.
         """
-        if space.base.adaptive:
+        if space.base.is_adaptive():
             raise VitrimError(f"{space.base.name} adapts to the content of the images: tune it for macs, not speedup")
         timed = timer or eager
         configs = samples(space, number + number // 2, seed)

@@ -170,7 +170,7 @@ def align(reduction: Reduction, multiple: int) -> bool:
     amounts, prefix = blocks[0].reducer.layer.amounts, blocks[0].num_prefix
     known = (type(None), Keep, Remove, BringBack)
     config = reduction.config
-    fixed = config.adaptive or config.kind == "soft"  # the counts of soft tokens are shapes of parameters
+    fixed = config.is_adaptive() or config.kind == "soft"  # the counts of soft tokens are shapes of parameters
     if fixed or not any(amounts) or not all(isinstance(amount, known) for amount in amounts):
         return False
     plan = tuple(

@@ -1,0 +1,140 @@
+"""A model that was exported: its file, what is known about it, and how it is run."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrim.errors import VitrimError, first_line
+from vitrim.exporting.format import Array, Format, Run, format_named, formats
+
+Shape = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One file. Made by `vitrim.export`, or from a file that was by `open`.
+
+    Attributes:
+        path: of the file.
+        format: its name: onnx, pt2, aoti or openvino.
+        inputs: shapes by name; a batch of any size is the word "batch".
+        nodes: operations in the graph; 0 where that is not known, of a file that was opened.
+        bytes: of the file, with the weights that lie beside it.
+        metadata: version, method, model, preprocessing, classes, tokens per block, MACs.
+        threads: of the engine; None: as many as torch has when it is opened.
+
+    Example:
+        >>> import timm, torch, vitrim
+        >>> from tempfile import TemporaryDirectory
+        >>> model = timm.create_model("test_vit", img_size=32, num_classes=3).eval()
+        >>> with TemporaryDirectory() as folder:
+        ...     file = vitrim.export(model, None, f"{folder}/m.pt2", check=0)
+        ...     file.run(torch.zeros(2, 3, 32, 32).numpy()).shape, file.inputs
+        ((2, 3), {'image': ('batch', 3, 32, 32)})
+    """
+
+    path: Path
+    format: str
+    inputs: dict[str, Shape]
+    nodes: int
+    bytes: int
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    threads: int | None = None
+
+    @classmethod
+    def open(cls, path: str | Path, *, threads: int | None = None) -> Exported:
+        """Open an exported file by the metadata in it.
+
+        Raises:
+            VitrimError: there is no such file, it was not written by `vitrim.export`, or its engine is not installed.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise VitrimError(f"no exported model at {path}")
+        format_named(None, path)  # refuses other suffixes
+        kind = next((kind for kind in formats().values() if kind.recognises(path)), None)
+        if kind is None:
+            raise VitrimError(f"{path} is not an exported model: {path.suffix} files are packages of torch.export")
+        kind.check()
+        text = _metadata(kind, path)
+        if text is None:
+            raise VitrimError(f"{path} was not written by vitrim export: it holds no metadata of ours")
+        known = json.loads(text)
+        inputs = {known["input"]["name"]: tuple(known["input"]["shape"])}
+        return cls(path, kind.name, inputs, known.get("nodes", 0), size_of(path), known, threads)
+
+    @property
+    def kind(self) -> type[Format]:
+        """The format, with its engine."""
+        return formats()[self.format]
+
+    @property
+    def engine(self) -> str:
+        """The name of what runs the file: onnxruntime, torch.export, aoti or openvino."""
+        return self.kind.engine
+
+    @cached_property
+    def _run(self) -> Run:
+        return self.kind.open(self.path, self.threads or torch.get_num_threads())
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the input."""
+        return next(iter(self.inputs.values()))
+
+    @property
+    def batch(self) -> int | None:
+        """The batch that the file is for; None for any."""
+        first = self.shape[0]
+        return first if isinstance(first, int) else None
+
+    def run(self, images: Array) -> Array:
+        """Predictions of ``images`` in the shape and dtype of the input: float32 (B, C, H, W), or uint8 (B, H, W, C)
+        where preprocessing is in the graph. The engine is opened by the first call.
+
+        Raises:
+            VitrimError: images of another shape or dtype.
+        """
+        wanted, dtype = self.shape, self.metadata.get("input", {}).get("dtype", "float32")
+        fits = len(images.shape) == len(wanted) and all(
+            isinstance(want, str) or want == have for want, have in zip(wanted, images.shape, strict=True)
+        )
+        if not fits or str(images.dtype) != dtype:
+            shape = ", ".join(map(str, wanted))
+            raise VitrimError(f"{self.path} takes ({shape}) {dtype}, got {tuple(images.shape)} {images.dtype}")
+        return self._run(images)
+
+    def on(self, images: Array) -> Callable[[], Array]:
+        """A call without arguments that runs ``images``: a candidate for `vitrim.measure.latency.time_interleaved`."""
+        return partial(self.run, images)
+
+
+def sidecar(path: Path) -> Path:
+    """The JSON file with the metadata beside an exported file.
+
+    Example:
+        >>> sidecar(Path("out/m.onnx")).as_posix()
+        'out/m.onnx.json'
+    """
+    return path.with_name(f"{path.name}.json")
+
+
+def size_of(path: Path) -> int:
+    """Bytes of an exported file and of the weights beside it: ``m.onnx.data``, ``m.bin``."""
+    weights = (path.with_name(f"{path.name}.data"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else []))
+    return sum(file.stat().st_size for file in (path, *weights) if file.is_file())
+
+
+def _metadata(kind: type[Format], path: Path) -> str | None:
+    try:
+        return kind.metadata(path)
+    except (RuntimeError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise VitrimError(f"cannot read {path} as {kind.name}: {first_line(error)}") from error

@@ -1,0 +1,59 @@
+"""AOTInductor: a program compiled for this processor by the C++ compiler of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
+from vitrim.exporting.formats.pt2 import is_compiled, operations
+
+
+@register_format
+class AOTI(Format):
+    """``torch._inductor.aoti_compile_and_package``. Threads are those of torch; compiling takes minutes."""
+
+    name = "aoti"
+    engine = "aoti"
+    suffix = ".pt2"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is None and shutil.which("clang++") is None:
+            return f"aoti needs a C++ compiler, and there is none here ({compiler}): install g++, or export to pt2"
+        return None
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return super().recognises(path) and is_compiled(path)
+
+    @classmethod
+    def write(cls, graph: Graph, path: Path) -> int:
+        inductor: Any = torch._inductor
+        settings = {"aot_inductor.metadata": {KEY: graph.metadata}}
+        inductor.aoti_compile_and_package(graph.program, package_path=str(path), inductor_configs=settings)
+        return operations(graph)
+
+    @classmethod
+    def open(cls, path: Path, threads: int) -> Run:
+        model = cls._load(path)
+
+        def run(images: Array) -> Array:
+            with torch.inference_mode():
+                return as_array(model(torch.from_numpy(images)))
+
+        return run
+
+    @classmethod
+    def metadata(cls, path: Path) -> str | None:
+        return cls._load(path).get_metadata().get(KEY)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _load(path: Path) -> Any:
+        inductor: Any = torch._inductor
+        return inductor.aoti_load_package(str(path))

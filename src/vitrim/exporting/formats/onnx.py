@@ -1,0 +1,178 @@
+"""ONNX, run by onnxruntime; translations of the operators that torch's exporter has none for."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrim.errors import VitrimError, first_line
+from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
+
+LARGEST = 1_900_000_000
+"""Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""
+
+
+@register_format
+class ONNX(Format):
+    """``torch.onnx.export``. Weights of 1.9 GB and more lie in a second file, ``NAME.data``, beside it."""
+
+    name = "onnx"
+    engine = "onnxruntime"
+    suffix = ".onnx"
+    needs = ("onnx", "onnxscript", "onnxruntime")
+    extra = "export"
+
+    @classmethod
+    def write(cls, graph: Graph, path: Path) -> int:
+        written = to_onnx(graph)
+        weights = sum(value.const_value.nbytes for value in written.model.graph.initializers.values())
+        written.save(path, external_data=weights > LARGEST)
+        return len(written.model.graph)
+
+    @classmethod
+    def open(cls, path: Path, threads: int) -> Run:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        (name,) = (given.name for given in session.get_inputs())
+
+        def run(images: Array) -> Array:
+            return as_array(session.run(None, {name: images})[0])
+
+        return run
+
+    @classmethod
+    def metadata(cls, path: Path) -> str | None:
+        import onnx
+        from google.protobuf.message import DecodeError
+
+        try:
+            props = onnx.load(str(path), load_external_data=False).metadata_props
+        except DecodeError as error:  # derives from Exception alone
+            raise VitrimError(f"cannot read {path} as onnx: {first_line(error)}") from error
+        return next((entry.value for entry in props if entry.key == KEY), None)
+
+
+def to_onnx(graph: Graph) -> Any:
+    """The program as torch's ``ONNXProgram``: input ``image``, output as named, dynamic batches called ``batch``.
+
+    Raises:
+        VitrimError: an operator of the model has no translation.
+    """
+    from torch.onnx import OnnxExporterError
+
+    with _quiet():
+        try:
+            written: Any = torch.onnx.export(
+                graph.program,
+                dynamo=True,
+                verbose=False,
+                opset_version=graph.opset,
+                input_names=["image"],
+                output_names=[graph.output],
+                custom_translation_table=translations(),
+            )
+        except OnnxExporterError as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise VitrimError(f"cannot write this model as ONNX: {first_line(cause)}") from error
+    written.model.metadata_props[KEY] = graph.metadata
+    _name_batch(written.model)
+    return written
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's notes about its own code off the screen; its errors are raised."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _name_batch(model: Any) -> None:
+    """Call the symbol of the first dimension ``batch`` wherever it occurs: torch gives it a number."""
+    import onnx_ir
+
+    image = model.graph.inputs[0]
+    first = image.shape[0]
+    if isinstance(first, int):
+        return
+    symbol = re.compile(rf"\b{re.escape(str(first.value))}\b")
+    values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]
+    for value in values:
+        if value.shape is not None:
+            value.shape = onnx_ir.Shape([_named(dim, symbol) for dim in value.shape])
+
+
+def _named(dim: Any, symbol: re.Pattern[str]) -> Any:
+    """A dimension with ``batch`` for the ``symbol``; a number, or one that is not known, as it is."""
+    if isinstance(dim, int) or dim.value is None:
+        return dim
+    return symbol.sub("batch", str(dim.value))
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """ONNX forms of the operators that torch 2.15 does not translate.
+
+    A stable sort is TopK of the whole axis: of equal values the one with the lower index comes first, in both
+    directions. searchsorted counts the entries below (or up to) each value.
+    """
+    import onnxscript
+
+    op: Any = onnxscript.opset18
+    aten = torch.ops.aten
+
+    def sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+        numbers = self
+        small = self.dtype is not None and self.dtype.name in ("INT8", "UINT8", "INT16", "BOOL")
+        if small:  # runtimes sort wide integers only
+            numbers = op.Cast(self, to=6)
+        size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
+        values, indices = op.TopK(numbers, size, axis=dim, largest=int(descending), sorted=1)
+        return (op.CastLike(values, self) if small else values), indices
+
+    def searchsorted(
+        sorted_sequence: Any,
+        self: Any,
+        out_int32: bool = False,
+        right: bool = False,
+        side: str | None = None,
+        sorter: Any = None,
+    ) -> Any:
+        entries = op.Unsqueeze(sorted_sequence, op.Constant(value_ints=[-2]))
+        values = op.Unsqueeze(self, op.Constant(value_ints=[-1]))
+        passed = op.LessOrEqual(entries, values) if right or side == "right" else op.Less(entries, values)
+        count = op.ReduceSum(op.Cast(passed, to=7), op.Constant(value_ints=[-1]), keepdims=0)
+        return op.Cast(count, to=6) if out_int32 else count
+
+    def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
+        """Of p = 2, which is all that methods use, as torch computes it for many rows: |a|^2 + |b|^2 - 2 a b."""
+        last = op.Constant(value_ints=[-1])
+        first_square = op.ReduceSum(op.Mul(x1, x1), last, keepdims=1)
+        second_square = op.Transpose(op.ReduceSum(op.Mul(x2, x2), last, keepdims=1), perm=[0, 2, 1])
+        product = op.MatMul(x1, op.Transpose(x2, perm=[0, 2, 1]))
+        twice = op.Add(product, product)
+        return op.Sqrt(op.Relu(op.Sub(op.Add(first_square, second_square), twice)))
+
+    return {
+        aten.sort.stable: sort_stable,
+        aten.searchsorted.Tensor: searchsorted,
+        aten._cdist_forward.default: cdist,
+    }

@@ -1,0 +1,61 @@
+"""torch.export: a program for torch itself, of the very version that wrote it."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import torch
+
+from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
+
+FILE = f"{KEY}.json"
+
+
+@register_format
+class PT2(Format):
+    """``torch.export.save``. Threads are those of torch."""
+
+    name = "pt2"
+    engine = "torch.export"
+    suffix = ".pt2"
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return super().recognises(path) and not is_compiled(path)
+
+    @classmethod
+    def write(cls, graph: Graph, path: Path) -> int:
+        torch.export.save(graph.program, path, extra_files={FILE: graph.metadata})
+        return operations(graph)
+
+    @classmethod
+    def open(cls, path: Path, threads: int) -> Run:
+        module = torch.export.load(path).module()
+
+        def run(images: Array) -> Array:
+            with torch.inference_mode():
+                return as_array(module(torch.from_numpy(images)))
+
+        return run
+
+    @classmethod
+    def metadata(cls, path: Path) -> str | None:
+        if not zipfile.is_zipfile(path):
+            return None
+        with zipfile.ZipFile(path) as package:  # reading one entry; torch would load the program and its weights
+            entry = next((name for name in package.namelist() if name.endswith(f"/extra/{FILE}")), None)
+            return None if entry is None else package.read(entry).decode()
+
+
+def operations(graph: Graph) -> int:
+    """The number of calls in a program of torch."""
+    return sum(node.op == "call_function" for node in graph.program.graph.nodes)
+
+
+def is_compiled(path: Path) -> bool:
+    """Tell whether a package of torch holds code that AOTInductor compiled, and no program."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as package:
+        return any("/aotinductor/" in name for name in package.namelist())

@@ -1,0 +1,103 @@
+"""Fixed counts for methods that adapt to the images: a file has one graph for all of them.
+
+`freeze` gives every image the mean counts; `bound` gives every image as many slots as all but a few need.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrim.core.config import MethodConfig
+from vitrim.core.reduce import reduce_
+from vitrim.core.registry import host_of, parse_method
+from vitrim.errors import VitrimError
+from vitrim.measure.latency import shared_copy
+
+MULTIPLE = 8
+"""Slots, prefix included, are a multiple of it: matrix units like such row counts."""
+
+
+def freeze(model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor]) -> MethodConfig:
+    """``method`` with fixed counts: per block the mean over ``images``, for every image from then on.
+
+    Saves in full what the method saves on average, and adapts to nothing.
+
+    Args:
+        model: a supported host with trained weights, not reduced; it stays as it is.
+        method: one whose counts depend on the images.
+        images: batches (B, C, H, W) like those to come.
+
+    Raises:
+        VitrimError: the method cannot be frozen, or there are no images.
+
+    Example:
+        >>> import timm, torch
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8).eval()
+        >>> freeze(model, "atm:alpha=0.1,beta=0,theta_min=0", [torch.randn(2, 3, 32, 32)]).is_adaptive()
+        False
+    """
+    config = parse_method(method) if isinstance(method, str) else method
+    config.frozen(1, [1.0] * len(host_of(model).blocks(model)))  # refused before the images run
+    counts = patches_per_block(model, config, images)
+    return config.frozen(int(counts[0, 0]), [statistics.fmean(block) for block in counts[:, 1:].T.tolist()])
+
+
+def bound(
+    model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor], *, quantile: float = 0.99
+) -> MethodConfig:
+    """``method`` in fixed slots per block, enough for the share ``quantile`` of ``images``; a mask marks empty ones.
+
+    Whatever fits comes out as from the adaptive method; the others are reduced further until they fit. Slots, prefix
+    included, are rounded up to multiples of 8.
+
+    Args:
+        model: as of `freeze`.
+        method: likewise.
+        images: likewise.
+        quantile: above 0, at most 1: then all of ``images`` fit.
+
+    Raises:
+        VitrimError: the method has no such form, there are no images, or ``quantile`` is out of range.
+
+    Example:
+        >>> import timm, torch
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8).eval()
+        >>> bound(model, "atm:alpha=0.1,beta=0,theta_min=0", [torch.randn(2, 3, 32, 32)]).obstacle() is None
+        True
+    """
+    if not 0.0 < quantile <= 1.0:
+        raise VitrimError(f"capacity={quantile} must be above 0 and at most 1: the share of images that fit")
+    config = parse_method(method) if isinstance(method, str) else method
+    host = host_of(model)
+    prefix = host.facts(model).num_prefix
+    config.bounded([1] * len(host.blocks(model)))
+    counts = patches_per_block(model, config, images)
+    slots, current = [], int(counts[0, 0])
+    for block in counts[:, 1:].T:
+        needed = math.ceil(float(np.quantile(block, quantile, method="higher")))
+        current = min(current, math.ceil((needed + prefix) / MULTIPLE) * MULTIPLE - prefix)
+        slots.append(current)
+    return config.bounded(slots)
+
+
+def patches_per_block(model: nn.Module, config: MethodConfig, images: Iterable[Tensor]) -> NDArray[np.int64]:
+    """(I, 1 + L) patches of every image, at the beginning and after every block. They run one by one: some methods
+    decide by the mean of a batch."""
+    reduced = shared_copy(model).eval()
+    reduction = reduce_(reduced, config, record=True)
+    found = []
+    with torch.inference_mode():
+        for batch in images:
+            for image in batch.split(1):
+                reduced(image)
+                found.append([state.num_patches for state in reduction.states])
+    if not found:
+        raise VitrimError(f"the counts of {config.name} depend on the images: give images to find them")
+    return np.array(found)

@@ -1,0 +1,114 @@
+"""`vitrim export` from a model to a file that answers, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrim
+from cli_runs import Run, runner
+from full_matrix import cells
+
+MODEL = ["test_vit"]
+for option in ("img_size=32", "patch_size=8", "depth=2", "embed_dim=32", "num_heads=2", "num_classes=2"):
+    MODEL += ["--model-option", option]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """``vitrim export`` of a tiny model, in a folder with the folder ``images`` of two classes."""
+    random = np.random.default_rng(0)
+    for name in "ab":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(4):
+            pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    return runner(monkeypatch, capfd, "export", *MODEL)
+
+
+def test_a_file_and_its_record(run: Run) -> None:
+    code, out, err = run("-m", "tome:r=2", "--out", "m.pt2", "--check", "5", "--images", "images", "--json", "r.json")
+    assert code == 0, err
+    assert "m.pt2: pt2 for torch.export" in out
+    assert "tokens per block: [15, 13]" in out
+    assert "5 images in batches of 1, 2, 2: largest difference" in out
+    record = json.loads(Path("r.json").read_text())
+    assert record["command"] == "export"
+    assert record["file"]["method"] == "tome:r=2"
+    assert record["file"]["classes"] == ["a", "b"]
+    file = vitrim.Exported.open("m.pt2")
+    assert file.run(np.zeros((3, 3, 32, 32), np.float32)).shape == (3, 2)
+
+
+def test_dense_for_one_batch_timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
+    code, _, err = run("--out", "m.pt2", "--batch", "2", "--check", "2", "--preprocess", "--bench", "--json", "r.json")
+    assert code == 0, err
+    rows = json.loads(Path("r.json").read_text())["rows"]
+    assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 2)] * 2 + [("torch.export", 2)] * 2
+
+
+@pytest.mark.parametrize("how", cells([["--freeze"], ["--capacity", "0.9"]], [["--freeze"]]))
+def test_an_adaptive_method(run: Run, how: list[str]) -> None:
+    method = "atm:alpha=0.5,beta=0.1,theta_min=0.2,splitting_layer=2"
+    given = ["-m", method, "--out", "m.pt2", "--images", "images", "--limit", "6", "--check", "6", *how]
+    code, _, err = run(*given)
+    assert code == 0, err
+    known = vitrim.Exported.open("m.pt2").metadata["method"]
+    assert ("r=[" in known) == (how == ["--freeze"])
+    assert ("capacity=[" in known) == (how != ["--freeze"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "m.txt"], "cannot tell the format of m.txt: end it in .onnx, .pt2, .xml, or say it with --to"),
+        (["--out", "m.onnx", "--to", "pt2"], "a file of format pt2 ends in .pt2, and m.onnx does not"),
+        (["--out", "m.onnx", "--to", "onx"], "unknown format 'onx'; did you mean 'onnx'?"),
+        (["--out", "images/a.onnx/m.onnx", "--opset", "9"], "opset=9 must be a whole number from 18 to 23"),
+        (["--out", "images/a/0.png/m.onnx"], "images/a/0.png is a file"),
+        (["--out", "/proc/m.onnx"], "cannot write"),
+        (["--out", "m.onnx", "--batch", "0"], "unexpected --batch '0': write dynamic, or the only size of a batch"),
+        (["--out", "m.onnx", "--batch", "-1"], "unexpected --batch '-1'"),
+        (["--out", "m.onnx", "--batch", "many"], "unexpected --batch 'many'"),
+        (["--out", "m.onnx", "--dtype", "int8"], "unknown dtype 'int8'; valid: fp16, fp32"),
+        (["--out", "m.onnx", "--check", "-1"], "--check"),
+        (["--out", "m.onnx", "--image-size", "33"], "takes no images of 33 x 33: "),
+        (["--out", "m.onnx", "-m", "tomme"], "unknown method 'tomme'"),
+        (["--out", "m.onnx", "-m", "atm"], "atm cannot be exported: how many tokens it keeps depends on the images; "),
+        (["--out", "m.onnx", "-m", "a_vit"], "a_vit cannot be exported: an image is done when its class token halts"),
+        (["--out", "m.onnx", "-m", "random"], "give it a seed, as in random:seed=0"),
+        (["--out", "m.onnx", "-m", "atm", "--freeze"], "--freeze finds counts on images: give --images too"),
+        (["--out", "m.onnx", "-m", "atm", "--capacity", "0"], "--capacity 0.0 must be above 0 and at most 1"),
+        (["--out", "m.onnx", "--freeze", "--images", "images"], "--freeze is for a method that adapts"),
+        (["--out", "m.onnx", "-m", "tome", "--freeze", "--images", "images"], "its counts are fixed already"),
+        (["--out", "m.onnx", "-m", "a_vit", "--freeze", "--images", "images"], "a_vit cannot be frozen: an image"),
+        (["--out", "m.onnx", "-m", "atm", "--freeze", "--capacity", "0.9"], "give either --freeze or --capacity"),
+        (["--out", "m.onnx", "-m", "tome", "--limit", "5"], "--limit says on how many images"),
+        (["--out", "m.onnx", "-m", "tome:r=-1"], "r must not be negative"),
+        ([], "--out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(run: Run, arguments: list[str], message: str) -> None:
+    before = sorted(Path().rglob("*"))
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_missing_package_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrim.exporting.format import formats
+
+    monkeypatch.setattr(formats()["onnx"], "needs", ("no_such_runtime",))
+    code, _, err = run("-m", "tome:r=2", "--out", "m.onnx")
+    assert code == 2
+    assert err == "error: onnx needs no_such_runtime: pip install 'vitrim[export]'\n"

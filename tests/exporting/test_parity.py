@@ -1,0 +1,151 @@
+"""Exported models compute what the eager ones do, in every format, at every batch size."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tiny
+import vitrim
+from full_matrix import cells
+from vitrim.core.registry import methods
+from vitrim.exporting import Exported, check
+from vitrim.exporting.format import formats
+
+FIXED = [
+    "random:seed=1",
+    "atm:r=[4,4]",
+    "atm:alpha=0.9,beta=0.2,theta_min=0.1,capacity=[30,24]",
+    "algm:r=[3,4]",
+    "ia_red2:r=[5,4]",
+    "ats:keep_rate=0.6",
+]
+"""Forms with fixed counts of methods that adapt to the images, or draw."""
+HOSTS = ("vit", "hf_vit")
+SHORT = {
+    ("hf_vit", "topk"),  # a selection; an output that is no tensor
+    ("vit", "dpc_knn"),  # distances
+    ("vit", "ats:keep_rate=0.6"),  # searchsorted, a sort of flags, masks
+}
+"""Different operators. ToMe's, a stable sort and sums by index, are seen in test_writing.py, and through OpenVINO.
+Sinkhorn, PatchMerger and SiT need none but products; the rest are combinations of these."""
+
+
+def static_methods() -> list[str]:
+    """The text of every setting with fixed counts: those of the contract tests and those above."""
+    texts = [config.describe() for config in tiny.static_configs() if config.obstacle() is None]
+    return [*texts, *FIXED]
+
+
+def model_for(host: str, method: str) -> nn.Module:
+    """A tiny host, as shallow as the method allows."""
+    config = vitrim.parse_method(method)
+    if config.name in ("atm", "algm", "ia_red2", "ats", "random"):
+        model = tiny.HOSTS[host]()
+        tiny.drop_last_block(model)
+        tiny.drop_last_block(model)
+        return model
+    return tiny.traceable(host, config)
+
+
+PAIRS = [(host, method) for host in HOSTS for method in static_methods()]
+
+
+@pytest.mark.parametrize("pair", cells(PAIRS, SHORT), ids="-".join)
+def test_onnxruntime_computes_what_the_model_does(pair: tuple[str, str], tmp_path: Path) -> None:
+    host, method = pair
+    model = model_for(host, method)
+    config = tiny.fits(vitrim.parse_method(method), model)
+    file = vitrim.export(model, config, tmp_path / "m.onnx", check=0)
+    vitrim.reduce_(model, config)
+    for batch in (1, 2, 3):  # by hand, not by `check`
+        images = tiny.images(batch, seed=batch)
+        with torch.no_grad():
+            expected = tiny.logits(model(images))
+        assert isinstance(expected, torch.Tensor)
+        found = file.run(images.numpy())
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-4, rtol=0)
+        assert (found.argmax(1) == expected.numpy().argmax(1)).all()
+
+
+@pytest.mark.parametrize("host", cells(["torchvision_vit", "hf_dinov2", "avg_fc_norm", "hf_deit", "eva", "beit"], ()))
+@pytest.mark.parametrize("method", ["tome:r=4", "topk"])
+def test_other_hosts(host: str, method: str, tmp_path: Path) -> None:
+    if host not in tiny.HOSTS:
+        pytest.skip("no tiny host of this name")
+    model = model_for(host, method)
+    config = tiny.fits(vitrim.parse_method(method), model)
+    assert "same top-1" in vitrim.export(model, config, tmp_path / "m.onnx", check=4).metadata["parity"]
+
+
+@pytest.mark.parametrize("method", cells(static_methods(), {"tome:r=4"}))
+def test_pt2_computes_what_the_model_does(method: str, tmp_path: Path) -> None:
+    model = model_for("vit", method)
+    file = vitrim.export(model, tiny.fits(vitrim.parse_method(method), model), tmp_path / "m.pt2", check=5)
+    assert file.engine == "torch.export"
+    assert Exported.open(file.path).run(tiny.images(3).numpy()).shape == (3, 5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+@pytest.mark.parametrize("method", cells(["tome:r=4", "topk", "ats:keep_rate=0.6"], {"tome:r=4"}))
+def test_openvino_computes_what_the_model_does(method: str, tmp_path: Path) -> None:
+    model = model_for("vit", method)
+    tiny.drop_last_block(model)  # one is enough, and quick
+    blocks = {} if method == "tome:r=4" else {"blocks": (0,)}
+    config = vitrim.parse_method(method).model_copy(update=blocks)
+    file = vitrim.export(model, config, tmp_path / "m.xml", check=5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.bin", "m.xml", "m.xml.json"]
+    assert Exported.open(file.path).metadata["method"] == config.describe()
+
+
+@pytest.mark.full  # compiles for a minute
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
+def test_aoti_computes_what_the_model_does(tmp_path: Path) -> None:
+    model = model_for("vit", "tome:r=4")
+    file = vitrim.export(model, "tome:r=4", tmp_path / "m.pt2", to="aoti", check=5)
+    again = Exported.open(file.path)
+    assert (again.format, again.metadata["method"]) == ("aoti", "tome:r=4")
+
+
+@pytest.mark.full  # test_writing.py exports in half precision, and compares
+def test_half_precision_stays_near(tmp_path: Path) -> None:
+    model = model_for("vit", "topk")
+    file = vitrim.export(model, "topk", tmp_path / "m.pt2", dtype="fp16", check=20)
+    assert file.metadata["weights"] == "fp16"
+    found = check(file, vitrim_reduced(model, "topk"), tiny.images(20))
+    assert found.holds
+    assert found.largest > 1e-6  # it does compute in half precision
+
+
+def vitrim_reduced(model: nn.Module, method: str) -> nn.Module:
+    vitrim.reduce_(model, method)
+    return model
+
+
+def test_every_method_is_exported_or_says_why_not(tmp_path: Path) -> None:
+    """Those with fixed counts have no obstacle; the others name one, and the way out if there is one."""
+    for name, kind in methods().items():
+        if kind().obstacle() is None:
+            continue
+        with pytest.raises(vitrim.VitrimError, match=f"^{name} cannot be exported: ") as caught:
+            vitrim.export(tiny.HOSTS["vit"](), name, tmp_path / "m.onnx")
+        assert all(f"--{way}" in str(caught.value) for way in kind.fixed_by)
+    assert {name for name, kind in methods().items() if kind().obstacle() is not None} == {
+        *("a_vit", "algm", "atm", "ia_red2", "random"),
+    }
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", formats())
+def test_a_format_names_its_engine_and_its_suffix(name: str) -> None:
+    kind: Any = formats()[name]
+    assert kind.engine
+    assert kind.suffix.startswith(".")
