@@ -134,7 +134,7 @@ def _title(found: Mapping[str, Any]) -> str:
 
 
 def _facts(found: Mapping[str, Any], tables: Tables) -> Iterator[tuple[str, str]]:
-    """What a reader needs to know, by name."""
+    """The facts a reader needs, by name."""
     for model in found.get("models", ()):
         options = "".join(f", {key}={value}" for key, value in (model.get("model_options") or {}).items())
         yield "model", f"{model['model']}{options}; weights: {model['weights']}"

@@ -107,7 +107,7 @@ class Subject:
         return contestants(self.model, methods, self.task, learned=self.learned)
 
     def rows(self, methods: Sequence[MethodConfig], probes: Sequence[Probe], batches: Iterator[Batch]) -> list[Row]:
-        """What ``probes`` measure of the dense model and of ``methods`` on ``batches``, the dense model first."""
+        """Measure what ``probes`` ask of the dense model and of ``methods`` on ``batches``, the dense model first."""
         measurement = Measurement(self.contestants(methods), probes, self.task, seed=self.seed)
         measurement.follow(batches)
         return measurement.rows()

@@ -1,4 +1,4 @@
-"""What the reducers of a model decide, while they do: their tokens, scores and assignments, block by block."""
+"""The decisions of a model's reducers, seen as they are taken: their tokens, scores and assignments, block by block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``vitrim tune`` does: searches for a target or a front, sweeps of a grid; their tables and pictures."""
+"""The work of ``vitrim tune``: searches for a target or a front, sweeps of a grid; their tables and pictures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort(Setup):
-    """How a search is made, and where it leaves its files."""
+    """The way a search is made, and where it leaves its files."""
 
     evaluations: Evaluations = None
     proxy: ProxyName = "feature"

@@ -31,7 +31,7 @@ State = Literal["searched", "dropped", "out of reach"]
 
 @dataclass(frozen=True)
 class Raced:
-    """How a method did.
+    """The course of one method in a race.
 
     Attributes:
         method: as it was given.

@@ -1,4 +1,4 @@
-"""What a search aims at, and what it comes to: `Target`, `Result` and its file."""
+"""The aim of a search and its outcome: `Target`, `Result` and its file."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FURTHER = 0.03
 
 @dataclass(frozen=True)
 class Told:
-    """What a strategy knows of a trial.
+    """A trial as a strategy knows it.
 
     Attributes:
         point: its weights.

@@ -37,7 +37,7 @@ TOGETHER = 8
 
 @dataclass(frozen=True)
 class Swept:
-    """What the points of a grid came to.
+    """The results of the points of a grid.
 
     Attributes:
         grid: the grid.

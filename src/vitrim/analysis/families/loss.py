@@ -45,7 +45,7 @@ def class_tokens(records: Sequence[Record]) -> Outcome:
 
 
 def loss(subject: Subject) -> Outcome:
-    """What merging or pruning in one block alone costs (ATM, Figure 2), and the error of merging in every block."""
+    """The cost of merging or pruning in one block alone (ATM, Figure 2), and the error of merging in every block."""
     outcome = Outcome(images=subject.count(IMAGES))
     _alone(subject, outcome)
     _merging(subject, outcome)

@@ -24,7 +24,7 @@ LIKENESS = {
 }
 """Of every measure its name, and the column of a pair turned round."""
 SAME = {"pcc": 1.0, "scc": 1.0, "sim": 1.0}
-"""What a map gets with itself; 0 otherwise."""
+"""The value of a map with itself; 0 otherwise."""
 
 
 @draws(
