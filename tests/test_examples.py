@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -32,7 +34,18 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
+OWN_PROCESS = ("serve",)
+"""Those that start servers and threads, which would outlive the test's capture of what is printed."""
+
+
+@pytest.mark.parametrize("name", OWN_PROCESS)
+def test_example_in_a_process_of_its_own(name: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, FOLDER / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert SAYS[name] in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("*.py")} - set(OWN_PROCESS)))
 def test_example(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

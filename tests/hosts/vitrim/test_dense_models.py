@@ -154,7 +154,10 @@ def test_profile_and_bench_run_on_whole_models(make) -> None:
     trunk = count_macs(model.backbone, images)
     assert dense.macs.total > trunk.total
     rows = measure(model, {"tome:r=4": vitrim.ToMe(r=4)}, images, budget=Budget(min_rounds=1, min_seconds=0.0))
-    assert [row["method"] for row in rows] == ["dense", "tome:r=4"]
+    front = rows[0]["part"]
+    assert [(row["method"], row["part"]) for row in rows] == [
+        (method, part) for method in ("dense", "tome:r=4") for part in (front, "whole model")
+    ]
 
 
 def test_detectors_are_profiled_on_the_meta_device() -> None:
