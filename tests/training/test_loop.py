@@ -117,7 +117,6 @@ def test_micro_batches_add_up_to_the_batch(images: Path, tmp_path: Path) -> None
         torch.testing.assert_close(parts[name], weight, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.full  # a detector's run, which is killed in `test_dense_tasks.py`, goes through the same loop
 def test_a_killed_process_resumes_to_the_same_bits(images: Path, tmp_path: Path) -> None:
     """SIGKILL at whatever update it is when the second checkpoint appears."""
     resolved = recipe(epochs=4)
