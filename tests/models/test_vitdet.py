@@ -74,6 +74,15 @@ def test_the_pyramid_has_the_published_layers_and_no_bias() -> None:
     assert all(name.replace("weight", "bias") not in shapes for name in convolutions)
 
 
+def test_fewer_proposals_of_one_detector_change_no_other() -> None:
+    few = detector()
+    few.rpn._pre_nms_top_n.update(training=5, testing=4)
+    few.rpn._post_nms_top_n.update(training=3, testing=2)
+    other = detector()
+    assert other.rpn._pre_nms_top_n == {"training": 2000, "testing": 1000}  # torchvision's defaults of Faster R-CNN
+    assert other.rpn._post_nms_top_n == {"training": 2000, "testing": 1000}
+
+
 def test_anchors_are_torchvisions_where_its_strides_divide() -> None:
     strides = [4.0, 8.0, 16.0]
     maps = [torch.zeros(2, 1, 64 // int(stride), 64 // int(stride)) for stride in strides]

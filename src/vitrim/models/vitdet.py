@@ -186,8 +186,8 @@ class Detector(nn.Module):
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
             positive_fraction=0.5,
-            pre_nms_top_n=BEFORE_NMS,
-            post_nms_top_n=PROPOSALS,
+            pre_nms_top_n=dict(BEFORE_NMS),  # its own: torchvision keeps the very dicts it is given
+            post_nms_top_n=dict(PROPOSALS),
             nms_thresh=0.7,
         )
         self.roi_heads: RoIs = self._heads()
