@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -21,6 +23,23 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
+
+
+def in_two_processes(*arguments: object) -> str:
+    """The standard output of Python with these arguments, started twice by accelerate, on the CPU with gloo.
+
+    ``--multi_gpu`` is what makes it start several processes; a command needs ``--device cpu``, too.
+    """
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    done = subprocess.run(
+        [sys.executable, *launch, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *command: str) -> Run:

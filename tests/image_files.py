@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
@@ -47,6 +48,17 @@ def write_tree(root: Path, *names: str) -> Path:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         picture(7).save(root / name)
+    return root
+
+
+def write_noise(root: Path, each: int) -> Path:
+    """A folder with ``each`` images of 32 x 32 random pixels in each of two classes."""
+    random = np.random.default_rng(0)
+    for name in "ab":
+        (root / name).mkdir(parents=True)
+        for number in range(each):
+            pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
     return root
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import vitrim
 from cli_runs import Run, runner
 from full_matrix import cells
+from image_files import write_noise
 
 MODEL = ["test_vit"]
 for option in ("img_size=32", "patch_size=8", "depth=2", "embed_dim=32", "num_heads=2", "num_classes=2"):
@@ -21,12 +21,7 @@ for option in ("img_size=32", "patch_size=8", "depth=2", "embed_dim=32", "num_he
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """``vitrim export`` of a tiny model, in a folder with the folder ``images`` of two classes."""
-    random = np.random.default_rng(0)
-    for name in "ab":
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(4):
-            pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    write_noise(tmp_path / "images", 4)
     monkeypatch.chdir(tmp_path)
     return runner(monkeypatch, capfd, "export", *MODEL)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from cli_runs import Run, runner
+from image_files import write_noise
 
 RECIPE = """
 model: test_vit
@@ -29,12 +28,7 @@ TUNE = ["tune", "test_vit", *SMALL, *DATA, *FEW, "--target", "macs=0.8"]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    random = np.random.default_rng(0)
-    for name in "ab":
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(12):
-            pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    write_noise(tmp_path / "images", 12)
     monkeypatch.chdir(tmp_path)
     return runner(monkeypatch, capfd)
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from safetensors.torch import load_file
 
 import tiny_dense
 import training_worker
-from cli_runs import exit_code
+from cli_runs import exit_code, in_two_processes
 from tiny_training import SHARDED, TINY, recipe, trainer, write_images
 from vitrim import Reduction
 from vitrim.loading import load_run
@@ -46,16 +43,7 @@ def two(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two")
     tiny = out / "tiny.yaml"
     tiny.write_text(yaml.safe_dump({**TINY, **COPIES, "dataset": "folders of colours"}))
-    # --multi_gpu is what makes it start several processes; --device cpu puts them on the CPU, with gloo
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    done = subprocess.run(
-        [sys.executable, *launch, str(WORKER), str(uneven), str(tiny), str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    in_two_processes(WORKER, uneven, tiny, out)
     return out
 
 

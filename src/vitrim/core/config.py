@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -161,9 +161,8 @@ class MethodConfig(BaseModel):
 
     def with_amounts(self, amounts: Mapping[str, Any]) -> MethodConfig:
         """The same method with other ``amounts``, by option; none that was given stays besides them."""
-        old = {*self.runtime, self.amounts_option, *(() if self.knob is None else (self.knob.option,))}
-        given = {key: getattr(self, key) for key in self.model_fields_set if key not in old}
-        return type(self)(**{**given, **amounts})
+        old = {*self.runtime, str(self.amounts_option), *(() if self.knob is None else (self.knob.option,))}
+        return self.changed(*old, **amounts)
 
     def rejoining(self) -> Mapping[str, MethodConfig]:
         """Forms of the method in which the pruned tokens come back before the last block (``last_layer``) and after it
@@ -256,11 +255,28 @@ class MethodConfig(BaseModel):
         BaseModel.__setattr__(config, "_made_for", dict(model))
         return config
 
+    def given(self) -> dict[str, Any]:
+        """The options that were given, by name; the others have their defaults."""
+        return {key: getattr(self, key) for key in self.model_fields_set}
+
+    def changed(self, *without: str, **changes: Any) -> Self:
+        """The same method with some options changed, and those called ``without`` as if they had not been given.
+
+        Raises:
+            VitrimError: a value is invalid.
+
+        Example:
+            >>> import vitrim
+            >>> vitrim.ToMe(r=8, proportional=False).changed("r", keep_rate=0.7).describe()
+            'tome:keep_rate=0.7,proportional=false'
+        """
+        return type(self)(**{key: value for key, value in self.given().items() if key not in without} | changes)
+
     def describe(self) -> str:
         """The method as it is written on the command line, with the options that were given."""
         own_first = sorted(type(self).model_fields, key=lambda field: field in MethodConfig.model_fields)
-        given = {field: getattr(self, field) for field in own_first if field in self.model_fields_set}
-        options = ",".join(f"{field}={_text(value)}" for field, value in given.items())
+        given = self.given()
+        options = ",".join(f"{field}={_text(given[field])}" for field in own_first if field in given)
         return f"{self.name}:{options}" if options else self.name
 
 

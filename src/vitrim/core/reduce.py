@@ -250,7 +250,7 @@ class Reduction:
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
             raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
-        config = type(self.config)(**{**_given(self.config), **changes})
+        config = self.config.changed(**changes)
         host = host_of(self.model)
         layers = plan(config, host.facts(self.model), len(host.blocks(self.model)))
         fit.check_amounts(config, layers, stacklevel=4)
@@ -334,7 +334,3 @@ def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer[Any]
         if parameter is not None:
             reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
     return reducer.train(block.training)
-
-
-def _given(config: MethodConfig) -> dict[str, Any]:
-    return {key: getattr(config, key) for key in config.model_fields_set}

@@ -30,8 +30,7 @@ class Parity:
         batches: their sizes.
         largest: difference between two logits.
         beyond: images with a difference above ``atol``.
-        same_top1: images with the same largest logit; of maps of logits, images where it is the same everywhere; None
-            for outputs that are no logits.
+        same_top1: images with the same largest logit; None for outputs other than one row of logits per image.
         atol: allowed.
         tolerated: images that may be beyond it, or have another top-1.
     """
@@ -121,6 +120,5 @@ def _worst(found: Array, wanted: Array) -> Any:
 
 
 def _same(found: Array, wanted: Array) -> Any:
-    """(B,) whether the largest entry along axis 1 is the same."""
-    same = found.argmax(axis=1) == wanted.argmax(axis=1)
-    return same.reshape(len(found), -1).all(axis=1)
+    """(B,) whether the largest logit (B, K) is the same."""
+    return found.argmax(axis=1) == wanted.argmax(axis=1)

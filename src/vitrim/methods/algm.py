@@ -120,8 +120,7 @@ class ALGM(MethodConfig):
         first, last = self.merging_blocks(len(counts))
         windows = math.floor((initial - counts[first]) / (SIDE * SIDE - 1) + 0.5)
         pairs = math.floor(counts[last - 1] - counts[last] + 0.5)
-        given = {name: getattr(self, name) for name in self.model_fields_set if name != "threshold"}
-        return ALGM(**{**given, "r": (windows, pairs)})
+        return self.changed("threshold", r=(windows, pairs))
 
 
 class _Merging(Reducer[ALGM]):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -148,17 +148,12 @@ class ATM(MethodConfig):
         for before, after in pairwise(whole):
             removed.append(min(before - after, current - self.least_kept(current)))
             current -= removed[-1]
-        return self._with(*THRESHOLDS, r=tuple(removed))
+        return self.changed(*THRESHOLDS, r=tuple(removed))
 
     def bounded(self, counts: Sequence[int]) -> MethodConfig:
         if not self.is_adaptive():
             return super().bounded(counts)
-        return self._with("rounding", granularity="image", capacity=tuple(counts))
-
-    def _with(self, *without: str, **changes: Any) -> ATM:
-        """The options that were given, some left out and some changed."""
-        given = {name: getattr(self, name) for name in self.model_fields_set if name not in without}
-        return ATM(**{**given, **changes})
+        return self.changed("rounding", granularity="image", capacity=tuple(counts))
 
     def threshold(self, depth: int) -> float:
         """theta_l of the layer at ``depth`` = l - 1 (Eq. 1)."""

@@ -96,9 +96,7 @@ class Cropr(MethodConfig):
         return "zeros" if self.fusion == "none" else "end"
 
     def rejoining(self) -> Mapping[str, MethodConfig]:
-        given = {key: getattr(self, key) for key in self.model_fields_set}
-        given["last_block"] = "full"
-        return {fusion: Cropr(**{**given, "fusion": fusion}) for fusion in ("last_layer", "concat")}
+        return {fusion: self.changed(fusion=fusion, last_block="full") for fusion in ("last_layer", "concat")}
 
     def routers(self, num_layers: int) -> range:
         """The blocks before which a router acts."""

@@ -104,8 +104,7 @@ class IARED2(MethodConfig):
             return super().frozen(initial, counts)  # refuses
         whole = [initial, *(math.floor(count + 0.5) for count in counts)]
         removed = tuple(whole[stage] - whole[stage + 1] for stage in self.stages(len(counts)))
-        given = {name: getattr(self, name) for name in self.model_fields_set if name != "threshold"}
-        return IARED2(**{**given, "r": removed})
+        return self.changed("threshold", r=removed)
 
     def check(self, num_layers: int) -> None:
         stages = self.stages(num_layers)

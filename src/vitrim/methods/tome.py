@@ -91,9 +91,8 @@ class ToMe(MethodConfig):
         return per_layer(self.r, num_layers, self.per)
 
     def with_amounts(self, amounts: Mapping[str, Any]) -> MethodConfig:
-        staged = {"inflect", "per", "keep_rate", "blocks", "rule"}  # one form of amounts or the other
-        given = {key: getattr(self, key) for key in self.model_fields_set - {"r"} - staged}
-        return ToMe(**{**given, **amounts})
+        # one form of amounts or the other
+        return self.changed("r", "inflect", "per", "keep_rate", "blocks", "rule", **amounts)
 
     @staticmethod
     def least_kept(current: int) -> int:

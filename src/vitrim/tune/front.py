@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +62,7 @@ class Front:
                 returned = trial is result.best
                 found.append(FrontPoint(str(result.target), name, trial.config, trial.share, scores, returned))
         kept = non_dominated([(one.share, one.scores[measured.proxy]) for one in found])
-        points = [FrontPoint(**{**vars(one), "on_front": on}) for one, on in zip(found, kept, strict=True)]
+        points = [replace(one, on_front=on) for one, on in zip(found, kept, strict=True)]
         return cls(tuple(results), tuple(points))
 
     def record(self) -> dict[str, Any]:

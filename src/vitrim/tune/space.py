@@ -179,8 +179,7 @@ class Space:
     def _with(self, values: Mapping[str, Any]) -> MethodConfig:
         moved = {self.knob.option, self.base.amounts_option}
         moved |= {self.base.places_option} if self.places else set()
-        given = {key: getattr(self.base, key) for key in self.base.model_fields_set if key not in moved}
-        return type(self.base)(**{**given, **values})
+        return self.base.changed(*map(str, moved), **values)
 
     def tidy(self, config: MethodConfig) -> MethodConfig:
         """The same setting without counts beyond what is there to be removed, if it has a value for every block."""

@@ -102,7 +102,7 @@ def _orders(subject: Subject, methods: Sequence[MethodConfig]) -> list[Table]:
 def _depths(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
     """Every value from 0 to the number of blocks."""
     settings = [
-        (method, depth, type(method)(**{**_given(method), str(method.depth_option): depth}))
+        (method, depth, method.changed(**{str(method.depth_option): depth}))
         for method in methods
         for depth in range(subject.num_layers + 1)
     ]
@@ -113,7 +113,3 @@ def _depths(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
     ]
     columns = ("method", "option", "blocks", "images", *_scores(subject))
     return Table("splitting_layers", "Sensitivity to the block after which the matching changes", columns, rows)
-
-
-def _given(method: MethodConfig) -> dict[str, object]:
-    return {key: getattr(method, key) for key in method.model_fields_set}
