@@ -233,18 +233,24 @@ def test_gradients_flow(host: str, config: vitrim.MethodConfig) -> None:
 
 @plain_pair
 def test_autocast_bfloat16(host: str, config: vitrim.MethodConfig) -> None:
-    model, reduction = reduced(host, config)
-    images = tiny.images(5)
+    model, reduction = reduced(host, config, record=True)
+    images = tiny.images()
     with torch.no_grad():
         full = run(model, images)
+        decided = [state.source for state in reduction.states]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             half = run(model, images)
+            again = [state.source for state in reduction.states]
             dense = run(tiny.HOSTS[host](), images)  # a final norm gives float32, a head bfloat16
     assert half.dtype == dense.dtype
     assert half.isfinite().all()
     assert reduction.state.size.dtype == torch.float32
-    # decisions are taken in float32 but on bfloat16 keys: most images are close, one may decide otherwise
-    assert torch.cosine_similarity(full.flatten(1), half.float().flatten(1)).median() > 0.9
+    # decisions are taken in float32 but on bfloat16 keys: an image that decides alike differs by rounding
+    alike = torch.stack([(one == other).all(1) for one, other in zip(decided, again, strict=True)]).all(0)
+    assert (torch.cosine_similarity(full.flatten(1), half.float().flatten(1))[alike] > 0.98).all()
+    # the others are close, too; among all cells of the full matrix some hosts, untrained, are nearly tied
+    if alike.all() or not FULL_MATRIX:
+        assert torch.nn.functional.cosine_similarity(full.flatten(), half.float().flatten(), dim=0) > 0.9
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
