@@ -61,7 +61,7 @@ export_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"], full=DIFFERENT)
 )
 training_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit", "cropr"])
+    PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit", "cropr"], full=DIFFERENT)
 )
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
