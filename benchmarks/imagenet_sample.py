@@ -138,8 +138,9 @@ def cuts(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[di
     for cut in CUTS:
         chosen = list(settings(setup.model, candidates(setup.only), images, cut).values())
         found = rows_of(setup, chosen)
-        timed = {row["method"]: row for row in _timed(setup, chosen, images[:TIMED_IMAGES])}
-        rows += [{**row, "cut": cut, "speedup": timed[row["method"]]["speedup"]} for row in found]
+        timed = {row["method"]: row for row in _timed(setup, chosen, images[:TIMED_IMAGES])} if setup.rounds else {}
+        alike = {"cut": cut, "seeds": 1, "top1_range": 0.0}
+        rows += [{**row, **alike, **_speed(timed.get(row["method"]))} for row in found]
         write(rows)  # after every cut: each takes many minutes
         print(f"{cut:.0%} fewer MACs\n\n{markdown(rows[-len(found) :])}\n", flush=True)
     return rows
@@ -157,6 +158,10 @@ def rows_of(setup: Setup, configs: Sequence[MethodConfig]) -> list[dict[str, Any
 def _timed(setup: Setup, configs: Sequence[MethodConfig], images: Tensor) -> list[dict[str, Any]]:
     budget = Budget(setup.rounds, 0.0, max_rounds=setup.rounds, warmup_rounds=1)
     return measure(setup.model, {config.describe(): config for config in configs}, images, budget=budget)
+
+
+def _speed(row: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {} if row is None else {key: row[key] for key in ("images_per_second", "speedup")}
 
 
 def schedules(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
@@ -281,7 +286,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", action="append", help="only these; may repeat")
     parser.add_argument("--limit", type=int, help="so many images only, for a quick try")
     parser.add_argument("--batch-size", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of `cuts`")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of `cuts`; 0: no times")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", help="write the record to this file")
     parser.add_argument("--figure", type=Path, help="of `cuts`: the file to draw top-1 over MACs into")
