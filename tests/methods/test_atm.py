@@ -102,6 +102,21 @@ def test_image_granularity_keeps_different_counts_and_accounts_for_every_token()
         assert state.mask[image, used].all()
 
 
+@pytest.mark.parametrize("capacity", [None, (8, 8, 8, 8)])
+def test_an_image_that_merges_nothing_keeps_its_order_beside_one_that_does(capacity: tuple[int, ...] | None) -> None:
+    config = vitrim.ATM(alpha=0.9, granularity="image", capacity=capacity)
+    reducer = tiny.reducer(config, Layer(0, 12, 4, 1, 0, 1, True, (2, 4)))
+    different, alike = torch.eye(9), torch.ones(9, 9)
+    keys = torch.stack([different, alike]).unsqueeze(1)
+    x = torch.randn(2, 9, 4)
+    state = vitrim.TokenState.start(x, num_prefix=1)
+    hard = reducer(x, Attention(keys, keys, None, 1.0), state)
+    tokens, after = hard.apply(x, state)
+    assert after.position[0].tolist() == list(range(9))
+    torch.testing.assert_close(tokens[0], x[0])
+    assert int(after.mask[1].sum()) == 5  # the other one merges all four sources
+
+
 @pytest.mark.parametrize("granularity", ["batch", "image"])
 def test_alpha_1_merges_nothing_in_the_first_layer(granularity: str) -> None:
     model = tiny.HOSTS["vit"]()

@@ -239,6 +239,8 @@ class ATMReducer(Reducer[ATM]):
         into = kept_sources[:, None] + partner.gather(1, moved)
         stays = torch.cat([real_source & ~merges, real_destination], dim=1)
         keep = torch.cat([sources, destinations], dim=1).gather(1, _first(stays, most_kept))
+        # an image that merges nothing keeps its order, as it does alone: the next layer splits by place
+        keep = torch.where(merged[:, None] > 0, keep, torch.arange(most_kept, device=keep.device))
         if not ragged:
             return merge(state, keep, sources.gather(1, moved), into)
         slot = torch.arange(max(most_merged, most_kept), device=patches.device)
