@@ -133,6 +133,11 @@ def test_a_recipe_is_trained_at_the_points_of_a_grid(run: Run) -> None:
         (["-m", "none"], "there is nothing to tune"),
         (["-m", "@gone.json"], "no file gone.json"),
         (["-m", "tome", "--limit", "3"], "3 images are too few"),
+        (
+            ["-m", "tome", "--engine", "torch.export"],
+            "an engine is for speedup targets: macs=0.8",
+        ),
+        (["-m", "tome", "--engine", "tensorrt"], "unknown engine 'tensorrt'"),
     ],
 )
 def test_bad_input_is_one_line_before_any_file(run: Run, arguments: list[str], message: str) -> None:
@@ -158,6 +163,7 @@ def test_bad_input_is_one_line_before_any_file(run: Run, arguments: list[str], m
         (["--front", "0.5,0.5", "-m", "tome"], "has a target twice"),
         (["--front", "agree=0.5,0.9", "-m", "tome"], "a front is over targets of one kind"),
         (["--train", "cifar10_vit", "--grid", "epochs=1"], "the recipe names the model"),
+        (["--grid", "tome:r=1", "--engine", "openvino"], "--engine is for a search"),
         (["--train", "cifar10_vit"], "--train RECIPE trains the points of a grid"),
     ],
 )

@@ -67,6 +67,8 @@ def tune(
     it beats the constant one beyond noise on the last third. Use the file as -m @tuned/best.json.
     """
     _check(model.name, methods, {"--target": target, "--front": front, "--grid": grid}, train)
+    if grid is not None and effort.engine is not None:
+        raise VitrimError("--engine is for a search with --target speedup=... or --front speedup=...: leave it out")
     if train is not None:
         tuning.train_grid(train, grid or [], data, effort, machine, record)
     elif grid is not None:

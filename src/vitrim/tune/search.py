@@ -16,6 +16,8 @@ from vitrim.core.fit import described
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
+from vitrim.measure.bench import check_engines
+from vitrim.measure.engines import engines_named
 from vitrim.measure.evaluation import num_classes
 from vitrim.measure.latency import Budget
 from vitrim.measure.partial import weights_fingerprint
@@ -32,6 +34,7 @@ from vitrim.tune.result import Result, Target
 from vitrim.tune.space import Space
 from vitrim.tune.strategies import Strategy, make_strategy
 from vitrim.tune.study import Study
+from vitrim.tune.timers import timer_on
 
 HALVINGS = 5
 """Searches at other costs until the cheapest one that agrees enough is known well enough."""
@@ -56,7 +59,9 @@ class Options(TypedDict, total=False):
         resume: go on from that file; the result is that of a search that was never stopped.
         about: more entries for study and result, e.g. what the images are.
         budget: time to spend on every timed setting, for ``speedup``.
-        timer: how settings are timed, for ``speedup``; default eager PyTorch (`vitrim.tune.cost.eager`).
+        engine: names of `vitrim.measure.engines.engines`, for ``speedup``: of several that which is the fastest for the
+            dense model; default eager.
+        timer: in place of ``engine``, a function that times settings (`vitrim.tune.cost.Timer`).
         processes: this process and its like. All get the same result, the first one writes.
         on_trial: called with every finished trial.
     """
@@ -70,6 +75,7 @@ class Options(TypedDict, total=False):
     resume: bool
     about: Mapping[str, Any]
     budget: Budget | None
+    engine: Sequence[str]
     timer: Timer | None
     processes: Processes | None
     on_trial: Callable[[Trial], None] | None
@@ -165,6 +171,7 @@ class _Session:
             raise VitrimError(f"a search needs at least 1 evaluation, got {evaluations}")
         name = options.get("strategy", "evolution")
         strategy = make_strategy(name)
+        engine = _engine(model, options, wanted)
         methods = [method] if isinstance(method, str | MethodConfig) else list(method)
         spaces = [Space.of(model, one) for one in methods]
         if len(spaces) > 1 and wanted[0].kind == "agree":
@@ -181,6 +188,7 @@ class _Session:
             "target": ", ".join(map(str, wanted)),
             "proxy": proxy,
             **({} if name == "evolution" else {"strategy": name}),
+            **({} if engine == ["eager"] else {"engine": ", ".join(engine)}),
             "seed": seed,
             "evaluations": evaluations,
             "images": {part: images.count(part) for part in PARTS},
@@ -231,16 +239,33 @@ class _Session:
         if target.kind != "speedup":
             return MacsCost(self.model, space, few, seed=seed)
 
+        timer = self.options.get("timer") or timer_on(self.options.get("engine", ["eager"]))
+
         def measure() -> dict[str, Any]:
-            cost = LatencyCost.of(
-                self.model, space, few[0], budget=self.options.get("budget"), seed=seed, timer=self.options.get("timer")
-            )
+            cost = LatencyCost.of(self.model, space, few[0], budget=self.options.get("budget"), seed=seed, timer=timer)
             fit = cost.fit
             return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
 
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
         found = self.measured.study.value(name, measure)
         return LatencyCost(space, Fit(np.array(found["fit"]), found["error"], found["worst"]), found["dense_ms"])
+
+
+def _engine(model: nn.Module, options: Options, targets: Sequence[Target]) -> list[str]:
+    """The names of the engines that settings are timed on.
+
+    Raises:
+        VitrimError: an engine that is unknown or cannot run here, or nothing to time.
+    """
+    names = list(options.get("engine", ["eager"]))
+    engines, like = engines_named(names), next(model.parameters())
+    if names != ["eager"]:
+        if options.get("timer") is not None:
+            raise VitrimError("give an engine or a timer, not both")
+        if any(target.kind != "speedup" for target in targets):
+            raise VitrimError(f"an engine is for speedup targets: {targets[0]} does not depend on it")
+        check_engines(engines, {}, model, like.device, like.dtype)
+    return names
 
 
 def reach(finder: Finder, target: Target, evaluations: int) -> Outcome:
