@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli import common
+from vitrim.cli.held_out import HeldOut
 from vitrim.cli.measuring import task_and_data
 from vitrim.cli.setup import Data, Machine, Model, Record, Setup
 from vitrim.cli.tuned import show, show_front, show_sweep
@@ -39,12 +40,32 @@ ProxyName = Annotated[
 SearchName = Annotated[
     str, typer.Option("--search", help="where settings come from: evolution, random, or optuna's gp or tpe")
 ]
+ShapeName = Annotated[
+    str,
+    typer.Option(
+        "--shape", help="amounts over the depth: slope (9 settings), curve (2 numbers), free (a number per block)"
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after so long, if --evaluations do not"
+    ),
+]
 Engines = Annotated[
     str | None,
     typer.Option(
         "--engine",
         help="for speedup: the engine to be fast on, as of `vitrim bench`; of several the one that is the fastest for "
         "the dense model; default: eager",
+    ),
+]
+Check = Annotated[
+    str | None,
+    typer.Option(
+        "--check",
+        metavar="DATA[:SPLIT]",
+        help="at the end, score dense, constant and searched settings on these images, read as --data is",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")]
@@ -58,7 +79,10 @@ class Effort(Setup):
     evaluations: Evaluations = None
     proxy: ProxyName = "feature"
     search: SearchName = "evolution"
+    shape: ShapeName = "free"
+    minutes: Minutes = None
     engine: Engines = None
+    check: Check = None
     batch_size: common.BatchSize = 32
     workers: common.Workers = 0
     out: Out = Path("tuned")
@@ -101,16 +125,18 @@ def find(
     from vitrim.measure.engines import engines_named
     from vitrim.tune.fitting import training_free
     from vitrim.tune.proxy import DatasetImages, check_proxy
+    from vitrim.tune.shapes import check_shape
     from vitrim.tune.strategies import make_strategy
 
     targets, configs = _targets(target, front), parse_methods(methods)
-    check_proxy(effort.proxy), make_strategy(effort.search)
+    check_proxy(effort.proxy), make_strategy(effort.search), check_shape(effort.shape, effort.search)
     engines = engines_named(effort.engines)
     dense, processes = _start(model, effort, machine)
     if configs is None:
         configs = training_free(dense, counted=targets[0].kind == "speedup")
         configs = [one for one in configs if all(engine.obstacle(one) is None for engine in engines)]
     task, dataset = task_and_data(dense, model, data, None)
+    held = None if effort.check is None else HeldOut.open(effort.check, dense, model, data, dataset)
     each = max((data.limit or IMAGES) // 3, 1)
     batch_size = task.eval_batch(effort.batch_size)
     images = DatasetImages(dataset, each, batch_size, workers=effort.workers, collate=task.collate)
@@ -121,11 +147,13 @@ def find(
             "task": task, "proxy": effort.proxy, "evaluations": evaluations, "strategy": effort.search,
             "seed": machine.seed, "study": effort.out / "study.jsonl", "resume": effort.resume, "about": about,
             "processes": processes, "on_trial": told, "engine": effort.engines,
+            "shape": effort.shape, "seconds": None if effort.minutes is None else 60.0 * effort.minutes,
         }  # fmt: skip
         found = tune.front(dense, configs, images, targets=targets, **options) if front else None
         result = None if found else tune.search(dense, configs, images, target=targets[0], **options)
     if processes.index > 0:
         return
+    results = [result] if result is not None else list(found.results if found else ())
     facts = {"model": model.name, "environment": machine.environment("float32"), "processes": processes.count}
     if result is not None:
         result.save(effort.out / "best.json")
@@ -135,6 +163,9 @@ def find(
         files = found.save(effort.out)
         show_front(found, dense, effort.out, files, record)
         record.write("tune --front", **facts, **found.record())
+    if held is not None:
+        rows = held.score(dense, results, effort.batch_size, effort.workers, machine.seed)
+        held.show(rows, results, effort.out, record)
 
 
 def sweep_grid(
