@@ -71,6 +71,7 @@ class ZeroTPrune(MethodConfig):
 
     name = "zero_tprune"
     paper = "Zero-TPrune: Zero-Shot Token Pruning through Leveraging of the Attention Graph (CVPR 2024)"
+    alignable = False
     kind = "prune"
     needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"num_similar", "keep_rate"})

@@ -173,7 +173,7 @@ class Space:
 
     def counts(self, config: MethodConfig) -> list[int] | None:
         """Patch tokens after each block; None if that depends on the images."""
-        return config.counts(self.patches, self.num_layers, self.grid)
+        return config.counts(self.patches, self.num_layers, self.grid, self.num_prefix)
 
     def key(self, config: MethodConfig) -> str:
         """Text that is the same for settings that do the same."""
