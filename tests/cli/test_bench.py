@@ -1,6 +1,7 @@
 """`vitrim bench` from the command line, its rows, and what it says about them."""
 
 import doctest
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,14 +13,15 @@ from timm.models import VisionTransformer
 from torch import nn
 from typer.testing import CliRunner
 
-from vitrim.cli import app
-from vitrim.cli import bench as command
-from vitrim.cli.bench import verdicts
+from vitrim.cli import app, speeds
+from vitrim.cli.speeds import advice, verdicts
 from vitrim.core.registry import parse_method
-from vitrim.errors import VitrimError
+from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import create_model
 from vitrim.measure import bench as profiling
-from vitrim.measure.bench import compilation, measure, one_line_errors, promised_speedup, random_images
+from vitrim.measure import engines
+from vitrim.measure.bench import measure, one_line_errors, promised_speedup, random_images
+from vitrim.measure.engines import compilation
 from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.measure.macs import count_macs, profile
 from vitrim.measure.records import Row
@@ -33,6 +35,8 @@ ROW = {
     "batch_size",
     "dtype",
     "compiled",
+    "engine",
+    "dense_engine",
     "dense_kernel",
     "dense_p50_ms",
     "images_per_second",
@@ -44,6 +48,8 @@ ROW = {
     "speedup_q3",
     "promised_speedup",
     "ratio",
+    "engine_speedup",
+    "prepare_seconds",
 }
 
 
@@ -69,6 +75,8 @@ def made_up(method="dense", speedup=1.0, **changes):
         "batch_size": 8,
         "dtype": "fp32",
         "compiled": False,
+        "engine": "eager",
+        "dense_engine": "eager",
         "dense_kernel": "fused",
         "dense_p50_ms": {"fused": 10.0, "unfused": 12.0},
         "images_per_second": 800.0 * speedup,
@@ -80,6 +88,8 @@ def made_up(method="dense", speedup=1.0, **changes):
         "speedup_q3": speedup + 0.01,
         "promised_speedup": 1.5,
         "ratio": speedup / 1.5,
+        "engine_speedup": speedup,
+        "prepare_seconds": 0.0,
     }
     return Row(method, row | changes)
 
@@ -157,7 +167,7 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
     assert list(methods) == ["tome:r=1", "none"]
     assert {parameter.dtype for parameter in host.parameters()} == {images.dtype} == {torch.bfloat16}
     assert images.shape == (2, 3, 32, 32)
-    assert options["compiled"] is True
+    assert [engine.label for engine in options["engines"]] == ["compile"]
     assert (options["budget"].min_rounds, options["budget"].min_seconds) == (1500, 7.0)
 
 
@@ -171,6 +181,11 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
         (["-m", "tome", "-b", ""], "--batch-size is empty"),
         (["-m", "tome", "-b", "9" * 26], "from 1 to 1048576"),
         (["-m", "tome", "--dtype", ""], "--dtype is empty"),
+        (["-m", "tome", "--engine", ","], "--engine is empty"),
+        (["-m", "tome", "--engine", "eager,tensorrt"], "unknown engine 'tensorrt'.*valid: aoti, compile, eager, onnx"),
+        (["-m", "tome", "--engine", "eager", "--compile"], "--compile is torch.compile and nothing else"),
+        (["-m", "atm", "--engine", "onnxruntime"], "atm runs on none of these engines: .*; give eager too"),
+        (["-m", "tome", "--engine", "onnxruntime", "--dtype", "bf16"], "CPU in float32, and this is bfloat16 on cpu"),
         (["-m", "tome", "--device", "meta"], "unknown device 'meta'; valid: cpu, cuda, mps, xpu"),
         (["-m", "tome", "--device", "warp"], "unknown device 'warp'; valid: cpu, cuda"),
         (["-m", "tome:r=1", "--images", ""], "the images have an empty name"),
@@ -409,7 +424,7 @@ def test_other_errors_surface():
             ],
         ),
         (
-            made_up("evit", 1.05, speedup_q1=0.9, speedup_q3=1.2, compiled=True),
+            made_up("evit", 1.05, speedup_q1=0.9, speedup_q3=1.2, compiled=True, engine="compile"),
             [
                 "evit shows no clear gain at batch 8, fp32, compiled: 1.05x, but its quartiles 0.90-1.20 include 1, "
                 "where its MACs promise 1.50x"
@@ -426,7 +441,63 @@ def test_other_errors_surface():
     ],
 )
 def test_verdicts(row, lines):
-    assert command.verdicts(row, made_up()) == lines
+    assert verdicts(row, made_up()) == lines
+
+
+def on_engines(method, speedups, promised=1.5, **changes):
+    """A row for every engine; the dense model is fastest on openvino."""
+    return [
+        made_up(
+            method, speedup, engine=engine, dense_engine="openvino", promised_speedup=promised,
+            prepare_seconds=0.0 if engine == "eager" else 12.5, **changes,
+        )
+        for engine, speedup in speedups.items()
+    ]  # fmt: skip
+
+
+def test_advice_names_the_engine_and_what_reducing_adds_to_the_fastest_dense_model():
+    rows = [
+        *on_engines("dense", {"eager": 0.4, "onnxruntime": 0.8, "openvino": 1.0}, 1.0),
+        *on_engines("tome:r=8", {"eager": 0.5, "onnxruntime": 1.4, "openvino": 1.3}),
+        *on_engines("mctf", {"eager": 0.3, "onnxruntime": 0.9, "openvino": 0.95}),
+        *on_engines("none", {"eager": 0.4, "onnxruntime": 0.8, "openvino": 1.0}, 1.0),
+    ]
+    assert advice(rows) == [
+        "fastest dense on openvino (fused) at batch 8, fp32; it takes 2.50x on eager, 1.25x on onnxruntime",
+        "tome:r=8: use onnxruntime; reducing adds 1.40x (1.39-1.41) to dense on openvino (fused), where its MACs "
+        "promise 1.50x",
+        "mctf does not pay at batch 8, fp32: at best, on openvino, 0.95x (0.94-0.96) the speed of dense on openvino "
+        "(fused), where its MACs promise 1.50x",
+    ]
+
+
+def test_tables_of_several_engines_have_a_column_for_them(monkeypatch):
+    rows = [
+        *on_engines("dense", {"eager": 0.4, "openvino": 1.0}),
+        *on_engines("tome:r=1", {"eager": 0.5, "openvino": 1.3}),
+    ]
+    monkeypatch.setattr(profiling, "measure", lambda *_, **__: rows)
+    text = run("-m", "tome:r=1", "-b8", "--engine=eager,openvino")
+    assert "dense on eager is fused attention (unfused: 12.00 ms); dense on openvino is" in text
+    assert "made ready, per model: openvino 12.5 s" in text
+    assert "tome:r=1: use openvino; reducing adds 1.30x" in text
+    assert "does not pay" not in text
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert [row[:2] for row in cells] == [[row["method"], row["engine"]] for row in rows]
+
+
+def test_methods_without_a_fixed_graph_are_not_timed_on_engines_of_files(monkeypatch):
+    monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
+    text = run("-m", "atm", "-m", "tome:r=1", "-b1", "--engine=eager,onnxruntime")
+    assert "atm is not timed on onnxruntime: " in text
+    assert "tome:r=1 is not timed" not in text
+
+
+def test_an_engine_that_is_not_installed_is_named(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openvino" else find(name))
+    with pytest.raises(MissingPackageError, match=r"needs openvino: pip install 'vitrim\[openvino\]'"):
+        run("-m", "tome:r=1", "-b1", "--engine=openvino")
 
 
 def test_table_and_verdict_are_printed(monkeypatch):
@@ -435,7 +506,7 @@ def test_table_and_verdict_are_printed(monkeypatch):
         made_up("tome:r=8,last_block=class_token", 1.25, peak_memory_mib=None),
         made_up("evit", 0.5, latency_ms={"p50": 20.0, "p95": 30.5, "min": 1.0, "iqr": 1.0}),
     ]
-    setting = ("model", "batch_size", "dtype", "compiled")
+    setting = ("model", "batch_size", "dtype")
     bare = [Row(row.method, {key: row[key] for key in row if key not in setting}) for row in rows]
     monkeypatch.setattr(profiling, "measure", lambda *_, **__: bare)
     text = run("-m", "none", "-b8")
@@ -451,7 +522,7 @@ def test_table_and_verdict_are_printed(monkeypatch):
     assert "tome:r=8,last_block=class_token does not pay" not in text
 
 
-@pytest.mark.parametrize("module", [command, profiling])
+@pytest.mark.parametrize("module", [speeds, profiling, engines])
 def test_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

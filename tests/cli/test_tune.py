@@ -56,6 +56,23 @@ def test_a_result_is_read_by_other_commands_and_a_study_is_resumed(run: Run) -> 
     assert (Path("tuned/best.json").read_text(), Path("tuned/study.jsonl").read_bytes()) == (best, study)
 
 
+def test_settings_are_scored_on_images_that_the_search_did_not_read(run: Run, tmp_path: Path) -> None:
+    write_noise(tmp_path / "others", 3)
+    code, out, err = run(*TUNE, "-m", "tome", "--shape", "slope", "--minutes", "60", "--check", "others")
+    assert code == 0, err
+    assert "in %, on 6 images of others" in out
+    assert "optimistic" not in out
+    found = json.loads(Path("tuned/check.json").read_text())
+    best = json.loads(Path("tuned/best.json").read_text())["tuned"]
+    assert best["shape"] == "slope"
+    assert found["rows"][0]["method"] == "dense"
+    assert {best["constant"]["method"], best["searched"]["method"]} == {row["method"] for row in found["rows"][1:]}
+    assert set(found["rows"][1]) >= {"top1", "agreement", "images"}
+    code, out, err = run(*TUNE, "-m", "tome", "--evaluations", "1", "--check", "images", "--out", "again")
+    assert code == 0, err
+    assert "these numbers are optimistic" in out
+
+
 def test_methods_race_and_the_table_has_all_of_them(run: Run) -> None:
     code, out, err = run(*TUNE, "-m", "tome", "-m", "gtp", "--json", "record.json")
     assert code == 0, err
@@ -133,6 +150,15 @@ def test_a_recipe_is_trained_at_the_points_of_a_grid(run: Run) -> None:
         (["-m", "none"], "there is nothing to tune"),
         (["-m", "@gone.json"], "no file gone.json"),
         (["-m", "tome", "--limit", "3"], "3 images are too few"),
+        (
+            ["-m", "tome", "--engine", "torch.export"],
+            "an engine is for speedup targets: macs=0.8",
+        ),
+        (["-m", "tome", "--shape", "slop"], "unknown shape 'slop'; did you mean 'slope'? valid: curve, free, slope"),
+        (["-m", "tome", "--shape", "curve", "--search", "gp"], "shape curve is searched by evolution or random"),
+        (["-m", "tome", "--minutes", "0"], "a search needs some time"),
+        (["-m", "tome", "--check", "nowhere:test"], "nowhere"),
+        (["-m", "tome", "--engine", "tensorrt"], "unknown engine 'tensorrt'"),
     ],
 )
 def test_bad_input_is_one_line_before_any_file(run: Run, arguments: list[str], message: str) -> None:
@@ -158,6 +184,8 @@ def test_bad_input_is_one_line_before_any_file(run: Run, arguments: list[str], m
         (["--front", "0.5,0.5", "-m", "tome"], "has a target twice"),
         (["--front", "agree=0.5,0.9", "-m", "tome"], "a front is over targets of one kind"),
         (["--train", "cifar10_vit", "--grid", "epochs=1"], "the recipe names the model"),
+        (["--grid", "tome:r=1", "--engine", "openvino"], "--engine is for a search"),
+        (["--grid", "tome:r=1", "--shape", "slope"], "--shape is for a search"),
         (["--train", "cifar10_vit"], "--train RECIPE trains the points of a grid"),
     ],
 )

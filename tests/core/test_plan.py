@@ -10,7 +10,7 @@ import tiny
 import vitrim
 from vitrim.core.block import Idle
 from vitrim.core.plan import plan
-from vitrim.core.registry import host_of, make_reducer, methods
+from vitrim.core.registry import host_of, make_method, make_reducer, methods
 from vitrim.core.schedule import BringBack, Remove
 
 CONFIGS = tiny.configs()
@@ -93,3 +93,50 @@ def test_every_method_has_a_reducer(name: str) -> None:
     config = next(config for config in CONFIGS if config.name == name)
     for layer in plan(config, host_of(model).facts(model), 4):
         assert isinstance(make_reducer(config, layer), vitrim.Reducer)
+
+
+# ---- counts that matrix units like -----------------------------------------------------------------------------------
+
+
+UNROUNDED = {"none", "bat", "evo_vit", "l1", "l2", "linf", "zero_tprune"}
+"""Methods with fixed counts of tokens that no option rounds."""
+
+ROUNDED = [
+    name
+    for name, kind in sorted(methods().items())
+    if name not in UNROUNDED and kind.kind != "soft" and not make_method(name).is_adaptive()
+]
+
+
+@pytest.mark.parametrize("name", sorted(set(methods()) - set(ROUNDED)))
+def test_methods_without_counts_to_round_say_so(name: str) -> None:
+    with pytest.raises(vitrim.VitrimError, match="align=8 rounds fixed counts of tokens, and this method has none"):
+        make_method(name, align=8)
+
+
+@pytest.mark.parametrize("multiple", [2, 8])
+@pytest.mark.parametrize("prefix", [1, 5])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_counts_are_multiples_and_follow_the_schedule(name: str, prefix: int, multiple: int) -> None:
+    """Never less than the schedule keeps, never a multiple more, however little a block removes."""
+    configs = make_method(name, align=multiple), make_method(name)
+    counts, asked = (config.counts(196, 12, (14, 14), prefix) or [] for config in configs)
+    before = 196
+    for count, plain in zip(counts, asked, strict=True):
+        if plain < 196:  # all come back in the last block of some
+            assert plain <= count < plain + multiple
+            assert count == before or (count + prefix) % multiple == 0
+        before = count
+    assert make_method(name, align=1).counts(196, 12, (14, 14), prefix) == asked
+
+
+@pytest.mark.parametrize("text", ["tome:r=3", "evit:keep_rate=0.7", "mctf:r=2", "diffrate:r=3", "topk:keep_rate=0.6"])
+def test_a_model_runs_with_rounded_counts(text: str) -> None:
+    """Prefix and fused token included."""
+    model = tiny.HOSTS["vit"]()
+    prefix = host_of(model).facts(model).num_prefix
+    reduction = vitrim.reduce_(model, f"{text},align=4", record=True)
+    model(tiny.images())
+    changed = [count for count in reduction.tokens_per_block if count < reduction.states[0].num_patches + prefix]
+    assert changed
+    assert all(count % 4 == 0 for count in changed)

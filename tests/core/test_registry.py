@@ -57,7 +57,7 @@ def test_good_text(text: str, config: vitrim.MethodConfig) -> None:
         ("tomme:r=4", r"unknown method 'tomme'; did you mean 'tome'\? valid: .*, evit, .*tome, topk"),
         ("TOPK", r"unknown method 'TOPK'.* valid: "),
         ("qqqq", "unknown method 'qqqq'; valid: "),
-        ("tome:rr=4", r"unknown option of tome 'rr'; did you mean 'r'\? valid: blocks, inflect, "),
+        ("tome:rr=4", r"unknown option of tome 'rr'; did you mean 'r'\? valid: align, blocks, inflect, "),
         ("evit:keeprate=0.5", r"unknown option of evit 'keeprate'; did you mean 'keep_rate'\?"),
         ("tome:name=x", "unknown option of tome 'name'"),  # the first parameter of make_method
         ("tome:self=x", "unknown option of tome 'self'"),

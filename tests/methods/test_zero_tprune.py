@@ -8,6 +8,7 @@ import torch
 import golden_models as golden
 import tiny
 import vitrim
+from vitrim.core.attention import MAP_BYTES
 from vitrim.core.matching import best_partners, unit
 from vitrim.core.registry import make_method
 from vitrim.core.tokens import take
@@ -104,3 +105,17 @@ def test_boost_needs_a_class_token() -> None:
             model(tiny.images())
             found.append(reduction.state.source)
         assert torch.equal(*found) == alike
+
+
+def test_images_are_scored_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a budget for one map, for two of three images, and for all: to the bit."""
+    images = tiny.images(3)
+    outputs = []
+    for budget in (1, 2 * 2 * 37 * 37 * 4, 2**30):
+        monkeypatch.setitem(MAP_BYTES, "cpu", budget)
+        model = tiny.HOSTS["vit"]()
+        vitrim.reduce_(model, "zero_tprune")
+        with torch.no_grad():
+            outputs.append(model(images))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])

@@ -67,6 +67,10 @@ def tune(
     it beats the constant one beyond noise on the last third. Use the file as -m @tuned/best.json.
     """
     _check(model.name, methods, {"--target": target, "--front": front, "--grid": grid}, train)
+    searching = {"--engine": effort.engine, "--check": effort.check, "--minutes": effort.minutes}
+    given = [name for name, value in searching.items() if value is not None]
+    if grid is not None and (given or effort.shape != "free"):
+        raise VitrimError(f"{(*given, '--shape')[0]} is for a search with --target or --front: leave it out")
     if train is not None:
         tuning.train_grid(train, grid or [], data, effort, machine, record)
     elif grid is not None:

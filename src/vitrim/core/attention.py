@@ -138,6 +138,23 @@ class Attention:
             received = received + self._heads(first, step).probabilities().sum(dim=(1, 2))
         return received / (heads * m)
 
+    def images_at_once(self) -> int:
+        """The number of images whose map fits the small budget of memory (`MAP_BYTES`), at least one."""
+        batch, heads, m, _ = self.q.shape
+        if torch.compiler.is_compiling():  # which must not specialise on the batch size
+            return batch
+        bytes_per_image = heads * m * self.k.shape[2] * decision_dtype(self.q.dtype).itemsize
+        return heads_at_once(bytes_per_image, batch, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
+
+    def images(self, first: int, count: int) -> Attention:
+        """``count`` images without their values, for what is decided image by image."""
+        if first == 0 and count >= self.q.shape[0]:
+            return self
+        own = slice(first, first + count)
+        bias = self.bias if self.bias is None or self.bias.shape[0] == 1 else self.bias[own]
+        raw, queries = (None if one is None else one[own] for one in (self.k_raw, self.queries))
+        return replace(self, q=self.q[own], k=self.k[own], v=None, k_raw=raw, bias=bias, queries=queries)
+
     def _heads(self, first: int, count: int) -> Attention:
         """``count`` heads without their values, for what is averaged over heads."""
         if first == 0 and count >= self.q.shape[1]:
@@ -148,7 +165,7 @@ class Attention:
 
 
 MAP_BYTES = {"cpu": 4 * 2**20, "gpu": 64 * 2**20}
-"""Memory that one step of `Attention.column_mean` may take: about a core's cache, or enough to keep a GPU busy."""
+"""Memory that the maps of one step may take: about a core's cache, or enough to keep a GPU busy."""
 
 
 def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from vitrim.core.knob import Knob
-from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, quarter_blocks
+from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, on_multiples, quarter_blocks
 from vitrim.errors import VitrimError, unknown
 
 Restore = Literal["end", "last_block", "zeros"]
@@ -59,6 +59,8 @@ class MethodConfig(BaseModel):
     """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
     fixed_by: ClassVar[tuple[Literal["freeze", "capacity"], ...]] = ()
     """The ways to fixed counts that an adaptive method has: `frozen`, `bounded`."""
+    alignable: ClassVar[bool] = True
+    """Fixed counts may be rounded (`align`): no amount says more than a count."""
     version: ClassVar[int] = 1
 
     _made_for: Mapping[str, Any] | None = PrivateAttr(None)
@@ -76,6 +78,9 @@ class MethodConfig(BaseModel):
         "'zeros'",
     )
     strict: bool = Field(False, description="refuse, instead of warn, when a layer cannot remove as much as asked")
+    align: int = Field(
+        1, ge=1, description="round what blocks keep up to so many tokens, prefix included, or a multiple; 1: do not"
+    )
 
     if not TYPE_CHECKING:  # a type checker knows the options from the fields
 
@@ -104,6 +109,8 @@ class MethodConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_restore(self) -> MethodConfig:
+        if self.align > 1 and (self.is_adaptive() or not self.alignable or self.kind in ("soft", "none")):
+            raise ValueError(f"align={self.align} rounds fixed counts of tokens, and this method has none to round")
         if self.restore is None:
             return self
         if self.restores_by:
@@ -132,6 +139,11 @@ class MethodConfig(BaseModel):
             VitrimError: these options do not fit a model of ``num_layers`` blocks.
         """
         return [None] * num_layers
+
+    def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
+        """The amounts as they are planned for a model with ``num_prefix`` tokens in front: rounded by `align`."""
+        every, others = self.amounts(num_layers), (num_prefix, self.added_tokens())
+        return every if self.align == 1 else on_multiples(every, self.align, self.counts_of, others)
 
     def scheduled(self, num_layers: int) -> tuple[int, ...]:
         """The blocks that a list given as `amounts_option` has a value for, in order; by default all."""
@@ -227,10 +239,13 @@ class MethodConfig(BaseModel):
         """Tokens a reduction creates besides those it keeps (EViT's fused token)."""
         return 0
 
-    def counts(self, initial: int, num_layers: int, grid: tuple[int, int] | None = None) -> list[int] | None:
+    def counts(
+        self, initial: int, num_layers: int, grid: tuple[int, int] | None = None, num_prefix: int = 1
+    ) -> list[int] | None:
         """Patch tokens left after each block, from ``initial``; None if that depends on the images. Patches that come
-        back by `restore` are not counted. ``grid``: where they lie, for methods to which that matters."""
-        return None if self.is_adaptive() else self.counts_of(self.amounts(num_layers), initial)
+        back by `restore` are not counted. ``grid``: where they lie, and ``num_prefix``: tokens in front of them, for
+        options to which that matters."""
+        return None if self.is_adaptive() else self.counts_of(self.planned(num_layers, num_prefix), initial)
 
     def counts_of(self, amounts: Sequence[Amount | None], initial: int) -> list[int]:
         """Patch tokens left after each block under ``amounts``, from ``initial``."""

@@ -66,7 +66,7 @@ def plan(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[Layer
         164
     """
     config.check(num_layers)
-    amounts = tuple(config.amounts(num_layers))
+    amounts = tuple(config.planned(num_layers, facts.num_prefix))
     return tuple(
         Layer(
             depth=depth,

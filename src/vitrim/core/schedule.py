@@ -124,6 +124,53 @@ class Aligned:
         return math.ceil(total / self.multiple) * self.multiple - self.num_prefix
 
 
+@dataclass(frozen=True)
+class OnMultiples:
+    """The count that a whole schedule leaves after its last layer, in all a multiple of a number, rounded up.
+
+    What a layer keeps beyond its amount, a later one removes: `Aligned` would keep all of it, and with a small `Remove`
+    never remove anything.
+
+    Attributes:
+        amounts: of the layers up to this one.
+        counts: from amounts and initial patches to the patches left after each layer.
+        multiple: of all tokens.
+        others: tokens that are no patches, and those that the layer adds.
+    """
+
+    amounts: tuple[Amount | None, ...]
+    counts: Callable[[Sequence[Amount | None], int], list[int]]
+    multiple: int
+    others: tuple[int, int]
+
+    def keep(self, initial: int, current: int) -> int:
+        prefix, added = self.others
+        total = self.counts(self.amounts, initial)[-1] + prefix
+        return math.ceil(total / self.multiple) * self.multiple - prefix - added
+
+
+def on_multiples(
+    amounts: Sequence[Amount | None],
+    multiple: int,
+    counts: Callable[[Sequence[Amount | None], int], list[int]],
+    others: tuple[int, int],
+) -> list[Amount | None]:
+    """Every amount as `OnMultiples`; what brings patches back, and layers without one, as they are.
+
+    Example:
+        >>> def counts(amounts, initial): return [initial - sum(a.count for a in amounts[: n + 1])
+        ...                                       for n in range(len(amounts))]
+        >>> [amount.keep(196, 196) + 1 for amount in on_multiples(constant(13, 4), 8, counts, (1, 0))]
+        [184, 176, 160, 152]
+    """
+    return [
+        amount
+        if amount is None or isinstance(amount, BringBack)
+        else OnMultiples(tuple(amounts[: layer + 1]), counts, multiple, others)
+        for layer, amount in enumerate(amounts)
+    ]
+
+
 def effective_keep(amount: Amount, least: int, initial: int, current: int) -> int:
     """Evaluate an amount: at least ``least`` (what the method can reach in one step), at most ``current``.
 

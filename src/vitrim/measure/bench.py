@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError, first_line
+from vitrim.measure.engines import Call, Compiled, Eager, Engine, compilation, engines_named
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -23,17 +27,14 @@ from vitrim.measure.latency import (
     images_per_second,
     paired_speedup,
     reduced_copy,
-    shared_copy,
     summarise,
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
-from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE, Row
 from vitrim.tasks import tasks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-COMPILED_VARIANTS = 1000
 WHOLE = "whole model"
 """The part of a dense model that is all of it."""
 
@@ -43,29 +44,36 @@ def measure(
     methods: Mapping[str, MethodConfig],
     images: Tensor,
     *,
+    engines: Sequence[str | Engine] = ("eager",),
     compiled: bool = False,
     budget: Budget | None = None,
 ) -> list[Row]:
     """Speed and peak memory of a dense model and its reductions at one batch size and dtype, in one interleaved run.
 
+    The baseline is the dense model on the fastest of the engines, with the faster attention kernel there.
+
     Args:
         model: an unreduced host in eval mode; it is not changed.
         methods: configs by the name that the rows should carry.
         images: (B, C, H, W) on the device and in the dtype of the model.
-        compiled: compile all of them with torch.compile in its default mode.
+        engines: names (`vitrim.measure.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
+            engines. Every model runs on each, but for methods without a fixed graph on those that need one.
+        compiled: in place of ``engines``, torch.compile in its default mode alone.
         budget: how long to time.
 
     Returns:
-        One row for the dense model with the faster attention kernel (method "dense"), then one per method, each with
-        ``method, dense_kernel, dense_p50_ms`` (by kernel), ``images_per_second, latency_ms`` (p50, p95, min, iqr),
-        ``rounds, peak_memory_mib`` (None where it cannot be measured), ``speedup, speedup_q1, speedup_q3,
-        promised_speedup`` (dense MACs over reduced MACs) and ``ratio`` (speedup over promised_speedup).
+        One row per engine for the dense model with the faster attention kernel there (method "dense"), then one per
+        method and engine, each with ``method, engine, compiled, images_per_second, latency_ms`` (p50, p95, min, iqr),
+        ``rounds, peak_memory_mib`` (None where it cannot be measured), ``speedup, speedup_q1, speedup_q3`` over the
+        baseline, ``promised_speedup`` (dense MACs over reduced MACs), ``ratio`` (speedup over promised_speedup),
+        ``dense_engine, dense_kernel`` of the baseline, ``engine_speedup`` over the dense model on the same engine,
+        ``dense_p50_ms`` of that (by kernel), and ``prepare_seconds`` (compiling or exporting, and the first run).
 
         Of a dense model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) two rows each, with ``part``: what runs in
         front of its heads, against the same part of the dense model, and the whole model.
 
     Raises:
-        VitrimError: a method does not fit the model.
+        VitrimError: a method does not fit the model or runs on none of the engines, or an engine cannot run here.
 
     Example:
         >>> import timm
@@ -73,44 +81,120 @@ def measure(
         >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1).eval()
         >>> rows = measure(model, {"tome:r=1": parse_method("tome:r=1")}, torch.zeros(1, 3, 32, 32),
         ...                budget=Budget(min_rounds=1, min_seconds=0.0))
-        >>> [row["method"] for row in rows]
-        ['dense', 'tome:r=1']
+        >>> [(row["method"], row["engine"]) for row in rows]
+        [('dense', 'eager'), ('tome:r=1', 'eager')]
     """
-    kernels = dense_copies(model)
-    copies = {_dense_name(kernel): dense for kernel, dense in kernels.items()}
-    copies |= {name: reduced_copy(model, config) for name, config in methods.items()}
+    chosen = [Compiled()] if compiled else engines_named(engines)
+    check_engines(chosen, methods, model, images.device, images.dtype)
+    copies: dict[tuple[str, str], nn.Module] = {(DENSE, kernel): copy for kernel, copy in dense_copies(model).items()}
+    copies |= {(name, ""): reduced_copy(model, config) for name, config in methods.items()}
     parts = _parts(model)
     # counted on the very copies that are timed: learned reducers are drawn anew for every copy
     promised = {
-        part: _promises(take(model), {name: take(copies[name]) for name in methods}, images)
+        part: _promises(take(model), {name: take(copies[name, ""]) for name in methods}, images)
         for part, take in parts.items()
     }
-    models = {_key(name, part): take(copy) for part, take in parts.items() for name, copy in copies.items()}
-    with torch.inference_mode(), compilation(compiled):
-        if compiled:
-            models = {name: torch.compile(candidate) for name, candidate in models.items()}  # type: ignore[misc]
-        runs: dict[str, Callable[[], object]] = {name: partial(candidate, images) for name, candidate in models.items()}
-        times = time_interleaved(runs, images.device, budget)
-        fastest_of = {
-            part: fastest({name: times[_key(_dense_name(name), part)] for name in kernels}, kernels) for part in parts
-        }
-        peaks = {
-            # a copy, because what a model still holds of its last forward would be released in this one
-            key: peak_memory_mib(runs[key] if compiled else partial(shared_copy(models[key]), images), images.device)
-            for part in parts
-            for key in (_key(name, part) for name in [_dense_name(fastest_of[part]), *methods])
-        }
+    entries = [
+        Entry(name, kernel, engine, part, take(copy), promised[part].get(name, 1.0))
+        for engine in chosen
+        for part, take in parts.items()
+        for (name, kernel), copy in copies.items()
+        if name == DENSE or engine.obstacle(methods[name]) is None
+    ]
+    with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
+        for number, entry in enumerate(entries):
+            entry.prepare(images, Path(folder) / str(number))
+        with torch.inference_mode():
+            times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
+            return _rows(entries, times, [DENSE, *methods], images)
+
+
+@dataclass
+class Entry:
+    """One model, or a part of one, on one engine.
+
+    Attributes:
+        name: of the method, or "dense".
+        kernel: the attention kernel of a dense model.
+        engine: what runs it.
+        part: of the model; None where it is timed as one.
+        model: what runs.
+        promised: dense MACs over its MACs.
+        call: one forward of the images; `prepare` makes it.
+        seconds: that took.
+    """
+
+    name: str
+    kernel: str
+    engine: Engine
+    part: str | None
+    model: nn.Module
+    promised: float
+    call: Call = field(init=False)
+    seconds: float = field(init=False)
+
+    @property
+    def key(self) -> str:
+        """The name among all that is timed."""
+        kernel = f" ({self.kernel})" if self.kernel else ""
+        on = "" if self.engine.label == Eager.label else f" on {self.engine.label}"
+        return self.name + kernel + on + ("" if self.part is None else f" [{self.part}]")
+
+    def prepare(self, images: Tensor, folder: Path) -> None:
+        """Compile or export the model for ``images``; files go to ``folder``."""
+        folder.mkdir()
+        start = time.perf_counter()
+        self.call = self.engine.prepare(self.model, images, folder)
+        self.seconds = time.perf_counter() - start
+
+
+def check_engines(
+    engines: Sequence[Engine],
+    methods: Mapping[str, MethodConfig],
+    model: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Refuse engines that cannot run here, or not this model, and methods that run on none of them.
+
+    Raises:
+        VitrimError: saying which, and what to do.
+    """
+    part = ask(model).front_name(model)
+    for engine in engines:
+        engine.check(device, dtype)
+        if part is not None and engine.whole_models_only:
+            raise VitrimError(f"engine {engine.label} runs whole models only, and the {part} is timed by itself here")
+    for name, config in methods.items():
+        obstacles = [engine.obstacle(config) for engine in engines]
+        if None not in obstacles:
+            raise VitrimError(f"{name} runs on none of these engines: {obstacles[0]}; give eager too")
+
+
+def _rows(entries: Sequence[Entry], times: Mapping[str, FloatArray], names: Sequence[str], images: Tensor) -> list[Row]:
+    """A row for every method, engine and part; of the dense model on an engine that with its faster kernel."""
+
+    def quickest(among: Iterable[Entry]) -> Entry:
+        by_key = {entry.key: entry for entry in among}
+        return by_key[fastest(times, by_key)]
+
+    kernels: dict[tuple[str, str | None], list[Entry]] = {}
+    for entry in entries:
+        if entry.name == DENSE:
+            kernels.setdefault((entry.engine.label, entry.part), []).append(entry)
+    dense = {place: quickest(every) for place, every in kernels.items()}
+    baseline = {part: quickest(one for one in dense.values() if one.part == part) for _, part in dense}
+    kept = [*dense.values(), *(entry for entry in entries if entry.name != DENSE)]
     rows = []
-    for label in (DENSE, *methods):
-        for part in parts:
-            dense = _key(_dense_name(fastest_of[part]), part)
-            key, promise = (dense, 1.0) if label == DENSE else (_key(label, part), promised[part][label])
-            facts: dict[str, Any] = {} if part is None else {"part": part}
-            facts["dense_kernel"] = fastest_of[part]
-            facts["dense_p50_ms"] = {
-                kernel: summarise(times[_key(_dense_name(kernel), part)]).p50_ms for kernel in kernels
-            }
-            rows.append(Row(label, {**facts, **_numbers(times, key, dense, len(images), peaks[key], promise)}))
+    for entry in sorted(kept, key=lambda entry: names.index(entry.name)):
+        place = entry.engine.label, entry.part
+        facts: dict[str, Any] = {} if entry.part is None else {"part": entry.part}
+        facts |= {"engine": entry.engine.label, "compiled": entry.engine.compiled}
+        facts |= {"dense_engine": baseline[entry.part].engine.label, "dense_kernel": baseline[entry.part].kernel}
+        facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels[place]}
+        peak = entry.engine.peak_mib(entry.model, entry.call, images)
+        numbers = _numbers(times, entry, baseline[entry.part], dense[place], len(images))
+        rows.append(Row(entry.name, {**facts, **numbers, "peak_memory_mib": peak}))
     return rows
 
 
@@ -145,19 +229,12 @@ def _itself(model: nn.Module) -> nn.Module:
     return model
 
 
-def _key(name: str, part: str | None) -> str:
-    return name if part is None else f"{name} [{part}]"
-
-
-def _dense_name(kernel: str) -> str:
-    return f"{DENSE} ({kernel})"
-
-
 def _numbers(
-    times: Mapping[str, FloatArray], name: str, dense: str, batch_size: int, peak_mib: float | None, promised: float
+    times: Mapping[str, FloatArray], entry: Entry, baseline: Entry, own: Entry, batch_size: int
 ) -> dict[str, Any]:
-    latency = summarise(times[name])
-    speedup = paired_speedup(times[dense], times[name])
+    """The speed of an entry: alone, over the baseline, and over the dense model on its own engine."""
+    latency = summarise(times[entry.key])
+    speedup = paired_speedup(times[baseline.key], times[entry.key])
     return {
         "images_per_second": images_per_second(batch_size, latency.p50_ms),
         "latency_ms": {
@@ -166,13 +243,14 @@ def _numbers(
             "min": latency.min_ms,
             "iqr": latency.iqr_ms,
         },
-        "rounds": len(times[name]),
-        "peak_memory_mib": peak_mib,
+        "rounds": len(times[entry.key]),
         "speedup": speedup.median,
         "speedup_q1": speedup.q1,
         "speedup_q3": speedup.q3,
-        "promised_speedup": promised,
-        "ratio": speedup.median / promised,
+        "promised_speedup": entry.promised,
+        "ratio": speedup.median / entry.promised,
+        "engine_speedup": paired_speedup(times[own.key], times[entry.key]).median,
+        "prepare_seconds": entry.seconds,
     }
 
 
@@ -202,25 +280,6 @@ def cost_varies(model: nn.Module) -> bool:
     host = ask(model)
     task = host.task(model)
     return host.front_name(model) is not None and task is not None and tasks()[task].cost_varies
-
-
-@contextmanager
-def compilation(compiled: bool) -> Iterator[None]:
-    """torch.compile for many variants of one model.
-
-    Its cache is per source line, so the dense and all reduced models share one: with the usual limit of 8 entries the
-    ninth would silently run uncompiled. What earlier settings compiled is forgotten, because a second batch size
-    would else be compiled for any size.
-    """
-    if not compiled:
-        yield
-        return
-    import torch._dynamo  # takes a second to load
-
-    torch.compiler.reset()
-    limits = {"recompile_limit": COMPILED_VARIANTS, "accumulated_recompile_limit": COMPILED_VARIANTS}
-    with torch._dynamo.config.patch(limits):
-        yield
 
 
 @contextmanager

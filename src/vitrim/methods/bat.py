@@ -80,6 +80,7 @@ class BAT(ScoredPruning):
 
     name = "bat"
     paper = "Beyond Attentive Tokens: Incorporating Token Importance and Diversity for Efficient ViTs (CVPR 2023)"
+    alignable = False
     kind = "merge"
 
     rule: KeepRule = Field("ceil_current", description="how keep_rate becomes a count")

@@ -76,6 +76,7 @@ class EvoViT(ScoredPruning):
 
     name = "evo_vit"
     paper = "Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer (AAAI 2022)"
+    alignable = False
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
     restores_by = "rejoin"

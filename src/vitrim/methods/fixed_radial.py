@@ -42,6 +42,7 @@ class FixedRadial(StagedConfig):
     """
 
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
+    alignable = False
     kind = "prune"
     may_fall_short = False
     norm: ClassVar[Norm]
@@ -68,7 +69,9 @@ class FixedRadial(StagedConfig):
     def needs_grid(self) -> bool:
         return True
 
-    def counts(self, initial: int, num_layers: int, grid: tuple[int, int] | None = None) -> list[int] | None:
+    def counts(
+        self, initial: int, num_layers: int, grid: tuple[int, int] | None = None, num_prefix: int = 1
+    ) -> list[int] | None:
         """Patch tokens left after each block, from ``initial``, which lie on ``grid``, by default a square.
 
         Raises:

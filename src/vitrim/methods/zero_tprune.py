@@ -71,6 +71,7 @@ class ZeroTPrune(MethodConfig):
 
     name = "zero_tprune"
     paper = "Zero-TPrune: Zero-Shot Token Pruning through Leveraging of the Attention Graph (CVPR 2024)"
+    alignable = False
     kind = "prune"
     needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"num_similar", "keep_rate"})
@@ -126,6 +127,13 @@ class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
     site = "after"
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        """Some images at a time: the maps of all of them would be the most memory that the model needs."""
+        step = attention.images_at_once()
+        pieces = [self.score_some(attention.images(first, step), state) for first in range(0, len(x), step)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def score_some(self, attention: Attention, state: TokenState) -> Tensor:
+        """(B, P) scores of the patches of the images of ``attention``."""
         amount, p = self.layer.amount, state.num_prefix
         assert isinstance(amount, TwoStages)
         similar = amount.similar(state.num_patches)
@@ -134,7 +142,7 @@ class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
         if similar:
             rank = self.importance(graph, None, 1)[:, p:]
             dropped = similar_patches(rank, attention.mean_keys()[:, p:], similar)
-            left = torch.ones_like(state.size, dtype=torch.bool).scatter(1, dropped + p, 0)
+            left = torch.ones_like(graph[:, 0, 0], dtype=torch.bool).scatter(1, dropped + p, 0)
         score = self.importance(graph, left, self.config.iterations_at(self.layer.depth, self.layer.num_layers))
         if left is not None:
             score = score.masked_fill(~left, -torch.inf)

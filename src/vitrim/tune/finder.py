@@ -18,6 +18,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.tune.cost import Cost, cheapest, within
 from vitrim.tune.measured import Measured, joined, means
+from vitrim.tune.shapes import Shape, shaped, starts
 from vitrim.tune.space import Point, Space
 from vitrim.tune.strategies import Evolution, Strategy, Told
 from vitrim.tune.verdict import Difference, difference
@@ -94,6 +95,8 @@ class Finder:
         measured: gives the damage of settings, and keeps it.
         strategy: proposes candidates; default evolution.
         seed: of the candidates that are drawn.
+        shape: of the settings that are tried.
+        stops: asked before new candidates are proposed; True ends the search.
         on_trial: called with every finished trial.
     """
 
@@ -105,10 +108,12 @@ class Finder:
         *,
         strategy: Strategy | None = None,
         seed: int = 0,
+        shape: Shape = "free",
+        stops: Callable[[], bool] = bool,
         on_trial: Callable[[Trial], None] | None = None,
     ) -> None:
         self.space, self.cost, self.measured = space, cost, measured
-        self.strategy = strategy or Evolution()
+        self.strategy, self.shape, self.stops = shaped(strategy or Evolution(), shape), shape, stops
         self.proxy = measured.proxy
         self.seed, self.on_trial = seed, on_trial
         self.trials: list[Trial] = []
@@ -130,7 +135,7 @@ class Finder:
         starts = self.starts(limit)[:evaluations]
         seen = {self.space.key(start.config) for start in starts}
         best = self._race(starts, None)
-        while len(self.trials) < evaluations:
+        while len(self.trials) < evaluations and not self.stops():
             children = self._children(limit, min(self.strategy.children, evaluations - len(self.trials)), seen)
             if not children:
                 break
@@ -148,7 +153,7 @@ class Finder:
             raise VitrimError(self.out_of_reach(limit))
         seen = {self.space.key(constant)}
         found = [Candidate(constant, self.space.point(constant), "constant")]
-        for point in self.space.starts():
+        for point in starts(self.space, self.shape):
             candidate = self._candidate(point, limit, "start", seen)
             found += [] if candidate is None else [candidate]
         return found

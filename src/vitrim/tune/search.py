@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -16,6 +17,8 @@ from vitrim.core.fit import described
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
+from vitrim.measure.bench import check_engines
+from vitrim.measure.engines import engines_named
 from vitrim.measure.evaluation import num_classes
 from vitrim.measure.latency import Budget
 from vitrim.measure.partial import weights_fingerprint
@@ -29,9 +32,11 @@ from vitrim.tune.measured import Measured
 from vitrim.tune.proxy import PARTS, BatchImages, Images, ModelScorer, check_proxy
 from vitrim.tune.race import Raced, race
 from vitrim.tune.result import Result, Target
+from vitrim.tune.shapes import check_shape
 from vitrim.tune.space import Space
 from vitrim.tune.strategies import Strategy, make_strategy
 from vitrim.tune.study import Study
+from vitrim.tune.timers import timer_on
 
 HALVINGS = 5
 """Searches at other costs until the cheapest one that agrees enough is known well enough."""
@@ -51,12 +56,18 @@ class Options(TypedDict, total=False):
         proxy: the damage that is minimised: feature (default), kl, cosine or agree.
         evaluations: most settings to try for a target, default 60; the race of several methods comes on top.
         strategy: where candidates come from: evolution (default), random, or optuna's gp or tpe.
+        shape: how freely blocks may differ: free (default), slope or curve (`vitrim.tune.shapes`), for methods with
+            stages over those of their own.
+        seconds: end the search when they are over, and choose among what was tried; for several targets each has its
+            share. The limit is of this run, a study that was resumed ends where it did.
         seed: of the settings that are drawn, and of methods that draw at random.
         study: file that keeps what was measured.
         resume: go on from that file; the result is that of a search that was never stopped.
         about: more entries for study and result, e.g. what the images are.
         budget: time to spend on every timed setting, for ``speedup``.
-        timer: how settings are timed, for ``speedup``; default eager PyTorch (`vitrim.tune.cost.eager`).
+        engine: names of `vitrim.measure.engines.engines`, for ``speedup``: of several that which is the fastest for the
+            dense model; default eager.
+        timer: in place of ``engine``, a function that times settings (`vitrim.tune.cost.Timer`).
         processes: this process and its like. All get the same result, the first one writes.
         on_trial: called with every finished trial.
     """
@@ -65,11 +76,14 @@ class Options(TypedDict, total=False):
     proxy: str
     evaluations: int
     strategy: str
+    shape: str
+    seconds: float | None
     seed: int
     study: Path | None
     resume: bool
     about: Mapping[str, Any]
     budget: Budget | None
+    engine: Sequence[str]
     timer: Timer | None
     processes: Processes | None
     on_trial: Callable[[Trial], None] | None
@@ -164,9 +178,13 @@ class _Session:
         if evaluations < 1:
             raise VitrimError(f"a search needs at least 1 evaluation, got {evaluations}")
         name = options.get("strategy", "evolution")
-        strategy = make_strategy(name)
+        strategy, shape = make_strategy(name), check_shape(options.get("shape", "free"), name)
+        seconds = options.get("seconds")
+        if seconds is not None and not seconds > 0.0:
+            raise VitrimError(f"a search needs some time, got seconds={seconds:g}")
+        engine = _engine(model, options, wanted)
         methods = [method] if isinstance(method, str | MethodConfig) else list(method)
-        spaces = [Space.of(model, one) for one in methods]
+        spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
         if len(spaces) > 1 and wanted[0].kind == "agree":
             raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
         if not hasattr(images, "batches"):
@@ -181,6 +199,8 @@ class _Session:
             "target": ", ".join(map(str, wanted)),
             "proxy": proxy,
             **({} if name == "evolution" else {"strategy": name}),
+            **({} if shape == "free" else {"shape": shape}),
+            **({} if engine == ["eager"] else {"engine": ", ".join(engine)}),
             "seed": seed,
             "evaluations": evaluations,
             "images": {part: images.count(part) for part in PARTS},
@@ -195,12 +215,16 @@ class _Session:
 
     def reach_all(self) -> list[Result]:
         """A search for every target."""
-        return [self.reach(target) for target in self.targets]
+        start, seconds = time.monotonic(), self.options.get("seconds")
+        if seconds is None:
+            return [self.reach(target) for target in self.targets]
+        ends = [start + seconds * number / len(self.targets) for number in range(1, len(self.targets) + 1)]
+        return [self.reach(target, end) for target, end in zip(self.targets, ends, strict=True)]
 
-    def reach(self, target: Target) -> Result:
-        """A search for one target."""
+    def reach(self, target: Target, end: float | None = None) -> Result:
+        """A search for one target, until an ``end`` by the monotonic clock."""
         evaluations, rows = self.options.get("evaluations", 60), tuple[Raced, ...]()
-        finders = [self.finder(place, target) for place in range(len(self.spaces))]
+        finders = [self.finder(place, target, end) for place in range(len(self.spaces))]
         if len(finders) > 1:
             outcome, rows, cost = race(finders, self.measured, target.limit, evaluations)
         else:
@@ -210,8 +234,12 @@ class _Session:
         )
         return Result(target, self.measured.proxy, outcome, cost, {**self.known, "target": str(target)}, rows)
 
-    def finder(self, place: int, target: Target) -> Finder:
+    def finder(self, place: int, target: Target, end: float | None = None) -> Finder:
         """The search of one method."""
+
+        def stops() -> bool:
+            return self.measured.study.ended(lambda: end is not None and time.monotonic() >= end)
+
         if place not in self.costs:
             self.costs[place] = self._cost(self.spaces[place], target)
         return Finder(
@@ -220,6 +248,8 @@ class _Session:
             self.measured,
             strategy=self.strategy,
             seed=self.options.get("seed", 0),
+            shape=self.known.get("shape", "free"),
+            stops=stops,
             on_trial=self.options.get("on_trial"),
         )
 
@@ -231,16 +261,33 @@ class _Session:
         if target.kind != "speedup":
             return MacsCost(self.model, space, few, seed=seed)
 
+        timer = self.options.get("timer") or timer_on(self.options.get("engine", ["eager"]))
+
         def measure() -> dict[str, Any]:
-            cost = LatencyCost.of(
-                self.model, space, few[0], budget=self.options.get("budget"), seed=seed, timer=self.options.get("timer")
-            )
+            cost = LatencyCost.of(self.model, space, few[0], budget=self.options.get("budget"), seed=seed, timer=timer)
             fit = cost.fit
             return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
 
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
         found = self.measured.study.value(name, measure)
         return LatencyCost(space, Fit(np.array(found["fit"]), found["error"], found["worst"]), found["dense_ms"])
+
+
+def _engine(model: nn.Module, options: Options, targets: Sequence[Target]) -> list[str]:
+    """The names of the engines that settings are timed on.
+
+    Raises:
+        VitrimError: an engine that is unknown or cannot run here, or nothing to time.
+    """
+    names = list(options.get("engine", ["eager"]))
+    engines, like = engines_named(names), next(model.parameters())
+    if names != ["eager"]:
+        if options.get("timer") is not None:
+            raise VitrimError("give an engine or a timer, not both")
+        if any(target.kind != "speedup" for target in targets):
+            raise VitrimError(f"an engine is for speedup targets: {targets[0]} does not depend on it")
+        check_engines(engines, {}, model, like.device, like.dtype)
+    return names
 
 
 def reach(finder: Finder, target: Target, evaluations: int) -> Outcome:

@@ -37,6 +37,7 @@ class Space:
         num_layers: blocks of the model.
         grid: rows and columns of patches.
         num_prefix: tokens in front of the patches.
+        placed: the blocks in which the method acts are those of its options, and none are chosen.
 
     Example:
         >>> import vitrim
@@ -49,9 +50,10 @@ class Space:
     num_layers: int
     grid: tuple[int, int]
     num_prefix: int
+    placed: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, method: MethodConfig | str) -> Space:
+    def of(cls, model: nn.Module, method: MethodConfig | str, *, placed: bool = False) -> Space:
         """The space of a method on a model.
 
         Raises:
@@ -60,7 +62,7 @@ class Space:
         base = parse_method(method) if isinstance(method, str) else method
         host = host_of(model)
         facts = host.facts(model)
-        space = cls(base, len(host.blocks(model)), facts.grid_size, facts.num_prefix)
+        space = cls(base, len(host.blocks(model)), facts.grid_size, facts.num_prefix, placed)
         space.constant(0.0)
         if space.size > 1:
             space.config((1.0,) * space.size, scale=0.0)
@@ -87,6 +89,8 @@ class Space:
         """Tell whether a setting says in which blocks it acts: the method can, learns nothing for some of them, and its
         options do not say it yet."""
         base = self.base
+        if self.placed:
+            return False
         return base.training_free and base.places_option is not None and base.places_option not in base.model_fields_set
 
     @property
@@ -169,7 +173,7 @@ class Space:
 
     def counts(self, config: MethodConfig) -> list[int] | None:
         """Patch tokens after each block; None if that depends on the images."""
-        return config.counts(self.patches, self.num_layers, self.grid)
+        return config.counts(self.patches, self.num_layers, self.grid, self.num_prefix)
 
     def key(self, config: MethodConfig) -> str:
         """Text that is the same for settings that do the same."""

@@ -129,6 +129,24 @@ class Study:
             self._append([row])
         return row["value"]
 
+    def ended(self, over: Callable[[], bool]) -> bool:
+        """Tell whether a search ends here: where it did in the log, and from its end on where ``over()`` says so.
+
+        Args:
+            over: of the first process; it may differ from run to run.
+
+        Example:
+            >>> Study(None, {}).ended(lambda: True)
+            True
+        """
+        row = {"ended": "its time is over"}
+        if self._next < len(self._old):
+            return self._old[self._next] == row and self._take(row) is not None
+        found = bool(self.processes.gather(self.processes.index == 0 and over())[0])
+        if found:
+            self._append([row])
+        return found
+
     def note(self, **entries: Any) -> None:
         """Write a line for the reader, if the log does not have it."""
         row = json.loads(json.dumps(entries))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 
 from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
 from vitrim.exporting.formats.pt2 import is_compiled, operations
+from vitrim.measure.engines import compiler_lack
 
 
 @register_format
@@ -23,10 +22,10 @@ class AOTI(Format):
 
     @classmethod
     def missing(cls) -> str | None:
-        compiler = os.environ.get("CXX", "g++")
-        if shutil.which(compiler) is None and shutil.which("clang++") is None:
-            return f"aoti needs a C++ compiler, and there is none here ({compiler}): install g++, or export to pt2"
-        return None
+        lack = compiler_lack()
+        if lack is None:
+            return None
+        return f"aoti needs a C++ compiler, and there is none here ({lack}): install g++, or export to pt2"
 
     @classmethod
     def recognises(cls, path: Path) -> bool:

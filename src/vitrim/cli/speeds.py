@@ -1,0 +1,202 @@
+"""The output of ``vitrim bench``: its table, and what it says in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitrim.cli import common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import nn
+
+    from vitrim.core.config import MethodConfig
+    from vitrim.measure.engines import Engine
+    from vitrim.measure.records import Row
+
+COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
+ALONE = "eager", "compile"
+"""Engines that need no column, no engine being compared with another."""
+
+
+def print_notes(
+    out: Console,
+    host: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    engines: Sequence[Engine],
+    images: str | None,
+    seed: int,
+) -> None:
+    """Print what the numbers to come depend on, and what is not timed."""
+    from vitrim.measure.bench import cost_varies
+
+    if cost_varies(host):
+        _say(
+            out,
+            "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
+            f"random of which is drawn from seed {seed}",
+        )
+    adaptive = [name for name, config in methods.items() if config.is_adaptive()]
+    if adaptive:
+        given = f"images of {images}" if images else "random images (give real ones with --images)"
+        _say(out, f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}")
+    for name, config in methods.items():
+        refused = {engine.label: engine.obstacle(config) for engine in engines}
+        labels = [label for label, obstacle in refused.items() if obstacle is not None]
+        if labels:
+            _say(out, f"{name} is not timed on {', '.join(labels)}: {refused[labels[0]]}")
+
+
+def print_setting(out: Console, rows: Sequence[Row]) -> None:
+    """Print the table of one setting, dense first, and below it, in words, what to use, or what does not pay."""
+    dense = [row for row in rows if row["method"] == rows[0]["method"]]
+    several = len({row["engine"] for row in dense}) > 1
+    first = rows[0]
+    kernels = "; ".join(_kernel_text(row, several) for row in dense)
+    _say(out, f"{first['model']}, {setting_text(first, several)}; {kernels}; rounds: {first['rounds']}")
+    columns = [COLUMNS[0], *(["part"] if "part" in first else []), *(["engine"] if several else []), *COLUMNS[1:]]
+    text = len(columns) - len(COLUMNS) + 1 if several else 1
+    common.print_table(out, "", columns, [_cells(row, several) for row in rows], text_columns=text)
+    if several:
+        _say(out, prepared(rows))
+        for line in advice(rows):
+            _say(out, line)
+    own = {(row["engine"], row.get("part")): row for row in dense}
+    for row in rows:
+        against = own[row["engine"], row.get("part")]
+        for line in [] if row is against else verdicts(row, against, several=several):
+            _say(out, line)
+    out.print()
+
+
+def _say(out: Console, line: str) -> None:
+    out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _kernel_text(dense: Mapping[str, Any], several: bool) -> str:
+    """The attention kernel of a dense row, and the times of the others."""
+    times = dense["dense_p50_ms"]
+    kernel = min(times, key=times.__getitem__)
+    slower = [f"{name}: {p50:.2f} ms" for name, p50 in times.items() if name != kernel]
+    of = (f" {dense['part']}" if "part" in dense else "") + (f" on {dense['engine']}" if several else "")
+    return f"dense{of} is {kernel} attention" + "".join(f" ({text})" for text in slower)
+
+
+def setting_text(row: Mapping[str, Any], several: bool = False) -> str:
+    """ "batch 8, bf16" or, unless several engines are compared, "batch 8, bf16, compiled"."""
+    on = "" if several or row["engine"] == ALONE[0] else f", on {row['engine']}"
+    return f"batch {row['batch_size']}, {row['dtype']}" + (", compiled" if row["engine"] == ALONE[1] else on)
+
+
+def _cells(row: Row, several: bool) -> list[str]:
+    latency, peak = row["latency_ms"], row["peak_memory_mib"]
+    return [
+        row["method"],
+        *([row["part"]] if "part" in row else []),
+        *([row["engine"]] if several else []),
+        f"{row['images_per_second']:.1f}",
+        f"{latency['p50']:.2f}",
+        f"{latency['p95']:.2f}",
+        "-" if peak is None else f"{peak:.1f}",
+        f"{row['speedup']:.2f}",
+        f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
+        f"{row['promised_speedup']:.2f}",
+        f"{row['ratio']:.2f}",
+    ]
+
+
+def prepared(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The seconds that compiling or exporting took, by engine.
+
+    Example:
+        >>> rows = [{"engine": "eager", "prepare_seconds": 0.0}, {"engine": "onnxruntime", "prepare_seconds": 12.0},
+        ...         {"engine": "onnxruntime", "prepare_seconds": 14.0}]
+        >>> prepared(rows)
+        'made ready, per model: onnxruntime 13.0 s'
+    """
+    seconds: dict[str, list[float]] = {}
+    for row in rows:
+        seconds.setdefault(row["engine"], []).append(row["prepare_seconds"])
+    texts = [f"{name} {sum(each) / len(each):.1f} s" for name, each in seconds.items() if name != ALONE[0]]
+    return f"made ready, per model: {', '.join(texts)}"
+
+
+def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The engine to use for the dense model and for every method, and what reducing adds to the fastest dense model.
+
+    Args:
+        rows: of one setting, dense first, on several engines.
+    """
+    parts = list(dict.fromkeys(row.get("part") for row in rows))
+    return [line for part in parts for line in _advice([row for row in rows if row.get("part") == part])]
+
+
+def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_method.setdefault(row["method"], []).append(row)
+    best = {method: max(each, key=lambda row: row["speedup"]) for method, each in by_method.items()}
+    dense, *others = by_method
+    part = f" ({rows[0]['part']})" if "part" in rows[0] else ""
+    base = f"dense on {rows[0]['dense_engine']} ({rows[0]['dense_kernel']})"
+    slower = [
+        f"{1 / row['speedup']:.2f}x on {row['engine']}"
+        for row in by_method[dense]
+        if row["engine"] != row["dense_engine"]
+    ]
+    where = f"at {setting_text(rows[0], several=True)}"
+    lines = [f"fastest {base}{part} {where}; it takes {', '.join(slower)}"]
+    for method in others:
+        row = best[method]
+        promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
+        speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f})"
+        if _shows_only_cost(method):
+            continue
+        if row["speedup_q1"] > 1.0:
+            lines.append(f"{method}{part}: use {row['engine']}; reducing adds {speed} to {base}, {promise}")
+        else:
+            at_best = f"at best, on {row['engine']}, {speed} the speed of {base}"
+            lines.append(f"{method}{part} does not pay {where}: {at_best}, {promise}")
+    return lines
+
+
+def _shows_only_cost(method: str) -> bool:
+    """Tell whether a method is there to show what vitrim itself costs."""
+    return method.partition(":")[0] == "none"
+
+
+def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool = False) -> list[str]:
+    """The reasons in words why reducing does not pay at this setting; empty where it pays.
+
+    Args:
+        row: of a method.
+        dense: of the dense model, on the same engine.
+        several: engines are compared: then `advice` says what there is to say of speed.
+
+    Example:
+        >>> dense = {"peak_memory_mib": 9.0}
+        >>> row = {"method": "tome:r=8", "batch_size": 1, "dtype": "bf16", "engine": "eager", "dense_kernel": "fused",
+        ...        "speedup": 0.97, "speedup_q1": 0.95, "speedup_q3": 0.99, "promised_speedup": 1.45,
+        ...        "peak_memory_mib": 8.0}
+        >>> verdicts(row, dense)
+        ['tome:r=8 does not pay at batch 1, bf16: 0.97x the speed of dense (fused), where its MACs promise 1.45x']
+    """
+    where = f"at {setting_text(row)}"
+    promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
+    lines: list[str] = []
+    if _shows_only_cost(row["method"]):
+        return lines
+    method = row["method"] + (f" ({row['part']})" if "part" in row else "")
+    if several:
+        pass
+    elif row["speedup"] < 1.0:
+        speed = f"{row['speedup']:.2f}x the speed of dense ({row['dense_kernel']})"
+        lines.append(f"{method} does not pay {where}: {speed}, {promise}")
+    elif row["speedup_q1"] <= 1.0:
+        spread = f"its quartiles {row['speedup_q1']:.2f}-{row['speedup_q3']:.2f} include 1"
+        lines.append(f"{method} shows no clear gain {where}: {row['speedup']:.2f}x, but {spread}, {promise}")
+    peak, dense_peak = row["peak_memory_mib"], dense["peak_memory_mib"]
+    if peak is not None and dense_peak is not None and peak > 1.01 * dense_peak:  # 1%: its bookkeeping
+        lines.append(f"{method} needs more memory than dense {where}: {peak:.2f} against {dense_peak:.2f} MiB")
+    return lines

@@ -1,0 +1,185 @@
+"""What models run on: engines by name, the baseline among them, and the numbers of several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import parse_method
+from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.measure import bench, engines
+from vitrim.measure.bench import measure
+from vitrim.measure.engines import Compiled, Eager, Engine, engines_named
+from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.records import Row
+
+ONCE = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
+IMAGES = torch.zeros(2, 3, 32, 32)
+METHODS = {text: parse_method(text) for text in ("tome:r=2", "topk")}
+
+
+def model() -> nn.Module:
+    from timm.models import VisionTransformer
+
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=5).eval()
+
+
+class Other(Eager):
+    """An engine of our own, which runs some methods only."""
+
+    def __init__(self, label: str, refuses: Sequence[str] = ()) -> None:
+        self.label, self.refuses = label, refuses
+        self.folders: list[Path] = []
+
+    def obstacle(self, config: MethodConfig) -> str | None:
+        return "it is not made for it" if config.name in self.refuses else None
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Callable[[], object]:
+        assert not list(folder.iterdir())
+        self.folders.append(folder)
+        return partial(model, images)
+
+    def peak_mib(self, model: nn.Module, call: Callable[[], object], images: Tensor) -> float | None:
+        return None
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float]) -> None:
+    """Let `measure` find these milliseconds in every round."""
+
+    def fake(runs: Mapping[str, Callable[[], object]], device: object, budget: object) -> dict[str, Any]:
+        assert list(runs) == list(times)
+        return {name: np.full(3, value) for name, value in times.items()}
+
+    monkeypatch.setattr(bench, "time_interleaved", fake)
+
+
+def by_place(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    return {(row["method"], row["engine"]): row for row in rows}
+
+
+def test_the_baseline_is_the_fastest_engine_and_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Other("other", ("topk",))
+    times = {
+        "dense (fused)": 12.0,
+        "dense (unfused)": 16.0,
+        "tome:r=2": 9.0,
+        "topk": 6.0,
+        "dense (fused) on other": 9.0,
+        "dense (unfused) on other": 8.0,
+        "tome:r=2 on other": 4.0,
+    }
+    timed(monkeypatch, times)
+    rows = measure(model(), METHODS, IMAGES, engines=["eager", other])
+    found = by_place(rows)
+    assert list(found) == [
+        ("dense", "eager"),
+        ("dense", "other"),
+        ("tome:r=2", "eager"),
+        ("tome:r=2", "other"),
+        ("topk", "eager"),
+    ]
+    assert {(row["dense_engine"], row["dense_kernel"]) for row in rows} == {("other", "unfused")}
+    speeds = {place: (row["speedup"], row["engine_speedup"]) for place, row in found.items()}
+    assert speeds == {
+        ("dense", "eager"): (8 / 12, 1.0),
+        ("dense", "other"): (1.0, 1.0),
+        ("tome:r=2", "eager"): (8 / 9, 12 / 9),
+        ("tome:r=2", "other"): (2.0, 2.0),
+        ("topk", "eager"): (8 / 6, 2.0),
+    }
+    assert found["tome:r=2", "other"]["ratio"] == 2.0 / found["tome:r=2", "eager"]["promised_speedup"]
+    assert found["dense", "eager"]["dense_p50_ms"] == {"fused": 12.0, "unfused": 16.0}
+    assert found["tome:r=2", "other"]["dense_p50_ms"] == {"fused": 9.0, "unfused": 8.0}
+    assert found["topk", "eager"]["peak_memory_mib"] > 0
+    assert found["tome:r=2", "other"]["peak_memory_mib"] is None
+    assert len(set(other.folders)) == 3
+    assert not any(folder.exists() for folder in other.folders)
+
+
+def test_a_file_engine_runs_beside_eager() -> None:
+    """For real, on the engine that takes least: torch.export."""
+    rows = by_place(
+        measure(model(), {"tome:r=2": METHODS["tome:r=2"]}, IMAGES, engines=["eager", "torch.export"], budget=ONCE)
+    )
+    assert list(rows) == [(name, engine) for name in ("dense", "tome:r=2") for engine in ("eager", "torch.export")]
+    exported = rows["tome:r=2", "torch.export"]
+    assert exported["prepare_seconds"] > rows["tome:r=2", "eager"]["prepare_seconds"]
+    assert exported["peak_memory_mib"] is None
+    assert exported["promised_speedup"] == rows["tome:r=2", "eager"]["promised_speedup"] > 1.0
+    assert 1.0 in (rows["dense", "eager"]["speedup"], rows["dense", "torch.export"]["speedup"])
+
+
+def test_what_is_timed_on_an_engine_of_files_is_the_model_itself(tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    reduced = reduced_copy(model(), "dynamicvit:blocks=[1],keep_rate=0.5")  # its scores are drawn anew in every copy
+    (engine,) = engines_named(["torch.export"])
+    call: Any = engine.prepare(reduced, images, tmp_path)
+    with torch.inference_mode():
+        np.testing.assert_allclose(call(), reduced(images).numpy(), atol=1e-5)
+
+
+def test_compile_is_two_engines_and_freezing_is_told_to_both_that_ask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch._inductor.config as inductor
+
+    seen: list[tuple[object, bool, bool]] = []
+
+    def fake(candidate: nn.Module, options: object = None) -> Callable[[Tensor], object]:
+        return lambda images: seen.append((options, inductor.freezing, torch.is_inference_mode_enabled()))
+
+    monkeypatch.setattr(torch, "compile", fake)
+    for engine in engines_named(["compile"]):
+        assert engine.compiled
+        engine.prepare(model(), IMAGES, tmp_path)
+    assert seen == [(None, False, True), ({"freezing": True}, True, True)]
+    assert not inductor.freezing
+
+
+@pytest.mark.full
+def test_frozen_weights_give_the_same_numbers(tmp_path: Path) -> None:
+    """Two models of one form: neither runs on the weights of the other."""
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    one, other = model(), model()
+    with torch.no_grad():
+        other.head.weight.mul_(2.0)
+    with bench.compilation(True):
+        calls: list[Any] = [Compiled(freezing=True).prepare(each, images, tmp_path) for each in (one, other)]
+        with torch.inference_mode():
+            for each, call in zip((one, other), calls, strict=True):
+                torch.testing.assert_close(call(), each(images), atol=1e-5, rtol=0)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "no engine is given; valid: aoti"),
+        (["onnx"], "unknown engine 'onnx'; did you mean 'onnxruntime'"),
+        (["eager", "eager"], "engine eager is given twice"),
+        (["compile", Compiled()], "engine compile is given twice"),
+    ],
+)
+def test_wrong_engines(names: list[str | Engine], message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        measure(model(), METHODS, IMAGES, engines=names)
+
+
+def test_what_an_engine_cannot_run_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "dense_copies", lambda model: pytest.fail("made"))
+    with pytest.raises(VitrimError, match=r"atm runs on none of these engines: .*; give eager too"):
+        measure(model(), {"atm": parse_method("atm")}, IMAGES, engines=["torch.export"])
+    with pytest.raises(VitrimError, match=r"timed on the CPU in float32, and this is bfloat16 on cpu: leave it out"):
+        measure(model(), METHODS, IMAGES.bfloat16(), engines=["torch.export"])
+    monkeypatch.setattr(engines, "compiler_lack", lambda: "g++")
+    with pytest.raises(MissingPackageError, match=r"engine compile needs a C\+\+ compiler"):
+        measure(model(), METHODS, IMAGES, engines=["eager", "compile"])

@@ -1,0 +1,107 @@
+"""Settings timed on other engines: on which, against what, and how many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from timm.models import VisionTransformer
+from torch import Tensor, nn
+
+import vitrim
+from vitrim.core.config import MethodConfig
+from vitrim.errors import VitrimError
+from vitrim.measure.engines import Eager
+from vitrim.tune import search, timers
+from vitrim.tune.cost import LatencyCost, eager, quiet
+from vitrim.tune.space import Space
+from vitrim.tune.timers import timer_on
+
+IMAGES = torch.zeros(1, 3, 32, 32)
+
+
+@pytest.fixture(scope="module")
+def model() -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=5).eval()
+
+
+class Graph(Eager):
+    """An engine whose models take so many milliseconds for every token that leaves a block, and more when dense."""
+
+    def __init__(self, label: str, factor: float, together: list[int]) -> None:
+        self.label, self.factor, self.together = label, factor, together
+
+    def obstacle(self, config: MethodConfig) -> str | None:
+        return "no" if config.is_adaptive() else None
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Callable[[], object]:
+        assert folder.is_dir()
+        reduction = getattr(model, "vitrim_reduction", None)
+        unfused: Any = not model.blocks[0].attn.fused_attn  # type: ignore[index, union-attr]
+        tokens = 32 if reduction is None else sum(reduction.config.counts(16, 2))
+        return partial(float, self.factor * tokens * (1.0 + (unfused and reduction is None)))
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of calls that were timed in turn, each time."""
+    counted: list[int] = []
+
+    def fake(calls: Mapping[str, Callable[[], Any]], device: object, budget: object) -> dict[str, Any]:
+        counted.append(len(calls))
+        return {name: np.full(3, call()) for name, call in calls.items()}
+
+    monkeypatch.setattr(timers, "time_interleaved", fake)
+    return counted
+
+
+def test_settings_are_timed_on_the_engine_that_is_fastest_for_dense(
+    model: VisionTransformer, together: list[int]
+) -> None:
+    timed = timer_on([Graph("slow", 3.0, together), Graph("quick", 0.5, together)])
+    configs = [vitrim.ToMe(r=[r, 0]) for r in range(1, 9)]
+    ratios, dense_ms = timed(model, configs, IMAGES, None)
+    assert dense_ms == 16.0
+    assert ratios == pytest.approx([sum(config.counts(16, 2) or ()) / 32 for config in configs])
+    assert together == [4, 1 + timers.TOGETHER, 1 + 8 - timers.TOGETHER]
+
+
+def test_a_latency_is_that_of_the_engine(model: VisionTransformer, together: list[int]) -> None:
+    """Whose time is that of the tokens that leave a block: one of the terms of the fit."""
+    space = Space.of(model, "tome")
+    timer = timer_on([Graph("quick", 0.5, together)])
+    with quiet():
+        cost = LatencyCost.of(model, space, IMAGES, timer=timer, number=8)
+    assert cost.worst < 1e-6
+    assert cost.milliseconds(vitrim.ToMe(r=4)) == pytest.approx(0.5 * (12 + 8))
+
+
+def test_a_method_that_does_not_run_on_every_engine_is_refused(model: VisionTransformer, together: list[int]) -> None:
+    timed = timer_on([Eager(), Graph("quick", 0.5, together)])
+    with pytest.raises(VitrimError, match="runs on none of these engines: no"):
+        timed(model, [vitrim.parse_method("atm")], IMAGES, None)
+    assert together == []
+
+
+def test_eager_alone_is_the_timer_that_was() -> None:
+    assert timer_on(["eager"]) is eager
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": ["onnx"]}, "unknown engine 'onnx'; did you mean 'onnxruntime'"),
+        ({"engine": []}, "no engine is given"),
+        ({"engine": ["torch.export"], "target": "macs=0.5"}, "an engine is for speedup targets: macs=0.5"),
+        ({"engine": ["torch.export"], "timer": eager}, "give an engine or a timer, not both"),
+    ],
+)
+def test_wrong_engines_of_a_search(model: VisionTransformer, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        search(model, "tome", list(torch.zeros(6, 4, 3, 32, 32)), **{"target": "speedup=1.2", **options})
