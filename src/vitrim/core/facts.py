@@ -32,6 +32,8 @@ class HostFacts:
         input_size: channels, height and width of the images the model takes.
         takes_maximum: a head that reads patches takes a maximum over those it gets: merging does not change it.
         dense: the head reads every patch at its place (segmentation, detection).
+        across_windows: ``grid_size`` is that of one window of several, which are reduced apart, and some blocks attend
+            across them (`vitrim.core.windows`).
     """
 
     dim: int
@@ -44,6 +46,7 @@ class HostFacts:
     input_size: tuple[int, int, int]
     takes_maximum: bool = False
     dense: bool = False
+    across_windows: bool = False
 
     @property
     def averages_patches(self) -> bool:

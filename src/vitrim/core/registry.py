@@ -1,7 +1,7 @@
 """The two tables of the core (`tables.py`): methods by name, host families by the class of their model.
 
-Every file in ``methods/`` is imported on first use, and every file in ``hosts/LIBRARY/`` on first use of a model of
-that library.
+Every file in ``methods/`` is imported on first use, and a file in ``hosts/LIBRARY/`` on first use of a model that it
+names, or when all are listed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.host import Host
 from vitrim.core.method_files import read_method_file
 from vitrim.core.plan import Layer
-from vitrim.core.tables import discover, enter, entry_of
+from vitrim.core.tables import discover, discover_naming, enter, entry_of
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
 
 C = TypeVar("C", bound=MethodConfig)
@@ -139,9 +139,9 @@ def find_host(model: nn.Module) -> type[Host] | None:
     """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
     for base in type(model).__mro__:
         library = base.__module__.partition(".")[0]
-        if library in libraries():
-            discover(f"vitrim.hosts.{library}")
         key = f"{base.__module__}.{base.__qualname__}"
+        if key not in _HOSTS and library in libraries():
+            discover_naming(f"vitrim.hosts.{library}", f'"{key}"')  # one file of many: each imports its models
         if key in _HOSTS:
             return _HOSTS[key]
     return None
