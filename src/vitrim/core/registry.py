@@ -174,6 +174,11 @@ def host_of(model: nn.Module) -> type[Host]:
         named = " or ".join(f"{access(where)} ({type(part).__name__})" for where, part in parts[:2])
         more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
         raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
+    for where, part in model.named_modules():
+        if where and (reason := refusal(part)):
+            raise UnsupportedModelError(
+                f"{name} is not a supported host itself, and {access(where)} is refused: {reason}"
+            )
     raise UnsupportedModelError(
         f"{name} (from {type(model).__module__}) is not a supported host; `vitrim list hosts` prints those that are"
     )
@@ -195,13 +200,19 @@ def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _is_host(part: nn.Module) -> bool:
     backbone = find_host(part)
+    return backbone is not None and bool(backbone.blocks(part)) and refusal(part) is None
+
+
+def refusal(part: nn.Module) -> str | None:
+    """The reason why a model of a supported class is refused; None where it is not, or is of no such class."""
+    backbone = find_host(part)
     if backbone is None or not backbone.blocks(part):
-        return False
+        return None
     try:
         backbone.check(part)
-    except UnsupportedModelError:
-        return False
-    return True
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
 
 
 def access(name: str, root: str = "model") -> str:
