@@ -18,7 +18,7 @@ from vitrim.core.registry import host_of, make_method
 EACH = ("tome",)
 SOME = ("topk", "mctf", "cropr")
 """Selection at the query, fresh values, a bank: on the first host of each family."""
-PLAIN = [next(iter(hosts)) for hosts in tiny.families(further=True).values()]
+PLAIN = [next(iter(hosts)) for hosts in tiny.families(further=True).values() if hosts]
 
 
 def cells() -> list[Any]:
@@ -61,6 +61,9 @@ def with_hidden(model: Any, images: Tensor) -> list[Tensor]:
     if hasattr(model, "forward_intermediates"):
         with torch.no_grad():
             return tensors(model.forward_intermediates(images))
+    if hasattr(model, "get_intermediate_layers"):
+        with torch.no_grad():
+            return tensors([model(images, is_training=True), *model.get_intermediate_layers(images, n=4)])
     return run(model, images, output_hidden_states=True)
 
 
@@ -157,8 +160,8 @@ def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str) -> None:
     torch.testing.assert_close(parts[0], joined, atol=1e-9, rtol=1e-9)
 
 
-POSITIONS = ("position_embeddings", "position_embedding", "pos_embed", "rel_pos_h", "rel_pos_w")
-ROTARY = ("samvit_rope", "hf_vjepa2", "hf_vjepa2_model", "hf_pixtral")
+POSITIONS = ("position_embeddings", "position_embedding", "positional_embedding", "pos_embed", "rel_pos_h", "rel_pos_w")
+ROTARY = ("dinov3_storage", "samvit_rope", "hf_vjepa2", "hf_vjepa2_model", "hf_pixtral")
 SHUFFLED = ("hf_vit_mae",)
 FIXED = ("hf_aimv2_native",)
 OVERLAPPING = ("hf_ast", "hf_ast_model", "hf_vitpose", "hf_vitpose_backbone")
