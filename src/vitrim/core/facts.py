@@ -12,6 +12,11 @@ Head = Literal["class token", "patches", "no class token", "grid"]
 """The tokens a head reads: class (and other prefix) tokens only, patches too, patches without a class token, or every
 patch at its place."""
 
+Purpose = Literal[
+    "images", "images and text", "vision-language models", "segmentation, detection, poses, depth", "video and audio"
+]
+"""The use that people make of the models of a family: groups of `vitrim list hosts`."""
+
 Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
 """The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
 module that makes patches, the class token and its like, the rest of the host, or what a method brought."""

@@ -130,9 +130,10 @@ def _refuse(*given: Tensor | None) -> None:
 
 @register_host("open_clip.transformer.VisionTransformer")
 class OpenClipViT(OpenClipModel):
-    """Models of class `open_clip.transformer.VisionTransformer`: they pool the class token, the patches, or attend."""
+    """The image tower, alone or in a model of two (CLIP, CoCa): it pools the class token, patches, or attends."""
 
     name = "open_clip VisionTransformer"
+    purpose = "images and text"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedResidualAttentionBlock, ReducedCustomBlock)
 

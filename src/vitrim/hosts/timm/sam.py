@@ -77,9 +77,10 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
 
 @register_host("timm.models.vision_transformer_sam.VisionTransformerSAM")
 class TimmSam(TimmHost):
-    """Models of class `timm.models.vision_transformer_sam.VisionTransformerSAM`: their neck reads a map."""
+    """SAM's image encoder and ViTDet, whose neck reads a map: [windows](#windows)."""
 
     name = "timm VisionTransformerSAM"
+    purpose = "segmentation, detection, poses, depth"
     heads = ("grid",)
     reduced_blocks = (ReducedSamBlock,)
     model_classes = (VisionTransformerSAM,)

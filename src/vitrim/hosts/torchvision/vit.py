@@ -49,7 +49,7 @@ class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
 
 @register_host("torchvision.models.vision_transformer.VisionTransformer")
 class TorchvisionViT(TorchvisionModel):
-    """Models of class `torchvision.models.vision_transformer.VisionTransformer`."""
+    """ViT-B, L, H: queries, keys and values from the packed weights of `nn.MultiheadAttention`."""
 
     name = "torchvision VisionTransformer"
     heads = ("class token",)

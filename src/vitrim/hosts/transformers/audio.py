@@ -36,6 +36,7 @@ class HFAST(TransformersHost):
     """
 
     name = "transformers AST"
+    purpose = "video and audio"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedASTLayer,)
     trunk_classes = (ASTModel,)

@@ -92,6 +92,7 @@ class HFBlip(TransformersHost):
     """Hugging Face BLIP: `BlipModel` reads the class token; decoders of text attend to all tokens of the bare tower."""
 
     name = "transformers BLIP"
+    purpose = "images and text"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedBlipEncoderLayer,)
     trunk_classes = (BlipVisionModel,)
@@ -111,6 +112,7 @@ class HFBlip2(TransformersHost):
     """Hugging Face BLIP-2: the image tower; queries attend to all of its tokens."""
 
     name = "transformers BLIP-2"
+    purpose = "vision-language models"
     heads = ("patches",)
     reduced_blocks = (ReducedBlip2EncoderLayer,)
     trunk_classes = (Blip2VisionModel,)

@@ -61,9 +61,10 @@ class _Owl(TransformersHost):
     "transformers.models.owlvit.modeling_owlvit.OwlViTForObjectDetection",
 )
 class HFOwlViT(_Owl):
-    """Hugging Face OWL-ViT."""
+    """Hugging Face OWL-ViT: the detector has a box and a class for every patch, so pruned ones come back."""
 
     name = "transformers OWL-ViT"
+    purpose = "images and text"
     reduced_blocks = (ReducedOwlViTEncoderLayer,)
     trunk_classes = (OwlViTVisionTransformer,)
 
@@ -74,8 +75,9 @@ class HFOwlViT(_Owl):
     "transformers.models.owlv2.modeling_owlv2.Owlv2ForObjectDetection",
 )
 class HFOwlv2(_Owl):
-    """Hugging Face OWLv2."""
+    """Hugging Face OWLv2: as OWL-ViT."""
 
     name = "transformers OWLv2"
+    purpose = "images and text"
     reduced_blocks = (ReducedOwlv2EncoderLayer,)
     trunk_classes = (Owlv2VisionTransformer,)

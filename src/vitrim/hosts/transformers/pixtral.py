@@ -160,6 +160,7 @@ class HFPixtral(TransformersHost):
     """Hugging Face Pixtral: the image tower. What follows joins neighbouring tokens: it reads every patch."""
 
     name = "transformers Pixtral"
+    purpose = "vision-language models"
     heads = ("grid",)
     hook_class = NoMapsHook
     reduced_blocks = (ReducedPixtralAttentionLayer,)

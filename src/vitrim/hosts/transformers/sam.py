@@ -229,9 +229,10 @@ class _Windowed(TransformersHost):
     "transformers.models.sam.modeling_sam.SamVisionModel",
 )
 class HFSam(_Windowed):
-    """Hugging Face SAM: the image encoder, whose neck reads every patch at its place."""
+    """The image encoder, whose neck reads every patch at its place: [windows](#windows)."""
 
     name = "transformers SAM"
+    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedSamVisionLayer,)
     trunk_classes = (SamVisionEncoder,)
     layers_name = "layers"
@@ -251,9 +252,10 @@ class HFSam(_Windowed):
     "transformers.models.vitdet.modeling_vitdet.VitDetBackbone",
 )
 class HFVitDet(_Windowed):
-    """Hugging Face ViTDet, without the convolutional blocks that some have between their layers."""
+    """ViTDet without the convolutional blocks that some have between their layers: [windows](#windows)."""
 
     name = "transformers ViTDet"
+    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedVitDetLayer,)
     trunk_classes = (VitDetModel, VitDetBackbone)
     layers_name = "encoder.layer"

@@ -81,6 +81,7 @@ class HFAltCLIP(_ClassTokenTower):
     """Hugging Face AltCLIP: the image tower, alone or next to the text tower."""
 
     name = "transformers AltCLIP"
+    purpose = "images and text"
     reduced_blocks = (ReducedAltCLIPEncoderLayer,)
     trunk_classes = (AltCLIPVisionModel,)
 
@@ -93,6 +94,7 @@ class HFChineseCLIP(_ClassTokenTower):
     """Hugging Face Chinese-CLIP: the image tower, alone or next to the text tower."""
 
     name = "transformers Chinese-CLIP"
+    purpose = "images and text"
     reduced_blocks = (ReducedChineseCLIPVisionLayer,)
     trunk_classes = (ChineseCLIPVisionModel,)
 
@@ -105,6 +107,7 @@ class HFAimv2(TransformersHost):
     """Hugging Face AIMv2: no class token; its head, if it has one, attends to the patches with a probe."""
 
     name = "transformers AIMv2"
+    purpose = "images and text"
     heads = ("no class token",)
     reduced_blocks = (ReducedAimv2EncoderLayer,)
     trunk_classes = (Aimv2VisionModel,)

@@ -131,6 +131,7 @@ class HFVideoMAE(_Video):
     """Hugging Face VideoMAE: the encoder on whole clips; the classifier averages the tokens."""
 
     name = "transformers VideoMAE"
+    purpose = "video and audio"
     reduced_blocks = (ReducedVideoMAELayer,)
     trunk_classes = (VideoMAEModel,)
 
@@ -159,6 +160,7 @@ class HFVJEPA2(_Video):
     """Hugging Face V-JEPA 2: the encoder. Its classifier attends to tokens; its predictor reads each at its place."""
 
     name = "transformers V-JEPA 2"
+    purpose = "video and audio"
     heads = ("no class token", "grid")
     reduced_blocks = (ReducedVJEPA2Layer,)
     trunk_classes = (VJEPA2Model,)

@@ -55,6 +55,7 @@ class HFVitPose(TransformersHost):
     """Hugging Face ViTPose of one expert."""
 
     name = "transformers ViTPose"
+    purpose = "segmentation, detection, poses, depth"
     heads = ("grid",)
     reduced_blocks = (ReducedVitPoseBackboneLayer,)
     trunk_classes = (VitPoseBackbone,)

@@ -119,6 +119,7 @@ class HFIdefics3(_Padded):
     """Hugging Face Idefics3: the image tower, on images without padding."""
 
     name = "transformers Idefics3"
+    purpose = "vision-language models"
     reduced_blocks = (ReducedIdefics3EncoderLayer,)
     trunk_classes = (Idefics3VisionTransformer,)
 
@@ -128,6 +129,7 @@ class HFSmolVLM(_Padded):
     """Hugging Face SmolVLM: the image tower, on images without padding."""
 
     name = "transformers SmolVLM"
+    purpose = "vision-language models"
     reduced_blocks = (ReducedSmolVLMEncoderLayer,)
     trunk_classes = (SmolVLMVisionTransformer,)
 
@@ -137,6 +139,7 @@ class HFInternVL(_Tower):
     """Hugging Face InternVL: the image tower."""
 
     name = "transformers InternVL"
+    purpose = "vision-language models"
     reduced_blocks = (ReducedInternVLVisionLayer,)
     trunk_classes = (InternVLVisionModel,)
     layers_name = "encoder.layer"
