@@ -20,6 +20,7 @@ from vitrim.core.block import ReducedBlock
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.errors import UnsupportedModelError
 
+FIELDS = tuple(own.name for own in fields(TokenState))  # read once: torch.compile cannot
 Places = tuple[Tensor, Tensor]
 """Row and column of every token, each (B, N)."""
 
@@ -101,7 +102,7 @@ class WindowState(TokenState):
     @classmethod
     def of(cls, state: TokenState, windows: Windows) -> WindowState:
         """``state``, of the rows of ``windows``; its grid is that of a window."""
-        known = {own.name: getattr(state, own.name) for own in fields(TokenState)}
+        known = {name: getattr(state, name) for name in FIELDS}
         return cls(**{**known, "grid": (windows.height, windows.width)}, windows=windows)
 
     def places(self, in_image: bool) -> Places:
@@ -123,7 +124,7 @@ class WindowState(TokenState):
         window = torch.arange(self.source.shape[0], device=self.source.device)[:, None] % windows.number
         source = torch.where(self.source >= 0, self.source + window * kept, self.source)
         grid = (windows.rows * windows.height, windows.columns * windows.width)
-        known = {own.name: getattr(self, own.name) for own in fields(TokenState)}
+        known = {name: getattr(self, name) for name in FIELDS}
         return TokenState(
             **{
                 **known,
