@@ -9,7 +9,7 @@ that the host has between its blocks. Stochastic depth is drawn for every window
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.block import ReducedBlock
+from vitrim.core.places import Places
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.errors import UnsupportedModelError
 
 FIELDS = tuple(own.name for own in fields(TokenState))  # read once: torch.compile cannot
-Places = tuple[Tensor, Tensor]
+Lines = tuple[Tensor, Tensor]
 """Row and column of every token, each (B, N)."""
 
 
@@ -88,6 +89,17 @@ class Windows(NamedTuple):
         heads: Tensor = x.unflatten(2, (self.number, x.shape[2] // self.number))
         return heads.transpose(1, 2).flatten(0, 1)
 
+    def lines(self, position: Tensor, in_image: bool) -> Lines:
+        """Rows and columns of ``position`` (B*W, N) in its window; with ``in_image`` in the image, as (B, W*N)."""
+        rows, columns = position // self.width, position % self.width
+        if not in_image:
+            return rows, columns
+        window = torch.arange(position.shape[0], device=position.device)[:, None] % self.number
+        return (
+            self.of_images(rows + window // self.columns * self.height),
+            self.of_images(columns + window % self.columns * self.width),
+        )
+
     def of_images(self, x: Tensor) -> Tensor:
         """Values (B*W, N) of the tokens of all windows as (B, W*N)."""
         return x.reshape(x.shape[0] // self.number, self.number * x.shape[1])
@@ -105,38 +117,50 @@ class WindowState(TokenState):
         known = {name: getattr(state, name) for name in FIELDS}
         return cls(**{**known, "grid": (windows.height, windows.width)}, windows=windows)
 
-    def places(self, in_image: bool) -> Places:
+    def lines(self, in_image: bool) -> Lines:
         """Rows and columns of the tokens' anchors, within the window or ``in_image``; one batch row while all agree."""
-        height, width = self.windows.height, self.windows.width
         position = self.position if self.reduced else self.position[: self.windows.number if in_image else 1]
-        rows, columns = position // width, position % width
-        if in_image:
-            window = torch.arange(position.shape[0], device=position.device)[:, None] % self.windows.number
-            rows = self.windows.of_images(rows + window // self.windows.columns * height)
-            columns = self.windows.of_images(columns + window % self.windows.columns * width)
-        return rows, columns
+        return self.windows.lines(position, in_image)
 
     def of_images(self) -> TokenState:
         """The state as one of images, to be read: tokens window by window, input tokens in raster order."""
-        windows, kept = self.windows, self.num_tokens
-        whole = replace(self, reduced=True)
-        rows, columns = whole.places(in_image=True)
-        window = torch.arange(self.source.shape[0], device=self.source.device)[:, None] % windows.number
-        source = torch.where(self.source >= 0, self.source + window * kept, self.source)
-        grid = (windows.rows * windows.height, windows.columns * windows.width)
+        windows = self.windows
         known = {name: getattr(self, name) for name in FIELDS}
-        return TokenState(
-            **{
-                **known,
-                "size": windows.of_images(self.size),
-                "source": windows.join(source.unsqueeze(-1)).flatten(1),
-                "position": rows * grid[1] + columns,
-                "grid": grid,
-                "held": None,
-                "bank": (),
-                "carry": {},
-            }
-        )
+        own = {
+            "size": windows.of_images(self.size),
+            "places": PlacesInImages(self.places, windows),
+            "grid": (windows.rows * windows.height, windows.columns * windows.width),
+            "held": None,
+            "bank": (),
+            "carry": {},
+        }
+        return TokenState(**{**known, **own})
+
+
+class PlacesInImages(Places):
+    """Places in images, of tokens whose places are known in the windows of them."""
+
+    def __init__(self, before: Places, windows: Windows) -> None:
+        super().__init__()
+        self.before, self.windows = before, windows
+
+    @property
+    def num_inputs(self) -> int:
+        return self.before.num_inputs * self.windows.number
+
+    @property
+    def num_tokens(self) -> int:
+        return self.before.num_tokens * self.windows.number
+
+    def _find_source(self) -> Tensor:
+        source = self.before.source
+        window = torch.arange(source.shape[0], device=source.device)[:, None] % self.windows.number
+        source = torch.where(source >= 0, source + window * self.before.num_tokens, source)
+        return self.windows.join(source.unsqueeze(-1)).flatten(1)
+
+    def _find_position(self) -> Tensor:
+        rows, columns = self.windows.lines(self.before.position, in_image=True)
+        return rows * (self.windows.columns * self.windows.width) + columns
 
 
 @dataclass(frozen=True)
@@ -259,26 +283,26 @@ class WindowBlock(ReducedBlock):
         if crosses and bias is not None:
             bias = windows.of_images(bias.flatten(1)).repeat_interleave(windows.number, 0)[:, None, None]
         if tables is not None:
-            own = relative_bias(windows.together(q) if crosses else q, tables, state.places(crosses))
+            own = relative_bias(windows.together(q) if crosses else q, tables, state.lines(crosses))
             bias = add_bias(windows.apart(own) if crosses else own, bias)
         if crosses:
             return AcrossWindows(q, k, v, scale, bias, dropout, k_raw, fused=fused, windows=windows)
         return Attention(q, k, v, scale, bias, dropout, k_raw, fused=fused)
 
 
-def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], places: Places) -> Tensor:
+def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Tensor:
     """The bias (B, H, N, N) of decomposed relative positions (MViTv2, section 4.1): q times two vectors.
 
     Args:
         q: (B, H, N, d) queries, not scaled.
         tables: (S, S, d) each, for rows and columns: from the query's line and the key's line.
-        places: rows and columns of the tokens, (B, N) or (1, N) each.
+        lines: rows and columns of the tokens, (B, N) or (1, N) each.
     """
     heads, n = q.shape[1], q.shape[2]
     total = None
-    for table, lines in zip(tables, places, strict=True):
-        to_lines = torch.einsum("bhnd,bnsd->bhns", q, table.to(q.dtype)[lines])
-        own = to_lines.gather(3, lines[:, None, None].expand(q.shape[0], heads, n, n))
+    for table, line in zip(tables, lines, strict=True):
+        to_lines = torch.einsum("bhnd,bnsd->bhns", q, table.to(q.dtype)[line])
+        own = to_lines.gather(3, line[:, None, None].expand(q.shape[0], heads, n, n))
         total = add_bias(total, own)
     assert total is not None
     return total

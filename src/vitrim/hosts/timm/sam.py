@@ -57,7 +57,7 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
     def angles(self, state: Any, table: Tensor, batch: int) -> Tensor:
         """Rows of the rotary table (P, 2d), of a window or of the image, for the tokens: (1 or B*W, 1, N, 2d)."""
         windows: Windows = state.windows
-        rows, columns = state.places(self.crosses)
+        rows, columns = state.lines(self.crosses)
         if not self.crosses:
             return table[rows * windows.width + columns].unsqueeze(1)
         angles = table[rows * (windows.columns * windows.width) + columns]
