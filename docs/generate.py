@@ -1,21 +1,27 @@
-"""Write what pages take from the code: the properties and options of methods, the pages of the Python API.
+"""Write what pages take from the code: the options of methods, the table of hosts, the pages of the Python API.
 
     python docs/generate.py
 
-The blocks in docs/methods are in git, so that they can be read there, and tests compare them with the code. The pages
+The blocks in docs/methods and the table of docs/hosts.md are in git, so that they can be read there, and tests compare
+them with the code. The pages
 of docs/api and docs/changelog.md are not.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import vitrim
 from vitrim.core.config import MethodConfig
-from vitrim.core.registry import methods
+from vitrim.core.facts import Purpose
+from vitrim.core.host import Host
+from vitrim.core.registry import hosts, methods, missing_libraries
+from vitrim.errors import VitrimError
 
 DOCS = Path(__file__).parent
 PACKAGE = Path(vitrim.__file__).parent
@@ -125,6 +131,36 @@ def page_with_block(page: str, names: Iterable[str]) -> str:
     return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block, page, flags=re.DOTALL)
 
 
+# ---- the table of hosts ---------------------------------------------------------------------------------------------
+
+
+def hosts_block() -> str:
+    """The host families, a table for each purpose, as Markdown.
+
+    Raises:
+        VitrimError: a library is missing: its families would be.
+    """
+    missing = missing_libraries()
+    if missing:
+        raise VitrimError(f"the table of hosts needs all libraries, and {', '.join(missing)} cannot be imported")
+    classes: dict[type[Host], list[str]] = {}
+    for key, host in hosts().items():
+        classes.setdefault(host, []).append(key.rpartition(".")[2])
+    lines = []
+    for purpose in get_args(Purpose):
+        lines += ["", f"**{purpose.capitalize()}**", "", "| family | model classes | what it is |", "|---|---|---|"]
+        for host, names in sorted(classes.items(), key=lambda entry: entry[0].name):
+            if host.purpose == purpose:
+                shown = ", ".join(f"`{name}`" for name in names)
+                lines.append(f"| {host.name} | {shown} | {' '.join((inspect.getdoc(host) or '').split())} |")
+    return "\n".join([BEGIN, *lines[1:], END])
+
+
+def hosts_page(page: str) -> str:
+    """The text of docs/hosts.md with the table as the code has it now."""
+    return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: hosts_block(), page, flags=re.DOTALL)
+
+
 # ---- pages that are not in git ---------------------------------------------------------------------------------------
 
 
@@ -171,6 +207,15 @@ def write_methods() -> None:
         path.write_text(page_with_block(path.read_text(encoding="utf-8"), names), encoding="utf-8")
 
 
+def write_hosts() -> None:
+    """Bring the table of docs/hosts.md up to the code."""
+    path = DOCS / "hosts.md"
+    path.write_text(hosts_page(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 if __name__ == "__main__":
+    # repositories that are no packages: their families are in the table, too
+    sys.path.append(str(DOCS.parent / "tests" / "recreated"))
     write_methods()
+    write_hosts()
     write_untracked()

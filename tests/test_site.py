@@ -60,6 +60,11 @@ def test_pages_of_methods_have_the_options_of_the_code(page: str) -> None:
     assert text == current, "run `python docs/generate.py`"
 
 
+def test_the_table_of_hosts_has_the_families_of_the_code() -> None:
+    text = (DOCS / "hosts.md").read_text()
+    assert text == generate.hosts_page(text), "run `python docs/generate.py`"
+
+
 def test_values_are_put_into_words() -> None:
     assert generate._values({"type": "number", "exclusiveMinimum": 0.0, "maximum": 1.0}) == "number > 0, <= 1"
     assert generate._values({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]}) == "`a`, `b`"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import vitrim
 from full_matrix import FULL_MATRIX
-from tiny_hosts import families
+from tiny_hosts import families, inputs
 from tiny_hosts.timm_vit import GEOMETRY, vit
 from vitrim.core.registry import host_of, make_method, make_reducer, methods
 
@@ -26,6 +26,11 @@ FAMILIES = families()
 HOSTS: dict[str, Callable[[], nn.Module]] = {
     name: create for hosts in FAMILIES.values() for name, create in hosts.items()
 }
+INPUTS = inputs()
+FURTHER: dict[str, Callable[[], nn.Module]] = {
+    name: create for hosts in families(further=True).values() for name, create in hosts.items()
+}
+"""Hosts on which `make test` runs a few methods (`tests/hosts/test_further_hosts.py`)."""
 PLAIN = [next(iter(hosts)) for hosts in FAMILIES.values()]
 """One host of each family."""
 REPRESENTATIVE = ("evit", "tome", "mctf", "ats", "cropr", "patchmerger")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import timm
@@ -15,6 +15,7 @@ import vitrim
 from cli_runs import Run, runner
 from vitrim.cli import listing
 from vitrim.core import registry
+from vitrim.core.facts import Purpose
 from vitrim.core.registry import host_of, hosts
 from vitrim.core.registry import methods as registered
 
@@ -53,6 +54,18 @@ def test_hosts(run: Run) -> None:
     assert max(map(len, out.splitlines())) <= 120
     assert "work with score=column_mean: bat, evit" in out
     assert "refused, since it scores tokens by the attention of a class token, and this model has none: ats" in out
+
+
+def test_hosts_come_in_groups(run: Run) -> None:
+    """By purpose: the first table says what they all are, each is headed by its group."""
+    code, out, _ = run("hosts")
+    assert code == 0
+    places = [out.index(f"\n{purpose}") for purpose in get_args(Purpose)]
+    assert places == sorted(places)
+    for row in listing.hosts():
+        group = get_args(Purpose).index(row["purpose"])
+        end = places[group + 1] if group + 1 < len(places) else len(out)
+        assert places[group] < out.index(f"│ {row['name']} ") < end
 
 
 def test_heads_are_explained_where_a_family_has_them(run: Run) -> None:
@@ -102,7 +115,7 @@ def test_models_are_those_of_the_modules_with_a_host_class() -> None:
     assert {"deit_small_patch16_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_224"} <= set(names)
     assert {"vit_base_resnet50d_224", "test_vit"} <= set(names)  # hybrids are built by another module
     assert {"lv_vit_small", "t2t_vit_14"} <= set(names)
-    assert not {"resnet50", "swin_tiny_patch4_window7_224", "samvit_base_patch16", "cait_s24_224"} & set(names)
+    assert not {"resnet50", "swin_tiny_patch4_window7_224", "cait_s24_224"} & set(names)
 
 
 def test_a_listed_model_of_every_module_is_a_host() -> None:

@@ -1,8 +1,9 @@
-"""Models that hold a supported host: refused with a line that names it; reduced inside, they go on working."""
+"""Models that hold a supported host: it is reduced inside them, and they go on working."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,9 +18,22 @@ from transformers import (
     DPTConfig,
     DPTForDepthEstimation,
     GPT2Config,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    InternVLVisionConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    PixtralVisionConfig,
+    Qwen2Config,
+    SamConfig,
+    SamMaskDecoderConfig,
+    SamModel,
+    SamPromptEncoderConfig,
+    SamVisionConfig,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+    SmolVLMVisionConfig,
     TimmWrapperConfig,
     TimmWrapperForImageClassification,
     VisionEncoderDecoderConfig,
@@ -29,6 +43,7 @@ from transformers import (
 
 import tiny
 import vitrim
+from tiny_hosts.common import seeded
 from tiny_hosts.transformers_vit import GEOMETRY
 from vitrim.core.registry import access
 
@@ -36,11 +51,13 @@ VISION: dict[str, Any] = {key: value for key, value in GEOMETRY.items() if key !
 
 
 class Container(NamedTuple):
-    """How to make it, where the supported host is in it, and its output (a tensor) on ``tiny.images()``."""
+    """Description of one: a function that makes it, the host in it, and its output (a tensor) on ``tiny.images()``."""
 
     create: Callable[[], nn.Module]
     part: str
     run: Callable[[Any], Tensor]
+    tokens: int = 37 - 4 * 4
+    """After the last block under ``tome:r=4``."""
 
 
 def plain(model: Any) -> Tensor:
@@ -126,6 +143,84 @@ def llava() -> nn.Module:
     )
 
 
+TEXT: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+def pixtral() -> nn.Module:
+    return LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=PixtralVisionConfig(**VISION),
+            text_config=LlamaConfig(**TEXT),
+            image_token_id=1,
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+        )
+    )
+
+
+def pixtral_run(model: Any) -> Tensor:
+    """The second image is smaller: a sequence of 36 and 24 patches."""
+    ids = torch.cat([torch.full((1, 60), 1), torch.full((1, 3), 5)], dim=1)
+    sizes = torch.tensor([[24, 24], [16, 24]])
+    return model(input_ids=ids, pixel_values=tiny.images(), image_sizes=sizes).logits
+
+
+def internvl() -> nn.Module:
+    vision = {**VISION, "image_size": [24, 24], "patch_size": [4, 4]}
+    return InternVLForConditionalGeneration(
+        InternVLConfig(vision_config=InternVLVisionConfig(**vision), text_config=Qwen2Config(**TEXT), image_token_id=1)
+    )
+
+
+def internvl_run(model: Any) -> Tensor:
+    ids = torch.cat([torch.full((2, 9), 1), torch.full((2, 3), 5)], dim=1)  # four patches are one token
+    return model(input_ids=ids, pixel_values=tiny.images()).logits
+
+
+def smolvlm() -> nn.Module:
+    vision = SmolVLMVisionConfig(**VISION)
+    return SmolVLMForConditionalGeneration(
+        SmolVLMConfig(
+            vision_config=vision, text_config=LlamaConfig(**TEXT), image_token_id=1, scale_factor=2, pad_token_id=0
+        )
+    )
+
+
+def smolvlm_run(model: Any) -> Tensor:
+    ids = torch.cat([torch.full((2, 9), 1), torch.full((2, 3), 5)], dim=1)
+    return model(input_ids=ids, pixel_values=tiny.images()[:, None]).logits
+
+
+def sam() -> nn.Module:
+    vision = {
+        **VISION,
+        "patch_size": 2,
+        "window_size": 6,
+        "global_attn_indexes": [3],
+        "output_channels": 16,
+        "num_pos_feats": 8,
+    }
+    decoder = SamMaskDecoderConfig(
+        hidden_size=16, num_attention_heads=2, mlp_dim=16, num_hidden_layers=1, iou_head_hidden_dim=16
+    )
+    prompts = SamPromptEncoderConfig(hidden_size=16, image_size=24, patch_size=2, mask_input_channels=4)
+    return SamModel(
+        SamConfig(vision_config=SamVisionConfig(**vision), mask_decoder_config=decoder, prompt_encoder_config=prompts)
+    )
+
+
+def sam_run(model: Any) -> Tensor:
+    return model(tiny.images(), input_points=torch.tensor([[[[5.0, 7.0]]], [[[9.0, 3.0]]]])).pred_masks
+
+
 def llava_run(model: Any) -> Tensor:
     ids = torch.cat([torch.full((2, 36), 1), torch.full((2, 3), 5)], dim=1)
     return model(input_ids=ids, pixel_values=tiny.images()).logits
@@ -167,47 +262,50 @@ CONTAINERS: dict[str, Container] = {
         timm_wrapper, "model.timm_model", lambda model: model(tiny.images()).logits
     ),
     "LlavaForConditionalGeneration": Container(llava, "model.model.vision_tower", llava_run),
+    "Pixtral": Container(pixtral, "model.model.vision_tower", pixtral_run, 36 - 4 * 4),
+    "InternVLForConditionalGeneration": Container(internvl, "model.model.vision_tower", internvl_run),
+    "SmolVLMForConditionalGeneration": Container(smolvlm, "model.model.vision_model", smolvlm_run, 36 - 4 * 4),
+    "SamModel": Container(seeded(sam), "model.vision_encoder", sam_run, 4 * (36 - 4 * 4)),
     "VisionEncoderDecoderModel": Container(
         encoder_decoder,
         "model.encoder",
         lambda model: model(pixel_values=tiny.images(), decoder_input_ids=torch.zeros(2, 3, dtype=torch.int64)).logits,
     ),
 }
-HANDING_ON = ("OptimizedModule", "Adapted")
-"""Wrappers with the attributes of what they hold."""
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_a_container_is_refused_in_a_line_that_names_what_to_reduce(name: str) -> None:
-    create, part, run = CONTAINERS[name]
+def test_a_container_is_reduced_at_the_one_host_in_it(name: str) -> None:
+    create, part, run, tokens = CONTAINERS[name]
     torch.manual_seed(0)
     model = create().eval()
+    host = eval(part, {"model": model})
     with torch.no_grad():
         dense = run(model)
-        with pytest.raises(vitrim.UnsupportedModelError) as caught:
-            vitrim.reduce_(model, "tome:r=4")
-        message = str(caught.value)
-        assert message.startswith(f"{name} is not a supported host itself: reduce {part} (")
-        assert "\n" not in message
-        assert len(message) < 160
-
-        host = eval(part, {"model": model})
-        reduction = vitrim.reduce_(host, "tome:r=4")
-        reduced = run(model)
-        assert reduced.shape == dense.shape
-        assert torch.isfinite(reduced).all()
-        assert not torch.equal(reduced, dense)
-        assert reduction.state.num_tokens == 37 - 4 * 4
-        if name in HANDING_ON:
-            assert vitrim.get_reduction(model) is reduction
+        for given in (model, host):  # in whichever way it is named, the same is reduced
+            reduction = vitrim.reduce_(given, "tome:r=4")
+            reduced = run(model)
+            assert reduction.model is host
+            assert vitrim.get_reduction(model) is vitrim.get_reduction(host) is reduction
+            assert reduced.shape == dense.shape
+            assert torch.isfinite(reduced).all()
+            assert not torch.equal(reduced, dense)
+            assert reduction.state.num_tokens == tokens
+            with pytest.raises(vitrim.VitrimError, match=r"reduced already: call vitrim.restore_\(model.*\) first$"):
+                vitrim.reduce_(model, "tome:r=4")
             vitrim.restore_(model)
-        else:
-            for call in (vitrim.restore_, vitrim.get_reduction):
-                with pytest.raises(vitrim.VitrimError, match=r"is not reduced: model.* in it is: give that$") as caught:
-                    call(model)
-                assert part in str(caught.value)
-            vitrim.restore_(host)
-        assert torch.equal(run(model), dense)
+            assert torch.equal(run(model), dense)
+        with pytest.raises(vitrim.VitrimError, match=r"is not reduced: call vitrim.reduce_"):
+            vitrim.restore_(model)
+
+
+def test_a_reduction_of_a_container_is_saved_and_loaded(tmp_path: Path) -> None:
+    model, twin = CONTAINERS["Sequential"].create().eval(), CONTAINERS["Sequential"].create().eval()
+    twin.load_state_dict(model.state_dict())
+    vitrim.reduce_(model, "tome:r=4").save(tmp_path)
+    assert vitrim.Reduction.load(twin, tmp_path).model is twin[0]
+    with torch.no_grad():
+        assert torch.equal(plain(twin), plain(model))
 
 
 def test_of_many_supported_parts_the_first_two_are_named() -> None:
@@ -219,15 +317,29 @@ def test_of_many_supported_parts_the_first_two_are_named() -> None:
     )
 
 
-def test_a_part_that_would_be_refused_is_not_named() -> None:
-    class Gated(nn.Module):
+def test_of_several_reduced_parts_one_must_be_given() -> None:
+    model = nn.ModuleDict({"a": tiny.HOSTS["vit"](), "b": tiny.HOSTS["vit"]()})
+    for part in model.values():
+        vitrim.reduce_(part, "tome:r=4")
+    with pytest.raises(vitrim.VitrimError, match=r"is not reduced: model.a and model.b in it are: give one of them$"):
+        vitrim.restore_(model)
+
+
+def test_a_part_that_is_refused_is_named_with_the_reason() -> None:
+    class Altered(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = tiny.HOSTS["vit"]()
             self.inner.blocks[0].attn.forward = lambda x: x
 
+    with pytest.raises(vitrim.UnsupportedModelError) as caught:
+        vitrim.reduce_(Altered(), "tome:r=4")
+    assert str(caught.value).startswith("Altered is not a supported host itself, and model.inner is refused: timm ")
+
+
+def test_a_model_without_a_host_says_where_hosts_are_listed() -> None:
     with pytest.raises(vitrim.UnsupportedModelError, match=r"`vitrim list hosts` prints those that are$"):
-        vitrim.reduce_(Gated(), "tome:r=4")
+        vitrim.reduce_(nn.Sequential(nn.Linear(2, 2)), "tome:r=4")
 
 
 def test_a_model_whose_part_is_reduced_says_which() -> None:

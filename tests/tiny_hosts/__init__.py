@@ -2,6 +2,10 @@
 
 The first of a file is the family's plain form: every method is tested on it. The others are variants, on which one
 method of each mechanism is tested.
+
+A family of a later date says ``FURTHER = True``: its layers are built like those of another, so that in `make test` a
+few methods run on it (`tests/hosts/test_further_hosts.py`), and everything in the full matrix. ``INPUTS`` has functions
+from a batch size to the input of those that take no images of 24 x 24 pixels.
 """
 
 from __future__ import annotations
@@ -9,16 +13,26 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 Create = Callable[[], nn.Module]
 
 
-def families() -> dict[str, dict[str, Create]]:
-    """``HOSTS`` of every file of this folder whose library is there, by file name."""
+def families(further: bool = False) -> dict[str, dict[str, Create]]:
+    """``HOSTS`` of every file of this folder, by file name; those of ``further`` families or of the others."""
+    return {name: module.HOSTS for name, module in _modules().items() if getattr(module, "FURTHER", False) is further}
+
+
+def inputs() -> dict[str, Callable[[int], Tensor]]:
+    """``INPUTS`` of all files: of hosts that take something else than small images."""
+    return {host: make for module in _modules().values() for host, make in getattr(module, "INPUTS", {}).items()}
+
+
+def _modules() -> dict[str, Any]:
     return {
-        module.name: importlib.import_module(f"tiny_hosts.{module.name}").HOSTS
+        module.name: importlib.import_module(f"tiny_hosts.{module.name}")
         for module in pkgutil.iter_modules(__path__)
         if module.name != "common"
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Collection, Sequence
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,6 +138,10 @@ def set_threads(threads: int | None) -> int:
 # ---- output --------------------------------------------------------------------------------------------------------
 
 
+PACKAGES = {"open_clip": "open_clip_torch"}
+"""Packages of host libraries, where they have another name than what is imported."""
+
+
 def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
     """Everything a number depends on besides the command: versions, device, dtype, threads, seed."""
     import torch
@@ -150,7 +154,11 @@ def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None
     return {
         "vitrim": vitrim.__version__,
         "torch": str(torch.__version__),
-        **{library: version(library) for library in hosts},
+        **{
+            library: found.version  # a repository on the path has none
+            for library in hosts
+            for found in distributions(name=PACKAGES.get(library, library))
+        },
         "python": platform.python_version(),
         "device": device,
         "device_name": name,

@@ -6,7 +6,8 @@ import difflib
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -17,7 +18,7 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from vitrim.core.facts import Head
+    from vitrim.core.facts import Head, Purpose
     from vitrim.core.host import Host
 
 TIMM_MODELS = "timm.models"
@@ -42,9 +43,11 @@ def list_(*, kind: Kind, text: Text = None, record: Record) -> None:
     rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
     if not rows:
         raise VitrimError(_no_match(kind, text or "", [row["name"] for row in every]))
-    cells = [[_cell(row[key]) for key in columns] for row in (by_group(rows) if kind == "recipes" else rows)]
     out = record.console()
-    common.print_table(out, title, list(columns.values()), cells, text_columns=len(columns))
+    for group, members in _groups(rows):
+        cells = [[_cell(row[key]) for key in columns] for row in (by_group(members) if kind == "recipes" else members)]
+        headed = f"{title}\n{group}" if group and members[0] is rows[0] else group or title
+        common.print_table(out, headed, list(columns.values()), cells, text_columns=len(columns))
     for line in footnotes(rows):
         folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
         out.print(folded, markup=False, highlight=False, soft_wrap=True)
@@ -76,7 +79,7 @@ def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def hosts() -> list[dict[str, Any]]:
-    """Every host family of the installed libraries, with what its heads read and how each method works on those."""
+    """Every host family of the installed libraries by purpose, with its heads and how each method works on those."""
     from vitrim.core import registry
 
     classes: dict[type[Host], list[str]] = {}
@@ -85,13 +88,25 @@ def hosts() -> list[dict[str, Any]]:
     return [
         {
             "name": host.name,
+            "purpose": host.purpose,
             "classes": ", ".join(name.rpartition(".")[2] for name in names),
             "model_classes": names,
             "heads": list(host.heads),
             "methods": {method: {head: fit(method, head) for head in host.heads} for method in registry.methods()},
         }
-        for host, names in sorted(classes.items(), key=lambda entry: entry[0].name)
+        for host, names in sorted(classes.items(), key=lambda entry: (_place(entry[0].purpose), entry[0].name))
     ]
+
+
+def _place(purpose: Purpose) -> int:
+    from vitrim.core import facts
+
+    return get_args(facts.Purpose).index(purpose)
+
+
+def _groups(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Rows by their purpose, if they have one, in the order in which they come."""
+    return [(purpose, list(members)) for purpose, members in groupby(rows, key=lambda row: row.get("purpose", ""))]
 
 
 def fit(method: str, head: Head) -> str:

@@ -14,8 +14,8 @@ from typing import TypeVar
 from torch import nn
 
 from vitrim.core.host import Host
-from vitrim.core.registry import find_host
-from vitrim.core.tables import discover, enter
+from vitrim.core.registry import find_host, libraries
+from vitrim.core.tables import discover_naming, enter
 
 H = TypeVar("H", bound=Host)
 
@@ -46,12 +46,14 @@ def ask(model: nn.Module) -> type[Host]:
         >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
         torch.Size([2, 3])
     """
-    host = find_host(model)  # imports the hosts of its library
+    host = find_host(model)
     if host is not None:
         return host
     for base in type(model).__mro__:
         library = base.__module__.partition(".")[0]
+        if library in libraries():
+            discover_naming(f"vitrim.hosts.{library}", "@register_library(")
         if library in _GENERAL:
             return _GENERAL[library]
-    discover(f"vitrim.hosts.{OWN}")
+    discover_naming(f"vitrim.hosts.{OWN}", "@register_library(")
     return _GENERAL[OWN]

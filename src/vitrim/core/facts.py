@@ -12,6 +12,11 @@ Head = Literal["class token", "patches", "no class token", "grid"]
 """The tokens a head reads: class (and other prefix) tokens only, patches too, patches without a class token, or every
 patch at its place."""
 
+Purpose = Literal[
+    "images", "images and text", "vision-language models", "segmentation, detection, poses, depth", "video and audio"
+]
+"""The use that people make of the models of a family: groups of `vitrim list hosts`."""
+
 Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
 """The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
 module that makes patches, the class token and its like, the rest of the host, or what a method brought."""
@@ -32,6 +37,8 @@ class HostFacts:
         input_size: channels, height and width of the images the model takes.
         takes_maximum: a head that reads patches takes a maximum over those it gets: merging does not change it.
         dense: the head reads every patch at its place (segmentation, detection).
+        across_windows: ``grid_size`` is that of one window of several, which are reduced apart, and some blocks attend
+            across them (`vitrim.core.windows`).
     """
 
     dim: int
@@ -44,6 +51,7 @@ class HostFacts:
     input_size: tuple[int, int, int]
     takes_maximum: bool = False
     dense: bool = False
+    across_windows: bool = False
 
     @property
     def averages_patches(self) -> bool:

@@ -123,6 +123,8 @@ def check_head(config: MethodConfig, facts: HostFacts) -> None:
             "scores tokens by the attention of those in front of the patches, and this model has none; use "
             "score=column_mean"
         )
+    if facts.across_windows and config.needs_attention_map:
+        problem = "reads the attention map of a window, and some blocks of this model attend across windows"
     if problem is not None:
         raise UnsupportedModelError(f"{config.name} {problem}")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrim.core.answers import DenseAnswers
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Role, Starting
+from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Purpose, Role, Starting
 from vitrim.core.layers import input_channels, pair, stride_of
 from vitrim.core.sharding import class_of
 from vitrim.core.trace import Trace
@@ -29,6 +29,8 @@ class Host(DenseAnswers):
 
     name: ClassVar[str] = ""
     """Name of the family in `vitrim list hosts`."""
+    purpose: ClassVar[Purpose] = "images"
+    """The group in which `vitrim list hosts` shows the family."""
     heads: ClassVar[tuple[Head, ...]] = ("class token", "patches", "no class token")
     """The kinds of head among models of the family; a model that hands out tokens has a head that reads patches."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()

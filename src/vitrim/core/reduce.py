@@ -19,7 +19,15 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.hooks import FormOfModel, GridHook
 from vitrim.core.host import Host
 from vitrim.core.plan import Layer, plan
-from vitrim.core.registry import access, host_of, make_method, make_reducer, parse_method
+from vitrim.core.registry import (
+    access,
+    find_host,
+    host_of,
+    make_method,
+    make_reducer,
+    parse_method,
+    supported_parts,
+)
 from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.saving import saved_method as saved_method
@@ -39,7 +47,9 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     live under ``*.reducer.*``. Undo with `restore_`.
 
     Args:
-        model: a supported host, e.g. any ``timm`` VisionTransformer.
+        model: a supported host, e.g. any ``timm`` VisionTransformer, or a model that holds one: the tower of a
+            vision-language model, the backbone of DPT, what a wrapper wraps. That part is reduced then, and the handle
+            is its own (``reduction.model``); `restore_` and `get_reduction` take either.
         method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``.
         record: keep the state after every block of the last forward (``reduction.states``).
 
@@ -47,7 +57,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
         The handle: state, auxiliary outputs, amounts that may change at run time, save and load.
 
     Raises:
-        UnsupportedModelError: the model's family or form is not supported, or cannot carry this method.
+        UnsupportedModelError: the model's family or form is not supported, or cannot carry this method; or it holds
+            several supported parts, which the message names.
         VitrimError: the model is reduced already or runs in another thread, or an option does not fit the model. The
             model is then unchanged.
 
@@ -66,6 +77,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     config = parse_method(method) if isinstance(method, str) else method
     if not isinstance(config, MethodConfig):
         raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
+    model = _tower(model)
     host = _host(model)
     facts = host.facts(model)
     blocks = host.blocks(model)
@@ -131,7 +143,7 @@ def restore_(model: nn.Module) -> None:
 
 
 def get_reduction(model: nn.Module) -> Reduction:
-    """The handle of a reduced model, also of a copy of one (EMA, deepcopy, unpickled).
+    """The handle of a reduced model, or of the one reduced part in it; also of a copy (EMA, deepcopy, unpickled).
 
     Raises:
         VitrimError: the model is not reduced.
@@ -139,8 +151,11 @@ def get_reduction(model: nn.Module) -> Reduction:
     reduction = getattr(model, HANDLE, None)
     if isinstance(reduction, Reduction):
         return reduction
-    inside = [access(name) for name, _ in reduced_parts(model)]
-    hint = f"{inside[0]} in it is: give that" if inside else "call vitrim.reduce_(model, method) first"
+    parts = reduced_parts(model)
+    if len(parts) == 1:
+        return get_reduction(parts[0][1])
+    inside = " and ".join(access(name) for name, _ in parts)
+    hint = f"{inside} in it are: give one of them" if parts else "call vitrim.reduce_(model, method) first"
     raise VitrimError(f"this {type(model).__name__} is not reduced: {hint}")
 
 
@@ -310,13 +325,30 @@ class Reduction:
         return [block for block in host_of(self.model).blocks(self.model) if isinstance(block, ReducedBlock)]
 
 
-def _host(model: nn.Module) -> type[Host]:
+def _tower(model: nn.Module) -> nn.Module:
+    """Return ``model`` where it is a host, else the one part of it that is."""
     if not isinstance(model, nn.Module):
         raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
+    if find_host(model) is not None:
+        return model
+    _refuse_reduced(model)
+    parts = supported_parts(model)
+    if len(parts) != 1:
+        host_of(model)  # says why not
+    return parts[0][1]
+
+
+def _refuse_reduced(model: nn.Module) -> None:
+    parts = reduced_parts(model)
+    if parts:
+        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(parts[0][0])}) first")
+
+
+def _host(model: nn.Module) -> type[Host]:
     host = host_of(model)
     if any(isinstance(block, ReducedBlock) for block in host.blocks(model)):
-        name = next((name for name, _ in reduced_parts(model)), "")
-        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(name)}) first")
+        _refuse_reduced(model)
+        raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
     if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
         raise UnsupportedModelError(
             f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "

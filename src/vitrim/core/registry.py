@@ -1,7 +1,7 @@
 """The two tables of the core (`tables.py`): methods by name, host families by the class of their model.
 
-Every file in ``methods/`` is imported on first use, and every file in ``hosts/LIBRARY/`` on first use of a model of
-that library.
+Every file in ``methods/`` is imported on first use, and a file in ``hosts/LIBRARY/`` on first use of a model that it
+names, or when all are listed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.host import Host
 from vitrim.core.method_files import read_method_file
 from vitrim.core.plan import Layer
-from vitrim.core.tables import discover, enter, entry_of
+from vitrim.core.tables import discover, discover_naming, enter, entry_of
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
 
 C = TypeVar("C", bound=MethodConfig)
@@ -139,9 +139,9 @@ def find_host(model: nn.Module) -> type[Host] | None:
     """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
     for base in type(model).__mro__:
         library = base.__module__.partition(".")[0]
-        if library in libraries():
-            discover(f"vitrim.hosts.{library}")
         key = f"{base.__module__}.{base.__qualname__}"
+        if key not in _HOSTS and library in libraries():
+            discover_naming(f"vitrim.hosts.{library}", f'"{key}"')  # one file of many: each imports its models
         if key in _HOSTS:
             return _HOSTS[key]
     return None
@@ -174,6 +174,11 @@ def host_of(model: nn.Module) -> type[Host]:
         named = " or ".join(f"{access(where)} ({type(part).__name__})" for where, part in parts[:2])
         more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
         raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
+    for where, part in model.named_modules():
+        if where and (reason := refusal(part)):
+            raise UnsupportedModelError(
+                f"{name} is not a supported host itself, and {access(where)} is refused: {reason}"
+            )
     raise UnsupportedModelError(
         f"{name} (from {type(model).__module__}) is not a supported host; `vitrim list hosts` prints those that are"
     )
@@ -195,13 +200,19 @@ def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _is_host(part: nn.Module) -> bool:
     backbone = find_host(part)
+    return backbone is not None and bool(backbone.blocks(part)) and refusal(part) is None
+
+
+def refusal(part: nn.Module) -> str | None:
+    """The reason why a model of a supported class is refused; None where it is not, or is of no such class."""
+    backbone = find_host(part)
     if backbone is None or not backbone.blocks(part):
-        return False
+        return None
     try:
         backbone.check(part)
-    except UnsupportedModelError:
-        return False
-    return True
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
 
 
 def access(name: str, root: str = "model") -> str:

@@ -7,6 +7,7 @@ import error in a file surfaces: an entry that silently does not exist is worse 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
@@ -21,6 +22,28 @@ def discover(package: str) -> None:
     """Import every module of ``package``, once: what they register is then known."""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         importlib.import_module(f"{package}.{module.name}")
+
+
+@cache
+def discover_naming(package: str, text: str) -> None:
+    """Import the modules of ``package`` whose source has ``text``: those that register it, and no others.
+
+    A library has many families of models, and importing one imports the library's own file of it. Modules that come
+    without their source are imported.
+    """
+    for name, source in _sources(package).items():
+        if source is None or text in source:
+            importlib.import_module(name)
+
+
+@cache
+def _sources(package: str) -> Mapping[str, str | None]:
+    """The source of every module of ``package`` by its full name; None where it is not there."""
+    found: dict[str, str | None] = {}
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        loader: Any = getattr(importlib.util.find_spec(module.name), "loader", None)
+        found[module.name] = loader.get_source(module.name) if hasattr(loader, "get_source") else None
+    return found
 
 
 def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:

@@ -33,7 +33,7 @@ class ReducedBeitBlock(PreNormGamma, Block):
 
 @register_host("timm.models.beit.Beit")
 class TimmBeit(TimmHost):
-    """Models of class `timm.models.beit.Beit`."""
+    """BEiT, BEiT v2. The relative position bias is gathered by rows and columns."""
 
     name = "timm Beit"
     heads = ("class token", "patches")

@@ -95,7 +95,10 @@ class ReducedEvaBlockPostNorm(PostNorm, ReducedRopeBlock, EvaBlockPostNorm):
 
 @register_host("timm.models.eva.Eva")
 class TimmEva(TimmHost):
-    """Models of class `timm.models.eva.Eva`. The attention pool of some reads the prefix tokens, too."""
+    """EVA, EVA-02, DINOv3, `vit_*_rope`, Perception Encoder, whose attention pool reads the prefix tokens, too.
+
+    Rotary tables are gathered by position, also mixed ones (one table per block and head).
+    """
 
     name = "timm Eva"
     reduced_blocks = (ReducedEvaBlock, ReducedEvaBlockPostNorm)

@@ -93,7 +93,7 @@ def split(patch_coord: Tensor, patch_valid: Tensor) -> list[Group]:
 
 @register_host("timm.models.naflexvit.NaFlexVit")
 class TimmNaFlexViT(TimmHost):
-    """Models of class `timm.models.naflexvit.NaFlexVit`. Their own image size is that of the position table."""
+    """Images, and [padded batches](#padded-batches) of patches. Its own image size is that of the position table."""
 
     name = "timm NaFlexVit"
     reduced_blocks = (*TimmViT.reduced_blocks, ReducedEvaBlock)

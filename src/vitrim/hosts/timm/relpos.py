@@ -48,7 +48,7 @@ class ReducedResPostRelPosBlock(PostNorm, ReducedBiasBlock, ResPostRelPosBlock):
 
 @register_host("timm.models.vision_transformer_relpos.VisionTransformerRelPos")
 class TimmRelPos(TimmHost):
-    """Models of class `timm.models.vision_transformer_relpos.VisionTransformerRelPos`."""
+    """ViT with relative positions: the bias, per block or shared, is gathered by rows and columns."""
 
     name = "timm VisionTransformerRelPos"
     reduced_blocks = (ReducedRelPosBlock, ReducedResPostRelPosBlock)

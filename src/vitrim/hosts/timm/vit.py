@@ -181,7 +181,11 @@ class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
 
 @register_host("timm.models.vision_transformer.VisionTransformer")
 class TimmViT(TimmHost):
-    """Models of class `timm.models.vision_transformer.VisionTransformer`, and its distilled form."""
+    """ViT, DeiT, DeiT III, distilled DeiT, AugReg, MAE, DINOv2 (and registers), CLIP and SigLIP towers.
+
+    Also with post-norm (`ResPostBlock`) and parallel blocks (`ParallelScalingBlock`: attention and MLP side by side, so
+    methods act at the end of the block; `ParallelThingsBlock`: all attentions of a block are one with more heads).
+    """
 
     name = "timm VisionTransformer"
     reduced_blocks = (ReducedTimmBlock, ReducedResPostBlock, ReducedParallelScalingBlock, ReducedParallelThingsBlock)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from vitrim.core.attention import Attention, project_parts
-from vitrim.core.block import ReducedBlock, split_heads
+from vitrim.core.attention import Attention
+from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import refuse_altered
 from vitrim.core.layers import input_channels
+from vitrim.core.multihead import attention_of, check_attention, values_of
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError, VitrimError
@@ -21,10 +21,7 @@ from vitrim.hosts.torchvision.general import TorchvisionModel
 
 
 class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
-    """torchvision's `EncoderBlock` under reduction.
-
-    `nn.MultiheadAttention` hands out no queries, keys and values: they are projected with its weights here.
-    """
+    """torchvision's `EncoderBlock` under reduction."""
 
     host_class = EncoderBlock
 
@@ -38,19 +35,10 @@ class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
         return self.run(input)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attn = self.self_attention
-        q, k, v = project_parts(self._part, self.ln_1(x), rows, self.reducer.fresh_values)
-        return Attention(
-            q=q,
-            k=k,
-            v=v,
-            scale=attn.head_dim**-0.5,
-            bias=state.key_bias(q.dtype, self.proportional),
-            dropout=attn.dropout if attn.training else 0.0,
-        )
+        return attention_of(self.self_attention, self.ln_1(x), state, rows, self)
 
     def values(self, x: Tensor) -> Tensor:
-        return self._part(self.ln_1(x), 2, 3)[0]
+        return values_of(self.self_attention, self.ln_1(x))
 
     def attention_branch(self, out: Tensor) -> Tensor:
         return self.dropout(self.self_attention.out_proj(out))  # type: ignore[no-any-return]
@@ -58,18 +46,10 @@ class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
     def mlp_branch(self, x: Tensor) -> Tensor:
         return self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
 
-    def _part(self, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
-        """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
-        attn = self.self_attention
-        rows = slice(first * attn.embed_dim, end * attn.embed_dim)
-        bias = None if attn.in_proj_bias is None else attn.in_proj_bias[rows]
-        projected = F.linear(y, attn.in_proj_weight[rows], bias)
-        return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
-
 
 @register_host("torchvision.models.vision_transformer.VisionTransformer")
 class TorchvisionViT(TorchvisionModel):
-    """Models of class `torchvision.models.vision_transformer.VisionTransformer`."""
+    """ViT-B, L, H: queries, keys and values from the packed weights of `nn.MultiheadAttention`."""
 
     name = "torchvision VisionTransformer"
     heads = ("class token",)
@@ -86,7 +66,7 @@ class TorchvisionViT(TorchvisionModel):
             cls.reduced_class(block)
             attn: Any = block.self_attention
             refuse_altered(attn, cls.name)
-            _check_attention(attn)
+            check_attention(attn, cls.name)
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:
@@ -163,26 +143,3 @@ def _last_linear(model: Any) -> dict[str, nn.Linear]:
     """The classifying layer by its name in ``model``; nothing if there is none."""
     found = [(name, layer) for name, layer in model.heads.named_modules(prefix="heads") if isinstance(layer, nn.Linear)]
     return dict(found[-1:])
-
-
-def _check_attention(attention: Any) -> None:
-    """Refuse attention that torchvision itself does not build: the fused projection cannot stand in for it."""
-    if type(attention) is not nn.MultiheadAttention:
-        raise UnsupportedModelError(
-            f"torchvision VisionTransformer with attention of class {type(attention).__name__} is not supported; "
-            "supported: MultiheadAttention"
-        )
-    problem = None
-    if not attention.batch_first:
-        problem = "batch_first=False"
-    elif attention.in_proj_weight is None:
-        problem = "kdim or vdim"
-    elif attention.bias_k is not None:
-        problem = "add_bias_kv=True"
-    elif attention.add_zero_attn:
-        problem = "add_zero_attn=True"
-    if problem is not None:
-        raise UnsupportedModelError(
-            f"torchvision VisionTransformer with {problem} in its MultiheadAttention is not supported; supported: "
-            "batch_first=True, one width for queries, keys and values, no added keys"
-        )

@@ -35,6 +35,7 @@ class HFCLIP(TransformersHost):
     """
 
     name = "transformers CLIP"
+    purpose = "images and text"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedCLIPEncoderLayer,)
     trunk_classes = (CLIPVisionModel,)

@@ -99,6 +99,29 @@ class ReducedLayer(ReducedBlock):
         return split_heads(projected, projected.shape[-1] // getattr(self.attn, self.head_dim_name))
 
 
+class ReducedPlainLayer(ReducedLayer):
+    """The reduced form of layers that name their parts as ViT's do."""
+
+    attention: Any
+    layernorm_before: Any
+    layernorm_after: Any
+    dropout: Any
+    mlp: Any
+
+    @property
+    def attn(self) -> Any:
+        return self.attention
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.layernorm_before(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.dropout(self.attn.o_proj(out))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.dropout(self.mlp(self.layernorm_after(x)))  # type: ignore[no-any-return]
+
+
 class ReducedClipLayer(ReducedLayer):
     """The reduced form of layers that name their parts as CLIP's do; the SigLIP towers have the same layer."""
 
@@ -193,6 +216,18 @@ class TrunkHook:
         self.trace.next_dense(is_backbone or _wanted("output_hidden_states", trunk, kwargs))
 
 
+class NoMapsHook(TrunkHook):
+    """`TrunkHook` that refuses attention maps, of models that lay out tokens otherwise than by image."""
+
+    def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__call__(trunk, args, kwargs)
+        if self.trace.maps or {**dict(zip(self.positional, args, strict=False)), **kwargs}.get("output_attentions"):
+            self.trace.hand_out_maps(False)
+            raise UnsupportedModelError(
+                f"a reduced {type(trunk).__name__} hands out no attention maps; vitrim.restore_(model) first"
+            )
+
+
 def _wanted(name: str, trunk: Any, kwargs: dict[str, Any]) -> bool:
     value = kwargs.get(name)
     if value is None:
@@ -259,7 +294,7 @@ class TransformersHost(TransformersModel):
             grid_size=(height // patch_height, width // patch_width),
             # a forward of the user's own may read any token
             head_rows=cls.head_rows(model) if type(model).forward.__module__.startswith("transformers.") else None,
-            input_size=(config.num_channels, height, width),
+            input_size=(getattr(config, "num_channels", 3), height, width),
         )
 
     @classmethod

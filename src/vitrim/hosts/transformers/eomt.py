@@ -178,17 +178,19 @@ class _Eomt(TransformersHost):
 
 @register_host("transformers.models.eomt.modeling_eomt.EomtForUniversalSegmentation")
 class HFEomt(_Eomt):
-    """Hugging Face EoMT: masks and classes of queries that join in the last layers."""
+    """Masks and classes of queries that join in the last layers: those before are reduced. Square images only."""
 
     name = "transformers EoMT"
+    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedEomtLayer,)
     trunk_classes = (EomtForUniversalSegmentation,)
 
 
 @register_host("transformers.models.eomt_dinov3.modeling_eomt_dinov3.EomtDinov3ForUniversalSegmentation")
 class HFEomtDinov3(_Eomt):
-    """Hugging Face EoMT on DINOv3: as EoMT, with rotary positions."""
+    """EoMT on DINOv3: as EoMT, with rotary positions."""
 
     name = "transformers EoMT DINOv3"
+    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedEomtDinov3Layer,)
     trunk_classes = (EomtDinov3ForUniversalSegmentation,)

@@ -27,6 +27,7 @@ class HFSiglip(TransformersHost):
     """
 
     name = "transformers SigLIP"
+    purpose = "images and text"
     heads = ("no class token",)
     reduced_blocks = (ReducedSiglipEncoderLayer,)
     trunk_classes = (SiglipVisionModel,)

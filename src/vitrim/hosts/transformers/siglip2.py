@@ -106,9 +106,10 @@ def fill(output: Any, num_patches: int) -> Any:
     "transformers.models.siglip2.modeling_siglip2.Siglip2ForImageClassification",
 )
 class HFSiglip2(TransformersHost):
-    """Hugging Face SigLIP 2: no class token; its heads attend to the patches with a probe, or average them."""
+    """No class token; its heads attend to patches with a probe, or average them: [padded batches](#padded-batches)."""
 
     name = "transformers SigLIP 2"
+    purpose = "images and text"
     heads = ("no class token",)
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
     trunk_classes = (Siglip2VisionModel,)

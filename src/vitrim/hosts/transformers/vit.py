@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import nn
 from transformers.models.deit.modeling_deit import DeiTAttention, DeiTLayer, DeiTModel
 from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer, ViTModel
 
 from vitrim.core.registry import register_host
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import ReducedPlainLayer, TransformersHost
 
 
-class _ReducedPlainLayer(ReducedLayer):
-    """ViT and DeiT have the same layer."""
-
-    @property
-    def attn(self) -> Any:
-        return self.attention
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return self.layernorm_before(x)  # type: ignore[no-any-return, operator]
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.dropout(self.attn.o_proj(out))  # type: ignore[no-any-return, operator]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.dropout(self.mlp(self.layernorm_after(x)))  # type: ignore[no-any-return, operator]
-
-
-class ReducedViTLayer(_ReducedPlainLayer, ViTLayer):
+class ReducedViTLayer(ReducedPlainLayer, ViTLayer):
     """`ViTLayer` under reduction."""
 
     host_class = ViTLayer
     attention_class = ViTAttention
 
 
-class ReducedDeiTLayer(_ReducedPlainLayer, DeiTLayer):
+class ReducedDeiTLayer(ReducedPlainLayer, DeiTLayer):
     """`DeiTLayer` under reduction."""
 
     host_class = DeiTLayer
     attention_class = DeiTAttention
 
 
-class _Plain(TransformersHost):
+class PlainHost(TransformersHost):
+    """Models laid out as ViT: layers side by side with the embeddings, one classifier per prefix token."""
+
     layers_name = "layers"
 
     @classmethod
@@ -55,7 +38,7 @@ class _Plain(TransformersHost):
     "transformers.models.vit.modeling_vit.ViTModel",
     "transformers.models.vit.modeling_vit.ViTForImageClassification",
 )
-class HFViT(_Plain):
+class HFViT(PlainHost):
     """Hugging Face ViT."""
 
     name = "transformers ViT"
@@ -69,7 +52,7 @@ class HFViT(_Plain):
     "transformers.models.deit.modeling_deit.DeiTForImageClassification",
     "transformers.models.deit.modeling_deit.DeiTForImageClassificationWithTeacher",
 )
-class HFDeiT(_Plain):
+class HFDeiT(PlainHost):
     """Hugging Face DeiT: a class and a distillation token; its classifiers read one or both."""
 
     name = "transformers DeiT"

@@ -145,9 +145,13 @@ class TableHook:
     "transformers.models.yolos.modeling_yolos.YolosForObjectDetection",
 )
 class HFYolos(TransformersHost):
-    """Hugging Face YOLOS. The detector reads the detection tokens, which count as prefix like the class token."""
+    """The detector reads the detection tokens, which are protected like the class token; mid positions are gathered.
+
+    See [dense tasks](dense.md#dense-models-of-hugging-face).
+    """
 
     name = "transformers YOLOS"
+    purpose = "segmentation, detection, poses, depth"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedYolosLayer,)
     trunk_classes = (YolosModel,)

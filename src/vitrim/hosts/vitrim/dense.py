@@ -26,9 +26,10 @@ SCORES = ("roi_heads.box_predictor.cls_score.weight", "roi_heads.box_predictors.
 
 @register_host("vitrim.models.segmenter.Segmenter", "vitrim.models.vitdet.Detector")
 class DenseHost(Host):
-    """`Segmenter` and `Detector` around any supported backbone."""
+    """`segmenter:` and `vitdet:` models around any supported backbone: [dense tasks](dense.md)."""
 
     name = "vitrim dense models"
+    purpose = "segmentation, detection, poses, depth"
     heads: ClassVar[tuple[Head, ...]] = ("grid",)
 
     @classmethod

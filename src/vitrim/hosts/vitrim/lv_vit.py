@@ -49,7 +49,7 @@ def without_padding(x: Tensor, state: TokenState) -> Tensor:
 
 @register_host("vitrim.models.lv_vit.LVViT")
 class LVViTHost(TimmHost):
-    """Models of class `vitrim.models.lv_vit.LVViT`, with the auxiliary head or without.
+    """LV-ViT, with the auxiliary head or without. See [models](models/README.md).
 
     The auxiliary head's maximum is over the patches that are left: merging does not change a maximum, and pruned
     patches take no part in it, as in DynamicViT and GTP. Images that keep different numbers each have their own.

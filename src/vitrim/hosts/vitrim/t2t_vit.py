@@ -10,7 +10,7 @@ from vitrim.models.t2t_vit import T2TViT
 
 @register_host("vitrim.models.t2t_vit.T2TViT")
 class T2TViTHost(TimmHost):
-    """Models of class `vitrim.models.t2t_vit.T2TViT`. Their blocks are timm's; the stem is not reduced."""
+    """T2T-ViT: its blocks are timm's; the stem is not reduced. See [models](models/README.md)."""
 
     name = "vitrim T2T-ViT"
     reduced_blocks = (ReducedTimmBlock,)

@@ -1,0 +1,314 @@
+"""Windowed hosts (SAM, ViTDet): blocks that attend within windows of the image, and some that attend across them.
+
+Windows are batch rows: tokens travel as (B*W, n, C), W windows of n patches. A windowed block is then an ordinary
+reduced block on B*W rows. A block that attends across windows decides in every window, too, so that all keep the same
+count and nothing is padded; only its attention looks at the keys of the whole image (`AcrossWindows`). After the last
+block, and after every block where full grids are asked for, the windows are laid out as the map (B, rows, columns, C)
+that the host has between its blocks. Stochastic depth is drawn for every window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrim.core.attention import Attention, add_bias
+from vitrim.core.block import ReducedBlock
+from vitrim.core.places import Places
+from vitrim.core.tokens import STAMP, TokenState
+from vitrim.errors import UnsupportedModelError
+
+FIELDS = tuple(own.name for own in fields(TokenState))  # read once: torch.compile cannot
+Lines = tuple[Tensor, Tensor]
+"""Row and column of every token, each (B, N)."""
+
+
+class Windows(NamedTuple):
+    """The division of an image's patches into windows, in raster order.
+
+    Attributes:
+        rows, columns: windows of an image.
+        height, width: patches of a window.
+
+    Example:
+        >>> windows = Windows.of((4, 6), 2)
+        >>> windows.number, windows.split(torch.zeros(3, 4, 6, 8)).shape
+        (6, torch.Size([18, 4, 8]))
+    """
+
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, grid: tuple[int, int], side: int) -> Windows:
+        """The windows of ``side`` x ``side`` patches in a ``grid`` of rows and columns; 0: one window of them all.
+
+        Raises:
+            UnsupportedModelError: they do not divide the grid.
+        """
+        height, width = grid
+        if side == 0:
+            return cls(1, 1, height, width)
+        if height % side or width % side:
+            raise UnsupportedModelError(
+                f"windows of {side} x {side} do not divide {height} x {width} patches: the model fills the last ones "
+                "with padding that its attention reads, so they would keep another number of patches than the others; "
+                "use an image size of whole windows"
+            )
+        return cls(height // side, width // side, side, side)
+
+    @property
+    def number(self) -> int:
+        """W, the windows of an image."""
+        return self.rows * self.columns
+
+    def split(self, x: Tensor) -> Tensor:
+        """The map (B, rows, columns, C) of all patches as (B*W, n, C)."""
+        batch, channels = x.shape[0], x.shape[3]
+        parts = x.reshape(batch, self.rows, self.height, self.columns, self.width, channels).transpose(2, 3)
+        return parts.reshape(batch * self.number, self.height * self.width, channels)
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        batch, channels = x.shape[0] // self.number, x.shape[2]
+        parts = x.view(batch, self.rows, self.columns, self.height, self.width, channels).transpose(2, 3)
+        return parts.reshape(batch, self.rows * self.height, self.columns * self.width, channels)
+
+    def together(self, x: Tensor) -> Tensor:
+        """Heads (B*W, H, N, d) of the windows as those of the images, (B, H, W*N, d)."""
+        heads: Tensor = x.unflatten(0, (x.shape[0] // self.number, self.number))
+        return heads.transpose(1, 2).flatten(2, 3)
+
+    def apart(self, x: Tensor) -> Tensor:
+        """The inverse of `together`."""
+        heads: Tensor = x.unflatten(2, (self.number, x.shape[2] // self.number))
+        return heads.transpose(1, 2).flatten(0, 1)
+
+    def lines(self, position: Tensor, in_image: bool) -> Lines:
+        """Rows and columns of ``position`` (B*W, N) in its window; with ``in_image`` in the image, as (B, W*N)."""
+        rows, columns = position // self.width, position % self.width
+        if not in_image:
+            return rows, columns
+        window = torch.arange(position.shape[0], device=position.device)[:, None] % self.number
+        return (
+            self.of_images(rows + window // self.columns * self.height),
+            self.of_images(columns + window % self.columns * self.width),
+        )
+
+    def of_images(self, x: Tensor) -> Tensor:
+        """Values (B*W, N) of the tokens of all windows as (B, W*N)."""
+        return x.reshape(x.shape[0] // self.number, self.number * x.shape[1])
+
+
+@dataclass(frozen=True)
+class WindowState(TokenState):
+    """The state of tokens whose batch rows are windows; ``source`` and ``position`` count within the window."""
+
+    windows: Windows = field(kw_only=True)
+
+    @classmethod
+    def of(cls, state: TokenState, windows: Windows) -> WindowState:
+        """``state``, of the rows of ``windows``; its grid is that of a window."""
+        known = {name: getattr(state, name) for name in FIELDS}
+        return cls(**{**known, "grid": (windows.height, windows.width)}, windows=windows)
+
+    def lines(self, in_image: bool) -> Lines:
+        """Rows and columns of the tokens' anchors, within the window or ``in_image``; one batch row while all agree."""
+        position = self.position if self.reduced else self.position[: self.windows.number if in_image else 1]
+        return self.windows.lines(position, in_image)
+
+    def of_images(self) -> TokenState:
+        """The state as one of images, to be read: tokens window by window, input tokens in raster order."""
+        windows = self.windows
+        known = {name: getattr(self, name) for name in FIELDS}
+        own = {
+            "size": windows.of_images(self.size),
+            "places": PlacesInImages(self.places, windows),
+            "grid": (windows.rows * windows.height, windows.columns * windows.width),
+            "held": None,
+            "bank": (),
+            "carry": {},
+        }
+        return TokenState(**{**known, **own})
+
+
+class PlacesInImages(Places):
+    """Places in images, of tokens whose places are known in the windows of them."""
+
+    def __init__(self, before: Places, windows: Windows) -> None:
+        super().__init__()
+        self.before, self.windows = before, windows
+
+    @property
+    def num_inputs(self) -> int:
+        return self.before.num_inputs * self.windows.number
+
+    @property
+    def num_tokens(self) -> int:
+        return self.before.num_tokens * self.windows.number
+
+    def _find_source(self) -> Tensor:
+        source = self.before.source
+        window = torch.arange(source.shape[0], device=source.device)[:, None] % self.windows.number
+        source = torch.where(source >= 0, source + window * self.before.num_tokens, source)
+        return self.windows.join(source.unsqueeze(-1)).flatten(1)
+
+    def _find_position(self) -> Tensor:
+        rows, columns = self.windows.lines(self.before.position, in_image=True)
+        return rows * (self.windows.columns * self.windows.width) + columns
+
+
+@dataclass(frozen=True)
+class AcrossWindows(Attention):
+    """Attention of the tokens of windows among those of the whole image.
+
+    q, k and v are those of the windows, (B*W, H, N, d), which is what methods compare and select. The bias has a column
+    for every key of the image, (B*W, 1 or H, 1 or M, W*N).
+    """
+
+    windows: Windows = field(kw_only=True)
+
+    def output(self) -> Tensor:
+        return self.windows.apart(self.together().output())
+
+    def column_mean(self) -> Tensor:
+        received = self.together().column_mean()
+        return received.view(-1, self.k.shape[2])
+
+    def together(self) -> Attention:
+        """The same as ordinary attention of B images."""
+        bias = self.bias
+        if bias is not None:
+            bias = bias[:: self.windows.number] if bias.shape[2] == 1 else self.windows.together(bias)
+        q, k = self.windows.together(self.q), self.windows.together(self.k)
+        v = None if self.v is None else self.windows.together(self.v)
+        return Attention(q, k, v, self.scale, bias, self.dropout, fused=self.fused)
+
+    def logits(self) -> Tensor:
+        raise UnsupportedModelError(
+            "this method reads the attention map of a window, and blocks of this model attend across windows"
+        )
+
+
+class WindowBlock(ReducedBlock):
+    """The reduced form of a block that takes and gives maps, (B, rows, columns, C), and attends in windows or across.
+
+    The host's file sets ``side`` in every block: the side of the model's windows, 0 where it has none.
+    """
+
+    channels_first: ClassVar[bool] = False
+    """The maps are (B, C, rows, columns)."""
+
+    side: int
+
+    @property
+    def crosses(self) -> bool:
+        """Whether this block attends across windows, in a model that has some."""
+        raise NotImplementedError
+
+    def windows_of(self, x: Tensor) -> Windows:
+        """The windows of a map as the host has it."""
+        return Windows.of((x.shape[2], x.shape[3]) if self.channels_first else (x.shape[1], x.shape[2]), self.side)
+
+    def rows_of(self, x: Tensor, windows: Windows) -> Tensor:
+        """The windows of a map as batch rows, (B*W, n, C)."""
+        return windows.split(x.permute(0, 2, 3, 1) if self.channels_first else x)
+
+    def incoming(self, x: Tensor) -> TokenState:
+        if x.dim() == 3:
+            return super().incoming(x)
+        windows = self.windows_of(x)
+        rows = self.rows_of(x, windows)
+        _hand_stamp(x, rows)
+        state = super().incoming(rows)
+        _hand_stamp(rows, x)
+        return state if isinstance(state, WindowState) else WindowState.of(state, windows)
+
+    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+        assert isinstance(state, WindowState)
+        if x.dim() == 4:
+            x = self.rows_of(x, state.windows)
+        return super().receive(x, state)
+
+    def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
+        assert isinstance(state, WindowState)
+        x = super().outgoing(x, state)
+        if self.last:
+            self._conclude(state.windows)
+        elif not state.full_grid:
+            return x
+        image = state.windows.join(x)
+        if self.channels_first:
+            image = image.permute(0, 3, 1, 2)
+        _hand_stamp(x, image)
+        return image
+
+    def _conclude(self, windows: Windows) -> None:
+        """Leave states of images where the blocks left those of windows."""
+        trace = self.trace
+        assert trace.final is not None
+        final, *states = (
+            (state if isinstance(state, WindowState) else WindowState.of(state, windows)).of_images()
+            for state in (trace.final, *trace.states)
+        )
+        trace.conclude(final, tuple(states))
+
+    def window_attention(
+        self,
+        state: TokenState,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        scale: float,
+        *,
+        tables: tuple[Tensor, Tensor] | None = None,
+        dropout: float = 0.0,
+        k_raw: Tensor | None = None,
+        fused: bool = True,
+    ) -> Attention:
+        """Attention of heads (B*W, H, N, d) within windows, or across them where this block does that.
+
+        Args:
+            tables: relative positions of rows and of columns, (S, S, d) from query line and key line to a vector that
+                the query is multiplied with; ``None`` without them.
+        """
+        assert isinstance(state, WindowState)
+        bias, windows = state.key_bias(q.dtype, self.proportional), state.windows
+        crosses = self.crosses and windows.number > 1
+        if crosses and bias is not None:
+            bias = windows.of_images(bias.flatten(1)).repeat_interleave(windows.number, 0)[:, None, None]
+        if tables is not None:
+            own = relative_bias(windows.together(q) if crosses else q, tables, state.lines(crosses))
+            bias = add_bias(windows.apart(own) if crosses else own, bias)
+        if crosses:
+            return AcrossWindows(q, k, v, scale, bias, dropout, k_raw, fused=fused, windows=windows)
+        return Attention(q, k, v, scale, bias, dropout, k_raw, fused=fused)
+
+
+def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Tensor:
+    """The bias (B, H, N, N) of decomposed relative positions (MViTv2, section 4.1): q times two vectors.
+
+    Args:
+        q: (B, H, N, d) queries, not scaled.
+        tables: (S, S, d) each, for rows and columns: from the query's line and the key's line.
+        lines: rows and columns of the tokens, (B, N) or (1, N) each.
+    """
+    heads, n = q.shape[1], q.shape[2]
+    total = None
+    for table, line in zip(tables, lines, strict=True):
+        to_lines = torch.einsum("bhnd,bnsd->bhns", q, table.to(q.dtype)[line])
+        own = to_lines.gather(3, line[:, None, None].expand(q.shape[0], heads, n, n))
+        total = add_bias(total, own)
+    assert total is not None
+    return total
+
+
+def _hand_stamp(source: Tensor, target: Tensor) -> None:
+    """Give one tensor the state that is stamped on another that holds the same tokens."""
+    if hasattr(source, STAMP):
+        setattr(target, STAMP, getattr(source, STAMP))

@@ -1,0 +1,154 @@
+"""Code shared by the original repositories of DINOv2 and DINOv3, whose models are laid out alike."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.block import ReducedBlock
+from vitrim.core.facts import Head, HostFacts, Layout
+from vitrim.core.hooks import DenseCall
+from vitrim.core.host import refuse_altered
+from vitrim.core.layers import input_channels
+from vitrim.core.trace import Trace
+from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.timm.common import project_output, project_values
+from vitrim.hosts.vitrim.general import OwnModel
+
+
+class ReducedDinoBlock(ReducedBlock):
+    """The reduced form of a block with timm's names: norms in front, layer scales behind, q, k and v of one layer."""
+
+    attention_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
+
+    attn: Any
+    norm1: Any
+    ls1: Any
+    norm2: Any
+    mlp: Any
+    ls2: Any
+
+    def values(self, x: Tensor) -> Tensor:
+        return project_values(self.attn, self.norm1(x))
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.dropped(1, self.ls1(project_output(self.attn, out)))
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.dropped(2, self.ls2(self.mlp(self.norm2(x))))
+
+    def dropped(self, branch: int, update: Tensor) -> Tensor:
+        """The update of branch 1 or 2 under stochastic depth."""
+        return update
+
+    def one_of(self, given: Any) -> Tensor:
+        """The images in what the model hands its blocks: a tensor, or a list of one.
+
+        Raises:
+            UnsupportedModelError: crops of several sizes, or stochastic depth that leaves images out.
+        """
+        if isinstance(given, list) and len(given) != 1:
+            raise UnsupportedModelError(
+                f"a reduced model takes images of one size, not a list of {len(given)} crops; vitrim.restore_(model) "
+                "first"
+            )
+        ratio = self.skipped_share()
+        if self.training and ratio > 0.0:
+            raise UnsupportedModelError(
+                f"stochastic depth of {ratio:g} leaves images of a batch out of a block, and the tokens of the others "
+                "would be reduced apart; create the model with drop_path_rate=0"
+            )
+        x: Tensor = given[0] if isinstance(given, list) else given
+        return x
+
+    def skipped_share(self) -> float:
+        """The share of a batch that the block leaves out in training."""
+        raise NotImplementedError
+
+
+class DinoHost(OwnModel):
+    """A `DinoVisionTransformer`. Its ``forward_features`` hands out class token and patches: they are un-merged."""
+
+    heads: ClassVar[tuple[Head, ...]] = ("patches",)
+    model_class: ClassVar[type[nn.Module]]
+    registers: ClassVar[str]
+    """The attribute that counts tokens between class token and patches."""
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        for call in ("forward", "forward_features"):
+            if getattr(type(model), call) is not getattr(cls.model_class, call):
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} overrides {call} of {cls.model_class.__name__}, so vitrim cannot know "
+                    "what it does with its tokens"
+                )
+        for block in cls.blocks(model):
+            reduced: Any = cls.reduced_class(block)
+            attn: Any = block.attn
+            refuse_altered(attn, cls.name)
+            if type(attn) not in reduced.attention_classes:
+                raise UnsupportedModelError(
+                    f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "
+                    + ", ".join(known.__name__ for known in reduced.attention_classes)
+                )
+
+    @classmethod
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        if not getattr(model, "chunked_blocks", False):
+            return list(model.blocks)
+        return [block for chunk in model.blocks for block in chunk if not isinstance(block, nn.Identity)]
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        patch_height, patch_width = model.patch_embed.patch_size
+        height, width = model.patch_embed.img_size
+        return HostFacts(
+            dim=model.embed_dim,
+            num_heads=model.num_heads,
+            num_classes=0,
+            num_prefix=1 + getattr(model, cls.registers),
+            has_class_token=True,
+            grid_size=(height // patch_height, width // patch_width),
+            head_rows=None,
+            input_size=(input_channels(model.patch_embed), height, width),
+        )
+
+    @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return model.patch_embed  # type: ignore[no-any-return]
+
+    @classmethod
+    def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        height, width = maker.patch_size
+        return args[0].shape[2] // height, args[0].shape[3] // width
+
+    @classmethod
+    def num_classes(cls, model: nn.Module) -> int | None:
+        return None
+
+    @classmethod
+    def layout(cls, model: nn.Module) -> Layout:
+        facts, maker = cls.facts(model), cls.patch_maker(model)
+        assert maker is not None
+        return Layout(facts.dim, facts.num_prefix, maker.patch_size)  # type: ignore[arg-type]
+
+    @classmethod
+    def without_head(cls, model: Any) -> nn.Module:
+        model.head = nn.Identity()
+        return model  # type: ignore[no-any-return]
+
+    @classmethod
+    def tokens(cls, model: Any, images: Tensor) -> Tensor:
+        found = model.forward_features(images)
+        middle = next(found[key] for key in ("x_norm_regtokens", "x_storage_tokens") if key in found)
+        return torch.cat([found["x_norm_clstoken"].unsqueeze(1), middle, found["x_norm_patchtokens"]], dim=1)
+
+    @classmethod
+    def install(cls, model: Any, trace: Trace) -> None:
+        model.get_intermediate_layers = DenseCall(model, "get_intermediate_layers", trace)
+
+    @classmethod
+    def uninstall(cls, model: Any) -> None:
+        del model.get_intermediate_layers

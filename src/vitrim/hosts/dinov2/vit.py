@@ -1,0 +1,76 @@
+"""DINOv2 of its original repository, as ``torch.hub`` loads it, with and without registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dinov2.layers.attention import Attention as DinoAttention
+from dinov2.layers.attention import MemEffAttention
+from dinov2.layers.block import Block, NestedTensorBlock
+from dinov2.models.vision_transformer import DinoVisionTransformer
+from torch import Tensor
+
+from vitrim.core.attention import Attention
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
+from vitrim.hosts.timm.common import project_qkv
+
+LEAVES_OUT = 0.1
+"""Stochastic depth above this leaves images out of a block; below, it scales their updates."""
+
+
+class ReducedDinov2Block(ReducedDinoBlock):
+    """The reduced form of both blocks of DINOv2."""
+
+    attention_classes = (DinoAttention, MemEffAttention)
+
+    drop_path1: Any
+    drop_path2: Any
+    sample_drop_ratio: float
+
+    def forward(self, x_or_x_list: Any) -> Any:
+        out = self.run(self.one_of(x_or_x_list))
+        return [out] if isinstance(x_or_x_list, list) else out
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn = self.attn
+        q, k, v = project_qkv(attn, self.norm1(x), rows, self.reducer.fresh_values)
+        dropout: Any = attn.attn_drop
+        return Attention(
+            q=q,
+            k=k,
+            v=v,
+            scale=attn.scale,
+            bias=state.key_bias(q.dtype, self.proportional),
+            dropout=(dropout if isinstance(dropout, float) else dropout.p) if attn.training else 0.0,
+        )
+
+    def dropped(self, branch: int, update: Tensor) -> Tensor:
+        # in training the library takes the first drop path for both branches
+        return self.drop_path1(update) if self.training and self.sample_drop_ratio > 0.0 else update
+
+    def skipped_share(self) -> float:
+        return self.sample_drop_ratio if self.sample_drop_ratio > LEAVES_OUT else 0.0
+
+
+class ReducedPlainDinov2Block(ReducedDinov2Block, Block):
+    """`Block` under reduction."""
+
+    host_class = Block
+
+
+class ReducedNestedTensorBlock(ReducedDinov2Block, NestedTensorBlock):
+    """`NestedTensorBlock` under reduction, on images of one size."""
+
+    host_class = NestedTensorBlock
+
+
+@register_host("dinov2.models.vision_transformer.DinoVisionTransformer")
+class Dinov2(DinoHost):
+    """DINOv2 of facebookresearch, with and without registers."""
+
+    name = "dinov2 DinoVisionTransformer"
+    reduced_blocks = (ReducedPlainDinov2Block, ReducedNestedTensorBlock)
+    model_class = DinoVisionTransformer
+    registers = "num_register_tokens"

@@ -1,0 +1,70 @@
+"""DINOv3 of its original repository, as ``torch.hub`` loads it: patch tokens keep the angles of their own place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dinov3.layers.attention import SelfAttention
+from dinov3.layers.block import SelfAttentionBlock
+from dinov3.models.vision_transformer import DinoVisionTransformer
+from torch import Tensor
+
+from vitrim.core.attention import Attention
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
+from vitrim.hosts.timm.common import project_qkv
+
+
+class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
+    """`SelfAttentionBlock` under reduction, on images of one size."""
+
+    host_class = SelfAttentionBlock
+    attention_classes = (SelfAttention,)
+
+    sample_drop_ratio: float
+
+    def forward(self, x_or_x_list: Any, rope_or_rope_list: Any = None) -> Any:
+        rope = rope_or_rope_list[0] if isinstance(rope_or_rope_list, list) else rope_or_rope_list
+        out = self.run(self.one_of(x_or_x_list), rope)
+        return [out] if isinstance(x_or_x_list, list) else out
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn = self.attn
+        q, k, v = project_qkv(attn, self.norm1(x), rows, self.reducer.fresh_values)
+        rope: tuple[Tensor, Tensor] | None = host_args[0]
+        k_raw = None
+        if rope is not None:
+            tables = [state.patch_rows(table) for table in rope]
+            sin, cos = (table if table.dim() == 2 else table.unsqueeze(1) for table in tables)
+            q, k, k_raw = _rotated(q, sin, cos, state.num_prefix), _rotated(k, sin, cos, state.num_prefix), k
+        return Attention(
+            q=q,
+            k=k,
+            v=v,
+            scale=attn.scale,
+            bias=state.key_bias(q.dtype, self.proportional),
+            k_raw=k_raw,  # the library's attention has no dropout
+        )
+
+    def skipped_share(self) -> float:
+        return self.sample_drop_ratio
+
+
+def _rotated(x: Tensor, sin: Tensor, cos: Tensor, num_prefix: int) -> Tensor:
+    """Queries or keys (B, H, N, d) with their patch tokens rotated, in the dtype of the angles."""
+    prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:].to(sin.dtype)
+    first, second = patches.chunk(2, dim=-1)
+    turned = patches * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.cat([prefix, turned.to(x.dtype)], dim=2)
+
+
+@register_host("dinov3.models.vision_transformer.DinoVisionTransformer")
+class Dinov3(DinoHost):
+    """DINOv3 of facebookresearch: class token, storage tokens (registers), rotary positions."""
+
+    name = "dinov3 DinoVisionTransformer"
+    reduced_blocks = (ReducedSelfAttentionBlock,)
+    model_class = DinoVisionTransformer
+    registers = "n_storage_tokens"

@@ -1,0 +1,220 @@
+"""open_clip's `VisionTransformer`: the image tower of most of its models. Others are timm's, and found in them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from open_clip.transformer import Attention as CustomAttention
+from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentionBlock, VisionTransformer
+from torch import Tensor, nn
+
+from vitrim.core.attention import Attention, project_parts
+from vitrim.core.block import ReducedBlock, split_heads
+from vitrim.core.facts import HostFacts
+from vitrim.core.hooks import DenseCall
+from vitrim.core.host import no_tokens, refuse_altered
+from vitrim.core.multihead import attention_of, check_attention, values_of
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.core.trace import Trace
+from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.hosts.open_clip.general import OpenClipModel
+
+CALLS = ("forward", "forward_intermediates", "_embeds", "_pool", "_global_pool")
+
+
+class ReducedResidualAttentionBlock(ReducedBlock, ResidualAttentionBlock):
+    """`ResidualAttentionBlock` of the image tower under reduction."""
+
+    host_class = ResidualAttentionBlock
+
+    ln_1: Any
+    attn: Any
+    ls_1: Any
+    ln_2: Any
+    mlp: Any
+    ls_2: Any
+
+    def forward(
+        self,
+        q_x: Tensor,
+        k_x: Tensor | None = None,
+        v_x: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
+        _refuse(k_x, v_x, attn_mask)
+        return self.run(q_x)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        return attention_of(self.attn, self.ln_1(x), state, rows, self)
+
+    def values(self, x: Tensor) -> Tensor:
+        return values_of(self.attn, self.ln_1(x))
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.ls_1(self.attn.out_proj(out))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.ls_2(self.mlp(self.ln_2(x)))  # type: ignore[no-any-return]
+
+
+class ReducedCustomBlock(ReducedBlock, CustomResidualAttentionBlock):
+    """`CustomResidualAttentionBlock` under reduction: norms of queries and keys, of the context, scales of heads."""
+
+    host_class = CustomResidualAttentionBlock
+
+    ln_1: Any
+    attn: Any
+    ls_1: Any
+    ln_2: Any
+    mlp: Any
+    ls_2: Any
+    ln_attn: Any
+
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        v_x: Tensor | None = None,
+        checkpoint_mask: Tensor | None = None,
+    ) -> Tensor:
+        _refuse(attn_mask, v_x, checkpoint_mask)
+        return self.run(x)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn = self.attn
+        q, k, v = project_parts(partial(_part, attn), self.ln_1(x), rows, self.reducer.fresh_values)
+        q, k = attn.ln_q(q), attn.ln_k(k)
+        return Attention(
+            q=q,
+            k=k,
+            v=v,
+            scale=attn.scale,
+            bias=state.key_bias(q.dtype, self.proportional),
+            dropout=attn.attn_drop.p if attn.training else 0.0,
+            fused=attn.use_fsdpa,
+        )
+
+    def values(self, x: Tensor) -> Tensor:
+        return _part(self.attn, self.ln_1(x), 2, 3)[0]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        attn = self.attn
+        if attn.head_scale is not None:
+            out = (out.unflatten(-1, (attn.num_heads, attn.head_dim)) * attn.head_scale[:, 0]).flatten(-2)
+        out = attn.out_drop(attn.out_proj(attn.ln_inner(out)))
+        return self.ls_1(self.ln_attn(out))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.ls_2(self.mlp(self.ln_2(x)))  # type: ignore[no-any-return]
+
+
+def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
+    """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
+    width = attn.in_proj_weight.shape[1]
+    rows = slice(first * width, end * width)
+    bias = None if attn.in_proj_bias is None else attn.in_proj_bias[rows]
+    projected = F.linear(y, attn.in_proj_weight[rows], bias)
+    return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
+
+
+def _refuse(*given: Tensor | None) -> None:
+    if any(one is not None for one in given):
+        raise ValueError(
+            "a reduced image tower takes no attn_mask and no other keys: a mask for the full sequence has no meaning "
+            "once tokens are gone; call it without, or vitrim.restore_(model) first"
+        )
+
+
+@register_host("open_clip.transformer.VisionTransformer")
+class OpenClipViT(OpenClipModel):
+    """The image tower, alone or in a model of two (CLIP, CoCa): it pools the class token, patches, or attends."""
+
+    name = "open_clip VisionTransformer"
+    purpose = "images and text"
+    heads = ("class token", "patches")
+    reduced_blocks = (ReducedResidualAttentionBlock, ReducedCustomBlock)
+
+    @classmethod
+    def check(cls, model: Any) -> None:
+        for call in CALLS:
+            if getattr(type(model), call) is not getattr(VisionTransformer, call):
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} overrides {call} of open_clip's VisionTransformer, so vitrim cannot know "
+                    "what its head reads; supported: VisionTransformer"
+                )
+        if not model.transformer.batch_first:
+            raise UnsupportedModelError(f"{cls.name} with batch_first=False is not supported; supported: True")
+        for block in cls.blocks(model):
+            cls.reduced_class(block)
+            attn: Any = block.attn
+            refuse_altered(attn, cls.name)
+            if not isinstance(block, CustomResidualAttentionBlock):
+                check_attention(attn, cls.name)
+            elif type(attn) is not CustomAttention or attn.logit_scale is not None:
+                raise UnsupportedModelError(
+                    f"{cls.name} with attention of class {type(attn).__name__} is not supported, or with "
+                    "scaled_cosine_attn; supported: Attention without it"
+                )
+
+    @classmethod
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        return list(model.transformer.resblocks)
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        pools_class_token = model.attn_pool is None and model.pool_type == "tok" and not model.output_tokens
+        block: Any = cls.blocks(model)[0]
+        return HostFacts(
+            dim=model.transformer.width,
+            num_heads=block.attn.num_heads,
+            num_classes=0,
+            num_prefix=1,
+            has_class_token=True,
+            grid_size=tuple(model.grid_size),
+            head_rows=1 if pools_class_token else None,
+            input_size=(model.conv1.in_channels, *model.image_size),
+        )
+
+    @classmethod
+    def form(cls, model: Any) -> tuple[Any, ...]:
+        return model.attn_pool is None, model.pool_type, model.output_tokens
+
+    @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return model.conv1  # type: ignore[no-any-return]
+
+    @classmethod
+    def patch_dropout(cls, model: Any) -> Any | None:
+        return model.patch_dropout if hasattr(model.patch_dropout, "prob") else None
+
+    @classmethod
+    def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:
+        model.set_grad_checkpointing(on)
+
+    @classmethod
+    def without_head(cls, model: Any) -> nn.Module:
+        if model.attn_pool is not None:
+            raise no_tokens(model)
+        model.proj = None
+        return model  # type: ignore[no-any-return]
+
+    @classmethod
+    def tokens(cls, model: Any, images: Tensor) -> Tensor:
+        size = (images.shape[2], images.shape[3])
+        if size != tuple(model.image_size):
+            raise VitrimError(
+                f"images of {size[0]} x {size[1]} px: this VisionTransformer of open_clip takes "
+                f"{model.image_size[0]} x {model.image_size[1]} only; create it with force_image_size"
+            )
+        return model.ln_post(model.transformer(model._embeds(images)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def install(cls, model: Any, trace: Trace) -> None:
+        model.forward_intermediates = DenseCall(model, "forward_intermediates", trace)
+
+    @classmethod
+    def uninstall(cls, model: Any) -> None:
+        del model.forward_intermediates

@@ -1,0 +1,181 @@
+"""Hugging Face VideoMAE and V-JEPA 2: tokens of space and time, without a class token.
+
+The grid has three axes: frames, rows and columns. Methods that read the rows and columns of an image are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers.models.videomae.modeling_videomae import (
+    VideoMAEForVideoClassification,
+    VideoMAELayer,
+    VideoMAEModel,
+    VideoMAESelfAttention,
+)
+from transformers.models.vjepa2.modeling_vjepa2 import (
+    VJEPA2ForVideoClassification,
+    VJEPA2Layer,
+    VJEPA2Model,
+    VJEPA2RopeAttention,
+)
+
+from vitrim.core.attention import Attention
+from vitrim.core.facts import Head, HostFacts
+from vitrim.core.host import no_tokens, refuse_altered
+from vitrim.core.registry import register_host
+from vitrim.core.tokens import TokenState
+from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+
+
+class ReducedVideoMAELayer(ReducedLayer, VideoMAELayer):
+    """`VideoMAELayer` under reduction."""
+
+    host_class = VideoMAELayer
+    attention_class = VideoMAESelfAttention
+    projections = ("query", "key", "value")
+    head_dim_name = "attention_head_size"
+    dropout_name = "dropout_prob"
+
+    @property
+    def attn(self) -> Any:
+        return self.attention.attention
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.layernorm_before(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.attention.output(out, None)  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        hidden = self.intermediate(self.layernorm_after(x))
+        return self.output.dropout(self.output.dense(hidden))  # type: ignore[no-any-return]
+
+
+class ReducedVJEPA2Layer(ReducedLayer, VJEPA2Layer):
+    """`VJEPA2Layer` under reduction: a token keeps the angles of the frame, row and column of its anchor."""
+
+    host_class = VJEPA2Layer
+    attention_class = VJEPA2RopeAttention
+    projections = ("query", "key", "value")
+    head_dim_name = "attention_head_size"
+    dropout_name = "dropout_prob"
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, position_mask: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        if position_mask is not None:
+            raise UnsupportedModelError("a reduced layer takes no position_mask; vitrim.restore_(model) first")
+        return self.run(hidden_states), None
+
+    @property
+    def attn(self) -> Any:
+        return self.attention
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.norm1(x)  # type: ignore[no-any-return]
+
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attention = super().projected(x, state, rows)
+        places = self.attn.get_position_ids(x, masks=state.position if state.reduced else None)
+        q, k = (self.attn.apply_rotary_embeddings(each, places) for each in (attention.q, attention.k))
+        return replace(attention, q=q, k=k, k_raw=attention.k)
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.drop_path(self.attn.proj(out))  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.drop_path(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
+
+
+class _Video(TransformersHost):
+    """`HostFacts.grid_size` is frames times rows, and columns; `HostFacts.input_size` is that of one frame."""
+
+    heads: ClassVar[tuple[Head, ...]] = ("no class token",)
+    num_prefix = 0
+    has_class_token = False
+    layers_name = "encoder.layer"
+
+    @classmethod
+    def frames(cls, config: Any) -> int:
+        """Frames of the clips the model takes."""
+        raise NotImplementedError
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        config, facts = cls.trunk(model).config, super().facts(model)
+        rows, columns = facts.grid_size
+        return replace(facts, grid_size=(cls.frames(config) // config.tubelet_size * rows, columns))
+
+    @classmethod
+    def patch_maker(cls, model: nn.Module) -> None:
+        return None  # its map has three axes
+
+    @classmethod
+    def without_head(cls, model: nn.Module) -> nn.Module:
+        raise no_tokens(model)  # it takes clips, not images
+
+    @classmethod
+    def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
+        raise no_tokens(model)
+
+
+@register_host(
+    "transformers.models.videomae.modeling_videomae.VideoMAEModel",
+    "transformers.models.videomae.modeling_videomae.VideoMAEForVideoClassification",
+)
+class HFVideoMAE(_Video):
+    """Hugging Face VideoMAE: the encoder on whole clips; the classifier averages the tokens."""
+
+    name = "transformers VideoMAE"
+    purpose = "video and audio"
+    reduced_blocks = (ReducedVideoMAELayer,)
+    trunk_classes = (VideoMAEModel,)
+
+    @classmethod
+    def check(cls, model: Any) -> None:
+        super().check(model)
+        if isinstance(model, VideoMAEForVideoClassification) and not model.config.use_mean_pooling:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} with use_mean_pooling=False is not supported: it reads the first patch, as if "
+                "it were a class token"
+            )
+        for block in cls.blocks(model):
+            refuse_altered(block.attention, cls.name)  # type: ignore[arg-type]
+            refuse_altered(block.output, cls.name)  # type: ignore[arg-type]
+
+    @classmethod
+    def frames(cls, config: Any) -> int:
+        return config.num_frames  # type: ignore[no-any-return]
+
+
+@register_host(
+    "transformers.models.vjepa2.modeling_vjepa2.VJEPA2Model",
+    "transformers.models.vjepa2.modeling_vjepa2.VJEPA2ForVideoClassification",
+)
+class HFVJEPA2(_Video):
+    """Hugging Face V-JEPA 2: the encoder. Its classifier attends to tokens; its predictor reads each at its place."""
+
+    name = "transformers V-JEPA 2"
+    purpose = "video and audio"
+    heads = ("no class token", "grid")
+    reduced_blocks = (ReducedVJEPA2Layer,)
+    trunk_classes = (VJEPA2Model,)
+
+    @classmethod
+    def image_size(cls, config: Any) -> tuple[int, int]:
+        return config.crop_size, config.crop_size
+
+    @classmethod
+    def frames(cls, config: Any) -> int:
+        return config.frames_per_clip  # type: ignore[no-any-return]
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        predicts = not isinstance(model, VJEPA2ForVideoClassification)
+        facts = super().facts(model)
+        channels = cls.trunk(model).config.in_chans
+        return replace(facts, dense=predicts, input_size=(channels, *facts.input_size[1:]))

@@ -1,0 +1,79 @@
+"""Hugging Face ViTPose: the backbone, alone or in the pose estimator, whose head reads a map."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.models.vitpose_backbone.modeling_vitpose_backbone import (
+    VitPoseBackbone,
+    VitPoseBackboneLayer,
+    VitPoseBackboneSelfAttention,
+)
+
+from vitrim.core.facts import HostFacts
+from vitrim.core.host import refuse_altered
+from vitrim.core.registry import register_host
+from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+
+
+class ReducedVitPoseBackboneLayer(ReducedLayer, VitPoseBackboneLayer):
+    """`VitPoseBackboneLayer` under reduction."""
+
+    host_class = VitPoseBackboneLayer
+    attention_class = VitPoseBackboneSelfAttention
+    projections = ("query", "key", "value")
+    head_dim_name = "attention_head_size"
+    dropout_name = "dropout_prob"
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, dataset_index: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        return self.run(hidden_states)  # of one expert, which no index chooses
+
+    @property
+    def attn(self) -> Any:
+        return self.attention.attention
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.layernorm_before(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.attention.output(out, None)  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        return self.mlp(self.layernorm_after(x))  # type: ignore[no-any-return]
+
+
+@register_host(
+    "transformers.models.vitpose_backbone.modeling_vitpose_backbone.VitPoseBackbone",
+    "transformers.models.vitpose.modeling_vitpose.VitPoseForPoseEstimation",
+)
+class HFVitPose(TransformersHost):
+    """Hugging Face ViTPose of one expert."""
+
+    name = "transformers ViTPose"
+    purpose = "segmentation, detection, poses, depth"
+    heads = ("grid",)
+    reduced_blocks = (ReducedVitPoseBackboneLayer,)
+    trunk_classes = (VitPoseBackbone,)
+    layers_name = "encoder.layer"
+    num_prefix = 0
+    has_class_token = False
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        super().check(model)
+        experts = cls.trunk(model).config.num_experts
+        if experts != 1:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} with {experts} experts is not supported: each image has an expert of its own"
+            )
+        for block in cls.blocks(model):
+            refuse_altered(block.attention, cls.name)  # type: ignore[arg-type]
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        return replace(super().facts(model), dense=True)
