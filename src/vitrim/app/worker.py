@@ -1,0 +1,148 @@
+"""The one process that runs models: a job that takes too long, or kills it, costs its own user an error, nobody else.
+
+Threads could not do that: a forward pass in a thread cannot be stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, Self
+
+from vitrim.errors import VitrimError, first_line
+
+if TYPE_CHECKING:
+    from vitrim.app.records import Limits, Offer, Source
+
+__all__ = ["Worker"]
+
+SPAWN = multiprocessing.get_context("spawn")
+START_SECONDS = 600.0
+"""To import torch and load models, which a first start may have to download."""
+GRACE = 1.0
+"""Seconds beyond the limit, within which the service itself answers."""
+
+
+class Worker:
+    """A `vitrim.app.service.Service` in a process of its own, started anew where it has ended.
+
+    Jobs run one after the other. A context manager: the process ends with it.
+
+    Args:
+        sources: models on offer.
+        limits: of uploads.
+        seconds: that a job may take; then the process is ended.
+        threads: of torch; None for its own choice.
+
+    Raises:
+        VitrimError: a model on offer cannot be created, or is none that can be shown.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], limits: Limits, *, seconds: float = 20.0, threads: int | None = None
+    ) -> None:
+        self.settings = (sources, limits, seconds, threads)
+        self.seconds = seconds
+        self.lock = threading.Lock()
+        self.process: BaseProcess | None = None
+        self.connection: Connection | None = None
+        self.offers: Sequence[Offer] = ()
+        with self.lock:
+            self.offers = self._start()
+
+    def call(self, job: str, *given: Any) -> Any:
+        """The result of a method of the service.
+
+        Raises:
+            VitrimError: what the service refuses; the job took too long, or ended the process.
+        """
+        with self.lock:
+            if self.process is None or not self.process.is_alive():
+                self._start()
+            assert self.connection is not None
+            try:
+                self.connection.send((job, given))
+                if not self.connection.poll(self.seconds + GRACE):
+                    self.stop()
+                    raise VitrimError(f"this took more than {self.seconds:g} s and was ended: take milder settings")
+                kind, answer = self.connection.recv()
+            except (EOFError, OSError) as error:
+                self.stop()
+                raise VitrimError("this ended the process that runs models: is there enough memory?") from error
+        if kind != "result":
+            raise VitrimError(answer)
+        return answer
+
+    def stop(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+        if self.connection is not None:
+            self.connection.close()
+        self.process = self.connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self) -> Sequence[Offer]:
+        """Start the process and wait until it has loaded the models."""
+        self.stop()
+        self.connection, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=_serve, args=(theirs, *self.settings), daemon=True)
+        self.process.start()
+        theirs.close()
+        end = time.monotonic() + START_SECONDS
+        try:
+            while not self.connection.poll(0.2):  # in pieces, so that Ctrl-C is heard
+                if time.monotonic() > end:
+                    raise VitrimError(f"the models were not loaded within {START_SECONDS:g} s")
+            kind, answer = self.connection.recv()
+        except (EOFError, OSError) as error:
+            self.stop()
+            raise VitrimError("the process that runs models ended while it started") from error
+        if kind != "result":
+            self.stop()
+            raise VitrimError(answer)
+        offers: Sequence[Offer] = answer
+        return offers
+
+
+def _serve(
+    connection: Connection, sources: Sequence[Source], limits: Limits, seconds: float, threads: int | None
+) -> None:
+    """Answer jobs until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends this process
+    import torch
+
+    from vitrim.app.service import Service
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    service = Service(sources, limits, seconds)
+    connection.send(_answer(lambda: [service.offer(source.name) for source in sources]))
+    with contextlib.suppress(EOFError):
+        while True:
+            job, given = connection.recv()
+            connection.send(_answer(getattr(service, job), *given))
+
+
+def _answer(job: Any, *given: Any) -> tuple[str, Any]:
+    """The result of a job, or one line about its failure."""
+    try:
+        return "result", job(*given)
+    except VitrimError as error:
+        return "refused", str(error)
+    except Exception as error:  # the page tells one line, the terminal the rest; the next job runs as if nothing were
+        traceback.print_exc()
+        return "failed", f"the model failed: {first_line(error)[:200]}"
