@@ -132,8 +132,24 @@ def _slider(slide: Slide) -> dict[str, Any]:
 
 
 def theme() -> Any:
-    """gradio's own theme with colours dark enough to be read: at least 4.5 to 1."""
-    return gr.themes.Default(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"])
+    """gradio's own theme in colours that are dark, or light, enough to be read: at least 4.5 to 1."""
+    plain = gr.themes.Default(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"])
+    return plain.set(
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        block_label_text_color="*neutral_700",
+        block_title_text_color="*neutral_700",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+        input_placeholder_color="*neutral_600",
+        input_placeholder_color_dark="*neutral_300",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        slider_color="*primary_700",
+        slider_color_dark="*primary_400",
+        color_accent="*primary_700",
+    )
 
 
 def make_page(jobs: Jobs, limits: Limits, folder: Path) -> Any:

@@ -87,6 +87,10 @@ class Service:
         slides = {method: slide_of(method, _patches(loaded.model)) for method in loaded.methods}
         return Offer(name, self.sources[name].weights, slides)
 
+    def offers(self) -> list[Offer]:
+        """What is to be said of every model."""
+        return [self.offer(name) for name in self.sources]
+
     def front(self, content: bytes) -> Front:
         """The points of a ``front.json`` of ``vitrim tune``; see `read_front`."""
         return read_front(content)

@@ -46,6 +46,9 @@ def serve(worker: Worker, limits: Limits, *, host: str, port: int, browser: bool
     """
     with TemporaryDirectory(prefix="vitrim-app-") as folder:  # uploads too; all of it goes with the server
         os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)
+        from starlette.middleware import Middleware
+
+        from vitrim.app.guard import UploadsOnly
         from vitrim.app.page import CSS, make_page, theme
 
         page = make_page(worker, limits, Path(folder))
@@ -65,6 +68,7 @@ def serve(worker: Worker, limits: Limits, *, host: str, port: int, browser: bool
             enable_monitoring=False,
             mcp_server=False,
             pwa=False,
+            app_kwargs={"middleware": [Middleware(UploadsOnly)]},
         )
         ready(address)
         try:

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import cached_property
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Self
@@ -40,9 +41,6 @@ class Worker:
         limits: of uploads.
         seconds: that a job may take; then the process is ended.
         threads: of torch; None for its own choice.
-
-    Raises:
-        VitrimError: a model on offer cannot be created, or is none that can be shown.
     """
 
     def __init__(
@@ -53,9 +51,19 @@ class Worker:
         self.lock = threading.Lock()
         self.process: BaseProcess | None = None
         self.connection: Connection | None = None
-        self.offers: Sequence[Offer] = ()
+        self.ready = False
+        self._start()
+
+    @cached_property
+    def offers(self) -> Sequence[Offer]:
+        """What is to be said of the models, as soon as they are loaded.
+
+        Raises:
+            VitrimError: a model cannot be created, or is none that can be shown.
+        """
         with self.lock:
-            self.offers = self._start()
+            found: Sequence[Offer] = self._ask("offers", (), START_SECONDS)
+            return found
 
     def call(self, job: str, *given: Any) -> Any:
         """The result of a method of the service.
@@ -66,18 +74,26 @@ class Worker:
         with self.lock:
             if self.process is None or not self.process.is_alive():
                 self._start()
-            assert self.connection is not None
-            try:
-                self.connection.send((job, given))
-                if not self.connection.poll(self.seconds + GRACE):
+            if not self.ready:
+                self._ask("offers", (), START_SECONDS)
+            return self._ask(job, given, self.seconds + GRACE)
+
+    def _ask(self, job: str, given: tuple[Any, ...], seconds: float) -> Any:
+        assert self.connection is not None
+        try:
+            self.connection.send((job, given))
+            end = time.monotonic() + seconds
+            while not self.connection.poll(0.2):  # in pieces, so that Ctrl-C is heard
+                if time.monotonic() > end:
                     self.stop()
                     raise VitrimError(f"this took more than {self.seconds:g} s and was ended: take milder settings")
-                kind, answer = self.connection.recv()
-            except (EOFError, OSError) as error:
-                self.stop()
-                raise VitrimError("this ended the process that runs models: is there enough memory?") from error
+            kind, answer = self.connection.recv()
+        except (EOFError, OSError) as error:
+            self.stop()
+            raise VitrimError("this ended the process that runs models: is there enough memory?") from error
         if kind != "result":
             raise VitrimError(answer)
+        self.ready = True
         return answer
 
     def stop(self) -> None:
@@ -87,7 +103,7 @@ class Worker:
             self.process.join()
         if self.connection is not None:
             self.connection.close()
-        self.process = self.connection = None
+        self.process, self.connection, self.ready = None, None, False
 
     def __enter__(self) -> Self:
         return self
@@ -95,27 +111,13 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _start(self) -> Sequence[Offer]:
-        """Start the process and wait until it has loaded the models."""
+    def _start(self) -> None:
+        """Start the process, which loads the models meanwhile."""
         self.stop()
         self.connection, theirs = SPAWN.Pipe()
         self.process = SPAWN.Process(target=_serve, args=(theirs, *self.settings), daemon=True)
         self.process.start()
         theirs.close()
-        end = time.monotonic() + START_SECONDS
-        try:
-            while not self.connection.poll(0.2):  # in pieces, so that Ctrl-C is heard
-                if time.monotonic() > end:
-                    raise VitrimError(f"the models were not loaded within {START_SECONDS:g} s")
-            kind, answer = self.connection.recv()
-        except (EOFError, OSError) as error:
-            self.stop()
-            raise VitrimError("the process that runs models ended while it started") from error
-        if kind != "result":
-            self.stop()
-            raise VitrimError(answer)
-        offers: Sequence[Offer] = answer
-        return offers
 
 
 def _serve(
@@ -130,7 +132,6 @@ def _serve(
     if threads is not None:
         torch.set_num_threads(threads)
     service = Service(sources, limits, seconds)
-    connection.send(_answer(lambda: [service.offer(source.name) for source in sources]))
     with contextlib.suppress(EOFError):
         while True:
             job, given = connection.recv()
