@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -21,10 +21,13 @@ from vitrim.errors import VitrimError, first_line
 
 if TYPE_CHECKING:
     from vitrim.app.records import Limits, Offer, Source
+    from vitrim.app.service import Service
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "service"]
 
 SPAWN = multiprocessing.get_context("spawn")
+SECONDS = 20.0
+"""That a job may take."""
 START_SECONDS = 600.0
 """To import torch and load models, which a first start may have to download."""
 GRACE = 1.0
@@ -32,21 +35,17 @@ GRACE = 1.0
 
 
 class Worker:
-    """A `vitrim.app.service.Service` in a process of its own, started anew where it has ended.
+    """A service, such as `vitrim.app.service.Service`, in a process of its own, started anew where it has ended.
 
     Jobs run one after the other. A context manager: the process ends with it.
 
     Args:
-        sources: models on offer.
-        limits: of uploads.
+        make: makes the service, in the other process, such as `service`; it is pickled.
         seconds: that a job may take; then the process is ended.
-        threads: of torch; None for its own choice.
     """
 
-    def __init__(
-        self, sources: Sequence[Source], limits: Limits, *, seconds: float = 20.0, threads: int | None = None
-    ) -> None:
-        self.settings = (sources, limits, seconds, threads)
+    def __init__(self, make: Callable[[], Any], *, seconds: float = SECONDS) -> None:
+        self.make = make
         self.seconds = seconds
         self.lock = threading.Lock()
         self.process: BaseProcess | None = None
@@ -76,17 +75,17 @@ class Worker:
                 self._start()
             if not self.ready:
                 self._ask("offers", (), START_SECONDS)
-            return self._ask(job, given, self.seconds + GRACE)
+            return self._ask(job, given, self.seconds)
 
     def _ask(self, job: str, given: tuple[Any, ...], seconds: float) -> Any:
         assert self.connection is not None
         try:
             self.connection.send((job, given))
-            end = time.monotonic() + seconds
+            end = time.monotonic() + seconds + GRACE
             while not self.connection.poll(0.2):  # in pieces, so that Ctrl-C is heard
                 if time.monotonic() > end:
                     self.stop()
-                    raise VitrimError(f"this took more than {self.seconds:g} s and was ended: take milder settings")
+                    raise VitrimError(f"this took more than {seconds:g} s and was ended: take milder settings")
             kind, answer = self.connection.recv()
         except (EOFError, OSError) as error:
             self.stop()
@@ -115,27 +114,36 @@ class Worker:
         """Start the process, which loads the models meanwhile."""
         self.stop()
         self.connection, theirs = SPAWN.Pipe()
-        self.process = SPAWN.Process(target=_serve, args=(theirs, *self.settings), daemon=True)
+        self.process = SPAWN.Process(target=_serve, args=(theirs, self.make), daemon=True)
         self.process.start()
         theirs.close()
 
 
-def _serve(
-    connection: Connection, sources: Sequence[Source], limits: Limits, seconds: float, threads: int | None
-) -> None:
-    """Answer jobs until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends this process
+def service(sources: Sequence[Source], limits: Limits, threads: int | None = None) -> Service:
+    """The service of a page, in the process that runs models.
+
+    Args:
+        sources: models on offer.
+        limits: of uploads.
+        threads: of torch; None for its own choice.
+    """
     import torch
 
     from vitrim.app.service import Service
 
     if threads is not None:
         torch.set_num_threads(threads)
-    service = Service(sources, limits, seconds)
+    return Service(sources, limits, SECONDS)
+
+
+def _serve(connection: Connection, make: Callable[[], Any]) -> None:
+    """Answer jobs until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends this process
+    made = make()
     with contextlib.suppress(EOFError):
         while True:
             job, given = connection.recv()
-            connection.send(_answer(getattr(service, job), *given))
+            connection.send(_answer(getattr(made, job), *given))
 
 
 def _answer(job: Any, *given: Any) -> tuple[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -51,7 +52,7 @@ def app(
             raise MissingPackageError(f"the page needs the package '{package}': pip install 'vitrim[app]'")
     from vitrim.app.records import Limits, Source
     from vitrim.app.serving import check_port, serve
-    from vitrim.app.worker import Worker
+    from vitrim.app.worker import Worker, service
 
     check_port(host, port)
     sources = [
@@ -60,7 +61,7 @@ def app(
     limits = Limits(megabytes=max_upload)
     out = common.console()
     out.print(f"loading {', '.join(names)}", markup=False, highlight=False, soft_wrap=True)
-    with Worker(sources, limits, threads=threads) as worker:
+    with Worker(partial(service, sources, limits, threads)) as worker:
         serve(worker, limits, host=host, port=port, browser=browser, ready=lambda where: _say(where))
 
 
