@@ -33,7 +33,7 @@ class Watched:
     """A page in a context of its own.
 
     Attributes:
-        complaints: errors and warnings of the console, and of scripts.
+        complaints: errors of the console, and of scripts.
         asked: addresses that were asked for, without those inside the page.
     """
 
@@ -48,7 +48,7 @@ class Watched:
         self.page.on("request", lambda request: self.asked.append(request.url))
 
     def _note(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
+        if kind == "error":
             self.complaints.append(text)
 
     def elsewhere(self, host: str = "127.0.0.1") -> list[str]:

@@ -200,21 +200,23 @@ def _image_tab(page: Any, answers: Answers, limits: Limits, drawings: Sequence[s
                 api_visibility="private",
                 example_labels=list(DRAWINGS),
             )
-            model = gr.Dropdown(offers, value=offers[0], label="model", interactive=True)
-            method = gr.Dropdown(list(slides), value=first, label="method", interactive=True)
-            value = gr.Slider(**_slider(slides[first]), interactive=True)
+            model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
+            method = gr.Dropdown(list(slides), value=first, label="method", elem_id="v-method", interactive=True)
+            value = gr.Slider(**_slider(slides[first]), elem_id="v-amount", interactive=True)
             with gr.Accordion("More options", open=False):
                 more = gr.Textbox(
                     label="further options of the method", info="key=value,key=value; Enter runs", max_length=300
                 )
             button = gr.Button("Run", variant="primary")
         with gr.Column(scale=3, min_width=280):
-            block = gr.Slider(0, 11, value=11, step=1, label="what is left after block", interactive=True)
+            block = gr.Slider(
+                0, 11, value=11, step=1, label="what is left after block", elem_id="v-block", interactive=True
+            )
             pictures = gr.HTML()
             numbers = gr.HTML()
-            text = gr.Textbox(label="method", buttons=["copy"], interactive=False)
-            python = gr.Textbox(label="in Python", lines=5, buttons=["copy"], interactive=False)
-            command = gr.Textbox(label="on the command line", buttons=["copy"], interactive=False)
+            text = gr.Textbox(label="method", elem_id="v-text", buttons=["copy"], interactive=False)
+            python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
+            command = gr.Textbox(label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False)
     asked, answered = [image, model, method, value, more, block], [pictures, numbers, block, text, python, command]
     # preprocess=False: the file as it was uploaded; gradio would convert it, and fail in its own words
     job: dict[str, Any] = {"inputs": asked, "outputs": answered, "preprocess": False, **_private()}

@@ -53,7 +53,10 @@ def app(
     from vitrim.app.records import Limits, Source
     from vitrim.app.serving import check_port, serve
     from vitrim.app.worker import Worker, service
+    from vitrim.loading import check_name
 
+    for name in names:
+        check_name(name)
     check_port(host, port)
     sources = [
         Source(name, weights.of(name), weights.pretrained, weights.checkpoint, weights.options) for name in names
