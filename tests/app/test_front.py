@@ -29,16 +29,12 @@ def file(*rows: Any, **tuned: Any) -> bytes:
 
 
 def test_agreement_where_the_file_has_it_and_damage_where_not() -> None:
-    front = read_front(file(row(), row(share=0.7, scores={"agree": 0.0}, on_front=False), images={"check": 64}))
-    assert [(point.share, point.score, point.on_front) for point in front.points] == [
-        (0.5, 97, True),
-        (0.7, 100, False),
-    ]
-    assert (front.cost, front.measure, front.about) == (
-        "MACs",
-        "decided as by the dense model, %",
-        "measured on 64 images",
-    )
+    rows = row(), row(share=0.7, scores={"agree": 0.0}), row(share=0.8, scores={"agree": 0.1})
+    front = read_front(file(*rows, images={"check": 64}))
+    found = [(point.share, point.score, point.on_front) for point in front.points]
+    assert found == [(0.5, 97, True), (0.7, 100, True), (0.8, 90, False)]
+    assert (front.cost, front.measure) == ("MACs", "decided as by the dense model, %")
+    assert front.about == "measured on 64 images"
     assert front.png.startswith(b"\x89PNG")
     damage = read_front(file(row(scores={"kl": 0.2}, target="speedup=1.5"), proxy="kl"))
     assert (damage.cost, damage.measure, damage.points[0].score) == ("latency", "damage (kl), less is better", 0.2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vitrim.app.records import Front, Point
 from vitrim.errors import VitrimError
 from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
+from vitrim.tune.front import non_dominated
 
 __all__ = ["read_front"]
 
@@ -25,6 +27,7 @@ def read_front(content: bytes) -> Front:
 
     Where the file says in which share of the images a setting decides as the dense model does, the scores are that
     share in percent; else they are its damage, less being better. The file has no accuracy: a search needs no labels.
+    The front is that of these scores.
 
     Raises:
         VitrimError: it is too large, no JSON, or not the front of a search.
@@ -50,6 +53,9 @@ def read_front(content: bytes) -> Front:
         raise VitrimError("this JSON is no front of searches; give the front.json of `vitrim tune --front`")
     score = AGREE if all(_has(row, AGREE) for row in rows) else str(tuned.get("proxy", "feature"))
     points = [_point(row, number, score) for number, row in enumerate(rows)]
+    # of what is shown; the file's own front is that of the score which the search minimised
+    kept = non_dominated([(one.share, -one.score if score == AGREE else one.score) for one in points])
+    points = [replace(one, on_front=on) for one, on in zip(points, kept, strict=True)]
     kind = points[0].target.partition("=")[0]
     measure = "decided as by the dense model, %" if score == AGREE else f"damage ({_short(score)}), less is better"
     cost = UNITS.get(kind, "cost")
@@ -76,7 +82,7 @@ def _point(row: Any, number: int, score: str) -> Point:
     share, value = (float(one) for one in values)
     texts = [_short(row.get(key)) for key in ("target", "setting", "config")]
     shown = 100 * (1 - value) if score == AGREE else value
-    return Point(texts[0], texts[1], texts[2], share, shown, row.get("on_front") is True, row.get("returned") is True)
+    return Point(texts[0], texts[1], texts[2], share, shown, False, row.get("returned") is True)
 
 
 def _about(tuned: Mapping[str, Any]) -> Iterator[str]:

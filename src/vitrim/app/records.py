@@ -158,7 +158,7 @@ class Point:
     Attributes:
         share: its cost as a share of the dense model's.
         score: see `Front.measure`.
-        on_front: no other point is as cheap and does as little damage.
+        on_front: no other point is as cheap and has as good a score.
         returned: it is the search's result for its target.
     """
 
