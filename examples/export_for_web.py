@@ -1,0 +1,36 @@
+"""A reduced model in the browser, without a server behind it: one static page, an ONNX file, and onnxruntime-web.
+
+    python examples/export_for_web.py web vitrim:cifar10_vit tome:r=8   # folder, model, method; all have defaults
+    npm install --prefix web onnxruntime-web                            # fetches the engine, once
+    python -m http.server --directory web 8000                          # then http://localhost:8000
+
+Copies `web/index.html` beside this file into the folder, and writes the model with its preprocessing in the graph. The
+page asks nothing of any other host; images stay in the browser.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import vitrim
+from vitrim.loading import create_model
+
+PAGE = Path(__file__).parent / "web" / "index.html"
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def main(arguments: list[str]) -> None:
+    """Write the folder: ``arguments`` are the folder, a model and a method, each optional."""
+    folder, name, method = (*arguments, *("web", "vitrim:cifar10_vit", "tome:r=8")[len(arguments) :])[:3]
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    classes = CIFAR10 if "cifar10" in name else None
+    file = vitrim.export(create_model(name), method, out / "model.onnx", preprocess=True, classes=classes, name=name)
+    shutil.copyfile(PAGE, out / "index.html")
+    print(f"{method}: {file.path.stat().st_size / 1e6:.1f} MB in {file.path}; {file.metadata['parity']}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
