@@ -54,13 +54,13 @@ class OnnxClassifier(PreTrainedModel):
 
 
 def tiny_model() -> tuple[ViTForImageClassification, ViTImageProcessor]:
-    """An untrained model of 3 blocks on 64 patches, so that this runs without a download."""
+    """An untrained model of 2 blocks on 64 patches, so that this runs without a download."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=64,
         patch_size=8,
         hidden_size=32,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,
         num_labels=5,
