@@ -33,7 +33,10 @@ SHOW_BLOCK = """(block) => {
 class Jobs(Protocol):
     """Whoever runs jobs: `vitrim.app.worker.Worker`."""
 
-    offers: Sequence[Offer]
+    @property
+    def offers(self) -> Sequence[Offer]:
+        """What is to be said of the models."""
+        ...
 
     def call(self, job: str, *given: Any) -> Any:
         """The result of a job; `VitrimError` where it has none."""
