@@ -41,6 +41,7 @@ class OnnxClassifier(PreTrainedModel):
 
     config_class = PreTrainedConfig
     main_input_name = "pixel_values"
+    _supports_sdpa = True  # whatever the config asks for: attention is computed in the file
 
     def __init__(self, config: PreTrainedConfig, file: vitrim.Exported) -> None:
         super().__init__(config)
