@@ -24,8 +24,11 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "after": ("after it", "{:.2f}".format),
     "top1": ("top-1 %", "{:.2f}".format),
     "change": ("change", "{:+.2f}".format),
+    "error": ("standard error", "{:.2f}".format),
     "spread": ("range", str),
     "agreement": ("agrees with dense %", "{:.1f}".format),
+    "kl": ("KL", "{:.3f}".format),
+    "cosine": ("cosine", "{:.3f}".format),
     "macs_saved": ("fewer MACs %", "{:.1f}".format),
     "images_per_second": ("images/s", "{:.0f}".format),
     "speedup": ("speed-up", "{:.2f}".format),
@@ -87,7 +90,10 @@ def _name(row: Row) -> str:
     return str(row["method"]).partition(":")[0]
 
 
-def figure(rows: Sequence[Row], path: Path) -> None:
+TITLE = "CIFAR-10 ViT, without retraining: 10,000 test images (dashed: pruning)"
+
+
+def figure(rows: Sequence[Row], path: Path, title: str = TITLE) -> None:
     """Top-1 over MACs; lines of methods that only prune are dashed."""
     dense = next(row for row in rows if row["method"] == "dense")
     order = ranked(rows)
@@ -98,7 +104,7 @@ def figure(rows: Sequence[Row], path: Path) -> None:
         points,
         (100.0, dense["top1"] / 100),
         path,
-        title="CIFAR-10 ViT, without retraining: 10,000 test images (dashed: pruning)",
+        title=title,
         dashed=pruning,
     )
 

@@ -213,8 +213,9 @@ def dense_tokens(model: Any, images: Tensor) -> list[Tensor]:
     """(B, N0, C) after every block, through the host's own call for dense features; the prefix in front."""
     torch.manual_seed(5)
     if hasattr(model, "forward_intermediates"):
-        _, layers = model.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=True)
-        # without a prefix timm returns bare patches
+        # without a prefix most of timm's models return bare patches when asked for it, one raises UnboundLocalError
+        asked = num_prefix(model) > 0
+        _, layers = model.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=asked)
         return [layer if isinstance(layer, Tensor) else torch.cat(layer[::-1], 1) for layer in layers]
     if hasattr(model, "config"):
         layers = model(images, output_hidden_states=True).hidden_states[1 : 1 + len(blocks(model))]

@@ -60,8 +60,9 @@ static_pair = pytest.mark.parametrize(
 export_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"], full=DIFFERENT)
 )
+# what a kind of attention does to a compiled model shows without training
 training_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit", "cropr"])
+    PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit", "cropr"], full=["vit"])
 )
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 

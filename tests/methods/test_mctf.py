@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -61,8 +62,7 @@ def test_operator_matches_reference(ref: golden.Reference, case: str) -> None:
     size = golden.tensor(ref, "size").double()
     config = vitrim.MCTF(**OPERATORS[case], blocks=(0,), min_patches=1)
     reducer = tiny.reducer(config, Layer(0, 1, 12, 2, 0, 1, True, (4, 5)))
-    state = vitrim.TokenState.start(x, num_prefix=1)
-    state = type(state)(size=size, source=state.source, position=state.position, num_prefix=1, uniform=False)
+    state = replace(vitrim.TokenState.start(x, num_prefix=1), size=size, uniform=False)
     keys = torch.eye(21, dtype=x.dtype).expand(2, 2, 21, 21)  # logits @ identity are the logits
     attention = KnownMap.of(Attention(logits, keys, None, 1.0))
     hard = reducer(x, attention, state)

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrim.core.tokens import Banked, TokenState, decision_dtype, flat_index, take
+from vitrim.core.places import Mixed, Moved, Waiting, new_index
+from vitrim.core.tokens import Banked, TokenState, decision_dtype, flat_index, take, take_flat
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,10 @@ class Hard:
         """Tell whether no token joins another: query rows may then be selected before attention."""
         return self.moved is None
 
-    def pool(self, x: Tensor, size: Tensor) -> Tensor:
+    def pool(self, x: Tensor, size: Tensor, new_size: Tensor | None = None) -> Tensor:
         """New tokens (B, M, C) from old tokens ``x`` (B, N, C) and sizes (B, N).
+
+        ``new_size`` (B, M) are the sizes of the new tokens if they are known already: the sums of weights by size.
 
         A weighted mean is written as t + sum_s share_s (x_s - t), t being the anchor: only the R moved rows are
         touched, not all M. Shares are float32 or better; the sum is in the dtype of x.
@@ -63,11 +66,13 @@ class Hard:
         if joins is not None:
             share = share * joins
         wide, flat, rows = decision_dtype(x.dtype), pooled.flatten(0, 1), flat_index(into, self.anchor.shape[1])
-        update = take(x, self.moved).flatten(0, 1).to(wide)
+        update = take_flat(x, self.moved)
         if self.normalise:
-            total = weight.gather(1, self.anchor).scatter_add(1, into, share)
+            total = new_size if self.weight is None else None
+            if total is None:
+                total = weight.gather(1, self.anchor).scatter_add(1, into, share)
             share = share / total.gather(1, into)
-            update = update - flat.index_select(0, rows).to(wide)
+            update = update.to(wide) - flat.index_select(0, rows)
         flat.index_add_(0, rows, (update * share.view(-1, 1)).to(x.dtype))  # in place: a view of pooled, which is new
         return pooled
 
@@ -75,26 +80,16 @@ class Hard:
         if self.moved is None or self.moved.shape[1] == 0:
             return pooled
         into, joins = self._targets()
-        update = take(x, self.moved)
+        update = take_flat(x, self.moved)
         if joins is not None:
-            update = update.masked_fill(~joins.unsqueeze(-1), -torch.inf)
+            update = update.masked_fill(~joins.view(-1, 1), -torch.inf)
         rows = flat_index(into, self.anchor.shape[1]).unsqueeze(-1).expand(-1, x.shape[2])
-        flat = pooled.flatten(0, 1).scatter_reduce(0, rows, update.flatten(0, 1), "amax")
+        flat = pooled.flatten(0, 1).scatter_reduce(0, rows, update, "amax")
         return flat.view_as(pooled)
 
     def target(self, n: int) -> Tensor:
         """(B, n) int64: the new index of each of the n old tokens, -1 where it is gone."""
-        batch, m = self.anchor.shape
-        new = torch.arange(m, device=self.anchor.device).expand(batch, m)
-        if self.valid is None:
-            target = self.anchor.new_full((batch, n), -1).scatter(1, self.anchor, new)
-            return target if self.moved is None or self.into is None else target.scatter(1, self.moved, self.into)
-        # invalid anchors and moves that do not happen write into a spare column that is cut off
-        anchor = self.anchor if self.valid is None else torch.where(self.valid, self.anchor, n)
-        target = self.anchor.new_full((batch, n + 1), -1).scatter(1, anchor, new)
-        if self.moved is not None and self.into is not None:
-            target = target.scatter(1, torch.where(self.into < m, self.moved, n), self.into)
-        return target[:, :n]
+        return new_index(n, self.anchor, self.moved, self.into, self.valid)
 
     def expand(self, y: Tensor, n: int) -> Tensor:
         """New tokens (B, M, C) copied back to the n old places (B, n, C); places of dropped tokens get zeros."""
@@ -105,27 +100,24 @@ class Hard:
 
     def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         """Tokens (B, N, C) and their state after the reduction: (B, M, C) and the new `TokenState`."""
-        return self.pool(x, state.size), self.advance(x, state)
+        size = self._sizes(state)
+        return self.pool(x, state.size, size), self.advance(x, state, size)
 
-    def advance(self, x: Tensor, state: TokenState) -> TokenState:
-        """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank."""
-        target = self.target(state.num_tokens)
-        source = target.gather(1, state.source.clamp_min(0) if state.pruned else state.source)
-        if state.pruned:
-            source = source.masked_fill(state.source < 0, -1)
-        bank = state.bank
+    def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
+        """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank; ``size`` are
+        the new sizes, if they are known already."""
+        bank, waiting = state.bank, None
         if self.dropped is not None:
-            bank = (*bank, self._banked(x, state, self.dropped))
-            if state.banking and self.moved is not None:  # nothing refers to a sum whose members wait
-                source = source.masked_fill(bank[-1].member >= 0, -1)
-        merges = self.moved is not None and self.moved.shape[1] > 0
+            waiting = Waiting(state.places, self.dropped)
+            bank = (*bank, self._banked(x, state, self.dropped, waiting))
+        # nothing refers to a sum whose members wait
+        hidden = waiting if state.banking and self.moved is not None else None
         return replace(
             state,
-            size=self._sizes(state.size),
-            source=source,
-            position=state.position.gather(1, self.anchor),
+            size=self._sizes(state) if size is None else size,
+            places=Moved(state.places, self.anchor, self.moved, self.into, self.valid, state.pruned, hidden),
             mask=self._mask(state),
-            uniform=state.uniform and not merges,
+            uniform=state.uniform and not self._merges(),
             reduced=True,
             lost=state.lost or self._loses(state.num_tokens),
             bank=bank,
@@ -133,12 +125,9 @@ class Hard:
         )
 
     @staticmethod
-    def _banked(x: Tensor, state: TokenState, dropped: Tensor) -> Banked:
-        place = torch.arange(dropped.shape[1], device=x.device).expand_as(dropped)
-        place = torch.full_like(state.position, -1).scatter(1, dropped, place)
-        member = place.gather(1, state.source.clamp_min(0)).masked_fill(state.source < 0, -1)
+    def _banked(x: Tensor, state: TokenState, dropped: Tensor, waiting: Waiting) -> Banked:
         carry = {name: _take_any(value, dropped) for name, value in state.carry.items()}
-        return Banked(take(x, dropped), state.position.gather(1, dropped), state.size.gather(1, dropped), member, carry)
+        return Banked(take(x, dropped), state.size.gather(1, dropped), waiting, carry)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
         """The new places of moved tokens, in [0, M), and a mask of the moves that happen (None: all of them)."""
@@ -148,14 +137,19 @@ class Hard:
         joins = self.into < self.anchor.shape[1]
         return torch.where(joins, self.into, 0), joins
 
-    def _sizes(self, size: Tensor) -> Tensor:
-        pooled = size.gather(1, self.anchor)
+    def _merges(self) -> bool:
+        return self.moved is not None and self.moved.shape[1] > 0
+
+    def _sizes(self, state: TokenState) -> Tensor:
+        if state.uniform and not self._merges():
+            return state.size[:, : self.anchor.shape[1]]  # all are 1
+        pooled = state.size.gather(1, self.anchor)
         if self.valid is not None:
             pooled = torch.where(self.valid, pooled, torch.ones_like(pooled))  # padding: log(1) = 0
         if self.moved is None or self.moved.shape[1] == 0:
             return pooled
         into, joins = self._targets()
-        gained = size.gather(1, self.moved)
+        gained = state.size.gather(1, self.moved)
         return pooled.scatter_add(1, into, gained if joins is None else gained * joins)
 
     def _mask(self, state: TokenState) -> Tensor | None:
@@ -200,15 +194,10 @@ class Soft:
         p, matrix = state.num_prefix, self.matrix.detach().to(state.size.dtype)
         share = matrix / matrix.sum(1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
         size = (share @ state.size[:, p:, None]).squeeze(-1)
-        prefix = torch.arange(p, device=size.device).expand(size.shape[0], p)
-        target = torch.cat([prefix, matrix.argmax(1) + p], dim=1)
-        anchor = torch.cat([prefix, matrix.argmax(2) + p], dim=1)
-        source = target.gather(1, state.source.clamp_min(0)).masked_fill(state.source < 0, -1)
         return replace(
             state,
             size=torch.cat([state.size[:, :p], size], dim=1),
-            source=source,
-            position=state.position.gather(1, anchor),
+            places=Mixed(state.places, p, goes=matrix.argmax(1), most=matrix.argmax(2)),
             uniform=False,
             reduced=True,
             mixed=True,

@@ -341,7 +341,7 @@ class ReducedBlock(nn.Module):
                 )
             state = latest
             setattr(x, STAMP, state)
-        expected = state.source.shape[1] if state.full_grid else state.num_tokens
+        expected = state.num_inputs if state.full_grid else state.num_tokens
         if x.shape[1] != expected:
             raise RuntimeError(
                 f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "

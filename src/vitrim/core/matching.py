@@ -42,12 +42,17 @@ def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = N
         sources, destinations: vectors of length 1 (see `unit`), so that their product is the cosine.
         real: (B, D), which destinations are not padding; None for all.
     """
-    with full_precision(sources):
-        similarity = sources.detach() @ destinations.detach().transpose(-1, -2)
+    similarity = cosines(sources, destinations)
     if real is not None:
         similarity = similarity.masked_fill(~real[:, None, :], -torch.inf)
     best, index = similarity.max(dim=-1)
     return best, index
+
+
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    """(B, S, D) products of the vectors ``a`` (B, S, d) and ``b`` (B, D, d) of length 1, in full precision."""
+    with full_precision(a):
+        return a.detach() @ b.detach().transpose(-1, -2)
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
@@ -88,17 +93,15 @@ def merge_most_similar(
         r: how many sources merge, 0 <= r <= S.
     """
     moved, kept = most_similar(best, r)
-    return merge_sources(state, sources, destinations, partner, moved, kept)
+    return merge_sources(state, sources, destinations, moved, partner.gather(1, moved), kept)
 
 
 def merge_sources(
-    state: TokenState, sources: Tensor, destinations: Tensor, partner: Tensor, moved: Tensor, kept: Tensor
+    state: TokenState, sources: Tensor, destinations: Tensor, moved: Tensor, partner: Tensor, kept: Tensor
 ) -> Hard:
-    """Merge the sources ``moved`` (B, r) into their partners, keep the sources ``kept`` (B, S - r), in that order."""
-    batch = partner.shape[0]
-    keep = torch.cat([_lookup(sources, kept), destinations.expand(batch, destinations.shape[-1])], dim=1)
-    into = partner.gather(1, moved) + kept.shape[1]
-    return merge(state, keep, _lookup(sources, moved), into)
+    """Merge ``moved`` (B, r) into destinations ``partner`` (B, r); sources ``kept`` (B, S - r) stay in order."""
+    keep = torch.cat([_lookup(sources, kept), destinations.expand(moved.shape[0], destinations.shape[-1])], dim=1)
+    return merge(state, keep, _lookup(sources, moved), partner + kept.shape[1])
 
 
 def _lookup(table: Tensor, index: Tensor) -> Tensor:

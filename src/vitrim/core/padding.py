@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
+from vitrim.core.places import Places
 from vitrim.core.sharding import sharded
 from vitrim.core.tokens import TokenState, is_traced
 from vitrim.core.trace import Trace
@@ -173,12 +174,14 @@ def _join_states(states: Sequence[TokenState], places: Tensor, num_patches: int)
     return replace(
         first,
         size=_stack([_pad(s.size, [t.size for t in states], 1.0) for s in states], places),
-        source=_stack(sources, places),
-        position=_stack([_pad(s.position, [t.position for t in states]) for s in states], places),
+        places=Places(
+            _stack(sources, places),
+            _stack([_pad(s.position, [t.position for t in states]) for s in states], places),
+        ),
         mask=_stack([_pad(mask, masks) for mask in masks], places) if ragged else None,
         uniform=all(s.uniform for s in states),
         reduced=any(s.reduced for s in states),
-        lost=any(s.lost for s in states) or any(s.source.shape[1] < inputs for s in states),
+        lost=any(s.lost for s in states) or any(s.num_inputs < inputs for s in states),
         mixed=any(s.mixed for s in states),
         held=None,
         bank=(),

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrim.core.places import Places, Refilled, Waiting
 from vitrim.errors import VitrimError
 
 STAMP = "_vitrim_state"
@@ -30,8 +31,13 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     One ``index_select`` on the flattened (B*N, C) tokens: several times faster on CPU than a gather with an index
     expanded over the channels, and as fast on GPU.
     """
+    return take_flat(x, index).view(index.shape[0], index.shape[1], x.shape[2])
+
+
+def take_flat(x: Tensor, index: Tensor) -> Tensor:
+    """As `take`, not laid out by image: (B*M, C)."""
     batch, n, channels = x.shape
-    return x.reshape(batch * n, channels).index_select(0, flat_index(index, n)).view(batch, index.shape[1], channels)
+    return x.reshape(batch * n, channels).index_select(0, flat_index(index, n))
 
 
 def flat_index(index: Tensor, n: int) -> Tensor:
@@ -53,14 +59,18 @@ def is_traced() -> bool:
 
 
 class Banked(NamedTuple):
-    """Tokens that one reduction set aside: values (B, K, C), input index of the anchor and size (B, K), which of the K
-    holds each input token, (B, N0), -1 for none, and what the method carried with them, (B, K, ...)."""
+    """Tokens that one reduction set aside: values (B, K, C), size (B, K), where they come from, and what the method
+    carried with them, (B, K, ...)."""
 
     tokens: Tensor
-    position: Tensor
     size: Tensor
-    member: Tensor
+    places: Waiting
     carry: Mapping[str, Tensor]
+
+    @property
+    def position(self) -> Tensor:
+        """(B, K) int64, the input index of each anchor."""
+        return self.places.position
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,7 @@ class TokenState:
 
     Attributes:
         size: (B, N) float32 (float64 in a float64 model), how many input tokens each token stands for.
-        source: (B, N0) int64, the current index that holds input token i, -1 where it was pruned.
-        position: (B, N) int64, the input index of each token's anchor: for rotary tables, relative bias and plots.
+        places: where the tokens come from; `source` and `position` are computed from it when they are asked for.
         num_prefix: number of protected tokens at the front (class, distillation, registers).
         mask: (B, N) bool, True where a token is real, or None when every image has the same count.
         uniform: no merge has happened, so every size is 1 and attention needs no key bias.
@@ -93,8 +102,7 @@ class TokenState:
     """
 
     size: Tensor
-    source: Tensor
-    position: Tensor
+    places: Places
     num_prefix: int
     mask: Tensor | None = None
     uniform: bool = True
@@ -127,7 +135,17 @@ class TokenState:
             grid = None
         index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
         size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
-        return cls(size, index, index, num_prefix, full_grid=full_grid, grid=grid, banking=banking)
+        return cls(size, Places(index, index), num_prefix, full_grid=full_grid, grid=grid, banking=banking)
+
+    @property
+    def source(self) -> Tensor:
+        """(B, N0) int64, the current index that holds input token i, -1 where it was pruned."""
+        return self.places.source
+
+    @property
+    def position(self) -> Tensor:
+        """(B, N) int64, the input index of each token's anchor: for rotary tables, relative bias and plots."""
+        return self.places.position
 
     @property
     def pruned(self) -> bool:
@@ -151,7 +169,12 @@ class TokenState:
     @property
     def initial_patches(self) -> int:
         """Number of patch tokens that entered the first block."""
-        return whole(self.source.shape[1]) - self.num_prefix
+        return self.num_inputs - self.num_prefix
+
+    @property
+    def num_inputs(self) -> int:
+        """N0, tokens that entered the first block, prefix included."""
+        return whole(self.places.num_inputs)
 
     def known_grid(self, method: str) -> tuple[int, int]:
         """Return ``grid``, for a method that cannot do without it.
@@ -237,15 +260,10 @@ class TokenState:
             raise NotImplementedError(
                 "banked tokens cannot be brought back: they were set aside with other per-token carry than there is now"
             )
-        source, end = self.source, x.shape[1]
-        for entry in self.bank:
-            source = torch.where(entry.member >= 0, entry.member + end, source)
-            end += entry.position.shape[1]
         state = replace(
             self,
             size=torch.cat([self.size, *(entry.size for entry in self.bank)], dim=1),
-            source=source,
-            position=torch.cat([self.position, *(entry.position for entry in self.bank)], dim=1),
+            places=Refilled(self.places, [entry.places for entry in self.bank]),
             reduced=True,
             bank=(),
             carry={

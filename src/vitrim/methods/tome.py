@@ -14,10 +14,10 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, Share
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, best_partners, merge_sources, most_similar, unit
+from vitrim.core.matching import alternate_split, cosines, merge_sources, most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
-from vitrim.core.tokens import TokenState
+from vitrim.core.tokens import TokenState, take
 
 
 @register_method
@@ -106,9 +106,11 @@ class ToMeReducer(Reducer[ToMe]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
         sources, destinations = alternate_split(state.num_prefix)
-        best, partner = best_partners(keys[:, sources], keys[:, destinations])
+        similarity = cosines(keys[:, sources], keys[:, destinations])
+        best = similarity.amax(dim=-1)
         moved, kept = most_similar(best, self.num_removed(state))
+        partner = take(similarity, moved).argmax(dim=-1)  # finding it costs more than the maximum: only for those
         if self.config.kept_order == "similarity":
             kept = kept.gather(1, best.gather(1, kept).argsort(dim=1, descending=True))
         index = torch.arange(state.num_patches, device=x.device)
-        return merge_sources(state, index[sources], index[destinations], partner, moved, kept)
+        return merge_sources(state, index[sources], index[destinations], moved, partner, kept)

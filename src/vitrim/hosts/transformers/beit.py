@@ -45,7 +45,7 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attention = super().projected(x, state, rows)
-        table = self._position_bias(state.source.shape[1], *host_args)
+        table = self._position_bias(state.num_inputs, *host_args)
         if table is None:
             return attention
         position = state.pair_bias(table).to(attention.q.dtype)

@@ -1,0 +1,323 @@
+"""The methods, without training, on natural photographs with published ImageNet weights.
+
+    python benchmarks/imagenet_sample.py cuts --data PHOTOS --checkpoint WEIGHTS --json cuts.json --figure cuts.png
+    python benchmarks/imagenet_sample.py schedules --data PHOTOS --checkpoint WEIGHTS --json schedules.json
+    python benchmarks/imagenet_sample.py stress --data PHOTOS --checkpoint WEIGHTS
+    python benchmarks/imagenet_sample.py atm --data PHOTOS --checkpoint WEIGHTS
+
+`cuts`: every method set so that MACs fall by about 20, 35, 50 and 65 %, as in benchmarks/cifar10.py: top-1, its change
+with the standard error of the paired difference, agreement with the dense model, KL divergence from it, cosine of the
+class token, and images per second, measured in one interleaved run. `schedules`: every method that can follow them on
+the same three schedules at equal MACs, so that what is compared is the choice of tokens and not of blocks: as many
+tokens fewer in every block, three stages a quarter apart, and the same share of tokens in every block, which takes most
+of them early. `stress`: the largest cut, in steps of 5 % of the MACs, up to which top-1 does not fall below the dense
+model's by more than its standard error (the stress test of the ATM paper, Table 1). `atm`: its sweep over alpha, beta
+and theta_min (Appendix D).
+
+PHOTOS holds training images if they are the ones docs/results.md tells of: top-1 is then higher than on images the
+weights have not seen, for the dense model and for reduced ones. Amounts are matched on the first of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cifar10 import ATM_GRID, CUTS, RANDOM, SEEDS, STRESS_CUTS, candidates, settings
+from cifar10_report import figure, markdown
+from vitrim.cli import common
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import host_of, make_method, methods
+from vitrim.data import batches, eval_transform, load_images
+from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.loading import create_model
+from vitrim.measure.bench import measure
+from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.evaluation import standard_probes, task_of
+from vitrim.measure.latency import Budget
+from vitrim.measure.macs import profile
+from vitrim.measure.probes import Gauge, Values, divergence
+from vitrim.measure.records import Batch, Row
+from vitrim.measure.run import run
+from vitrim.weights import load_checkpoint
+
+MODEL = "vit_tiny_patch16_224"
+TITLE = "ViT-Ti, ImageNet weights, without retraining: 1,000 training photographs (dashed: pruning)"
+MATCHING_IMAGES = 64
+TIMED_IMAGES = 8
+SCHEDULE_CUT = 0.4
+
+
+class Paired:
+    """Change of top-1 with its standard error, image by image, and divergence from the dense model."""
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The gauge of one model."""
+        return _Paired()
+
+
+class _Paired(Gauge):
+    def __init__(self) -> None:
+        self.change, self.kl = Values(), Values()
+        super().__init__({"change": self.change, "kl": self.kl})
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        right, was = (one.prediction.argmax(1) == batch.targets for one in (output, dense))
+        self.change.update(right.double() - was.double())
+        self.kl.update(divergence(output.prediction, dense.prediction))
+
+    def result(self) -> Mapping[str, Any]:
+        change = self.change.each()
+        error = change.std().item() / len(change) ** 0.5
+        return {"change": change.mean().item(), "change_error": error, "kl": self.kl.compute().item()}
+
+
+# ---- model and photos ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The model, its photos, and what every table reads from the command line."""
+
+    model: nn.Module
+    data: str
+    limit: int | None
+    batch_size: int
+    rounds: int
+    only: Sequence[str] | None
+
+    def dataset(self) -> Any:
+        """The photos as the model wants them."""
+        found = load_images(self.data)
+        found.transform = eval_transform(self.model)
+        return found
+
+    def images(self, count: int) -> Tensor:
+        """The first ``count`` photos (B, 3, H, W)."""
+        first, _ = next(iter(batches(self.dataset(), count, limit=count)))
+        return first
+
+    def score(self, configs: Sequence[MethodConfig], seed: int = SEEDS[0]) -> dict[str, Row]:
+        """Rows by method, dense first, in one pass over the photos."""
+        dataset = self.dataset()
+        task = task_of(self.model, dataset)
+        read = batches(dataset, self.batch_size, limit=self.limit)
+        rows = run(self.model, configs, read, [*standard_probes(task), Paired()], task=task, seed=seed)
+        return {row.method: row for row in rows}
+
+
+def percent(seen: Sequence[Row], dense: Row) -> dict[str, Any]:
+    """What the tables show of the rows of one method, one for every seed."""
+    return {
+        "top1": 100 * mean(row["top1"] for row in seen),
+        "change": 100 * mean(row["change"] for row in seen),
+        "error": 100 * mean(row["change_error"] for row in seen),
+        "agreement": 100 * mean(row["agreement"] for row in seen),
+        "kl": mean(row["kl"] for row in seen),
+        "cosine": mean(row["cosine"] for row in seen),
+        "macs_saved": 100 * (1 - sum(seen[0]["gmacs"].values()) / sum(dense["gmacs"].values())),
+    }
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def cuts(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row per method and cut."""
+    images = setup.images(MATCHING_IMAGES)
+    rows: list[dict[str, Any]] = []
+    for cut in CUTS:
+        chosen = list(settings(setup.model, candidates(setup.only), images, cut).values())
+        found = rows_of(setup, chosen)
+        timed = {row["method"]: row for row in _timed(setup, chosen, images[:TIMED_IMAGES])} if setup.rounds else {}
+        alike = {"cut": cut, "seeds": 1, "top1_range": 0.0}
+        rows += [{**row, **alike, **_speed(timed.get(row["method"]))} for row in found]
+        write(rows)  # after every cut: each takes many minutes
+        print(f"{cut:.0%} fewer MACs\n\n{markdown(rows[-len(found) :])}\n", flush=True)
+    return rows
+
+
+def rows_of(setup: Setup, configs: Sequence[MethodConfig]) -> list[dict[str, Any]]:
+    """A row for the dense model and every setting; the mean over seeds where a method draws."""
+    drawn = [config for config in configs if config.name in RANDOM]
+    scored = [setup.score(configs), *(setup.score(drawn, seed) for seed in SEEDS[1:] if drawn)]
+    dense = scored[0]["dense"]
+    names = ["dense", *(config.describe() for config in configs)]
+    return [{"method": name, **percent([one[name] for one in scored if name in one], dense)} for name in names]
+
+
+def _timed(setup: Setup, configs: Sequence[MethodConfig], images: Tensor) -> list[dict[str, Any]]:
+    budget = Budget(setup.rounds, 0.0, max_rounds=setup.rounds, warmup_rounds=1)
+    return measure(setup.model, {config.describe(): config for config in configs}, images, budget=budget)
+
+
+def _speed(row: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {} if row is None else {key: row[key] for key in ("images_per_second", "speedup")}
+
+
+def schedules(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row per schedule and method that can follow it."""
+    images = setup.images(1)
+    facts = host_of(setup.model).facts(setup.model)
+    patches, blocks = facts.grid_size[0] * facts.grid_size[1], len(setup.model.blocks)
+    rows: list[dict[str, Any]] = []
+    for name, counts in SCHEDULES.items():
+        wanted = counts(patches, blocks, _strength(setup.model, images, counts, patches, blocks))
+        configs = [config for method in candidates(setup.only) for config in _following(setup.model, method, wanted)]
+        found = [{**row, "method": row["method"].partition(":")[0]} for row in rows_of(setup, configs)]
+        rows += [{**row, "schedule": name, "patches": wanted} for row in found]
+        write(rows)
+        print(f"{name}: {wanted}\n\n{markdown(found)}\n", flush=True)
+    return rows
+
+
+def every_block(patches: int, blocks: int, strength: float) -> list[int]:
+    """As many patches fewer in every block after the first, where some methods have nothing to decide by."""
+    return [max(1, patches - round(strength * patches * block / (blocks - 1))) for block in range(blocks)]
+
+
+def three_stages(patches: int, blocks: int, strength: float) -> list[int]:
+    """The same share three times, a quarter of the depth apart."""
+    keep = 1 - strength
+    return [max(1, round(patches * keep ** (block * 4 // blocks))) for block in range(blocks)]
+
+
+def same_share(patches: int, blocks: int, strength: float) -> list[int]:
+    """The same share in every block after the first: most tokens go early."""
+    return [max(1, round(patches * (1 - strength) ** block)) for block in range(blocks)]
+
+
+SCHEDULES: dict[str, Callable[[int, int, float], list[int]]] = {
+    "as many in every block": every_block,
+    "three stages": three_stages,
+    "the same share in every block": same_share,
+}
+
+
+def _strength(model: nn.Module, images: Tensor, counts: Callable[..., list[int]], patches: int, blocks: int) -> float:
+    """The strength at which random pruning on this schedule makes the cut: MACs follow from the counts."""
+    low, high = 0.0, 1.0
+    dense = profile(model, None, images).macs.total
+    for _ in range(12):
+        middle = (low + high) / 2
+        found = _following(model, "random", counts(patches, blocks, middle))
+        share = profile(model, found[0], images).macs.total / dense if found else 0.0
+        low, high = (middle, high) if share > 1 - SCHEDULE_CUT else (low, middle)
+    return low
+
+
+def _following(model: nn.Module, method: str, counts: Sequence[int]) -> list[MethodConfig]:
+    """The setting of ``method`` that leaves these numbers of patches after the blocks; none where it cannot."""
+    facts = host_of(model).facts(model)
+    before = [facts.grid_size[0] * facts.grid_size[1], *counts]
+    steps = [(block, old, new) for block, (old, new) in enumerate(pairwise(before)) if new < old]
+    blocks = tuple(block for block, _, _ in steps)
+    fields = methods()[method].model_fields
+    if "keep_rate" in fields and "blocks" in fields:
+        given: dict[str, Any] = {"keep_rate": tuple(new / old for _, old, new in steps), "blocks": blocks}
+    elif "r" in fields and "blocks" in fields:
+        given = {"r": tuple(old - new for _, old, new in steps), "blocks": blocks}
+    else:
+        return []
+    try:
+        config = make_method(method, **given)
+        left = profile(model, config, torch.zeros(1, *facts.input_size)).tokens_per_block
+    except VitrimError as error:
+        print(f"{method} cannot follow it: {error}", flush=True)
+        return []
+    off = max(abs(found - facts.num_prefix - asked) for found, asked in zip(left, counts, strict=True))
+    if off > len(steps):
+        print(f"{method} cannot follow it: {off:.0f} tokens off", flush=True)
+        return []
+    return [config]
+
+
+def stress(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row per method: the largest cut up to which top-1 stays."""
+    images = setup.images(MATCHING_IMAGES)
+    alive, best = candidates(setup.only), dict[str, dict[str, Any]]()
+    for cut in STRESS_CUTS:
+        chosen = settings(setup.model, alive, images, cut)
+        if not chosen:
+            break
+        found = {row["method"].partition(":")[0]: row for row in rows_of(setup, list(chosen.values()))}
+        alive = [name for name in chosen if found[name]["change"] >= -found[name]["error"]]
+        best.update({name: found[name] for name in alive})
+        write(list(best.values()))
+        print(f"cut of {cut:.0%}: {', '.join(alive) or 'none'} without a drop", flush=True)
+    return sorted(best.values(), key=lambda row: -float(row["macs_saved"]))
+
+
+def atm(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row per setting of ATM, most MACs first."""
+    values = product(*ATM_GRID.values())
+    configs = [make_method("atm", **dict(zip(ATM_GRID, value, strict=True))) for value in values]
+    return sorted(rows_of(setup, configs), key=lambda row: float(row["macs_saved"]))
+
+
+TABLES = {"cuts": cuts, "schedules": schedules, "stress": stress, "atm": atm}
+
+
+# ---- command line ----------------------------------------------------------------------------------------------------
+
+
+def load(checkpoint: str) -> nn.Module:
+    """The model with its weights."""
+    model = create_model(MODEL, pretrained=False)
+    load_checkpoint(model, Path(checkpoint))
+    return model.eval()
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="The methods on photographs, with published weights.")
+    parser.add_argument("table", choices=list(TABLES))
+    parser.add_argument("--data", required=True, help="as for vitrim eval")
+    parser.add_argument("--checkpoint", required=True, help=f"weights of {MODEL}")
+    parser.add_argument("--method", action="append", help="only these; may repeat")
+    parser.add_argument("--limit", type=int, help="so many images only, for a quick try")
+    parser.add_argument("--batch-size", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of `cuts`; 0: no times")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", help="write the record to this file")
+    parser.add_argument("--figure", type=Path, help="of `cuts`: the file to draw top-1 over MACs into")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Make one of the tables."""
+    arguments = parse_arguments()
+    common.set_threads(arguments.threads)
+    warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
+    setup = Setup(
+        load(arguments.checkpoint),
+        arguments.data,
+        arguments.limit,
+        arguments.batch_size,
+        arguments.rounds,
+        arguments.method,
+    )
+
+    def write(rows: Iterable[dict[str, Any]]) -> None:
+        record = {"command": f"imagenet_sample {arguments.table}", "environment": common.environment()}
+        common.write_json(arguments.json, {**record, "limit": arguments.limit, "rows": list(rows)})
+
+    rows = TABLES[arguments.table](setup, write)
+    write(rows)
+    if arguments.table in ("stress", "atm"):  # the others print every part when it is done
+        print(markdown(rows))
+    if arguments.figure is not None and arguments.table == "cuts":
+        figure(rows, arguments.figure, TITLE)
+
+
+if __name__ == "__main__":
+    main()
