@@ -20,6 +20,8 @@ SAYS = {
     "dinov2_dense_features": "every feature map: (1, 64, 8, 8)",
     "export_onnx": "tome:r=4: tokens after every block [13, 9]",
     "serve": "tome:r=4: 64 of 64 answers right",
+    "export_for_web": "tome:r=4: ",
+    "onnx_pipeline": "tome:r=8: tokens after every block [57, 49]",
     "dense_heads": "UperNetForSemanticSegmentation: tokens after every block [59, 53, 47, 41]",
     "dense_pictures": "wrote pictures/00000.png: dense, tome:r=12, topk:keep_rate=0.7,restore=last_block",
 }

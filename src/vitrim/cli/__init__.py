@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from vitrim import __version__
-from vitrim.cli import analyze, bench, convert, demo, env, evaluate, export, listing, profile, show, train, tune
+from vitrim.cli import analyze, bench, convert, demo, env, evaluate, export, listing, page, profile, show, train, tune
 from vitrim.cli.common import INTERRUPTED, TERMINATED
 from vitrim.cli.setup import flat
 from vitrim.errors import VitrimError, one_line
@@ -43,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
     "tune": tune.tune,
     "export": export.export,
+    "app": page.app,
     "convert": convert.convert,
     "env": env.env,
 }

@@ -1,0 +1,250 @@
+"""The page, in gradio: what is asked, what is answered. Everything that computes is in `vitrim.app.service`.
+
+Nothing of a user is kept: every event takes all it needs from the page, and hands all it has to the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import gradio as gr
+
+from vitrim.app.drawings import DRAWINGS, draw
+from vitrim.app.records import Choice, Limits, Offer, Result, Slide
+from vitrim.app.views import command_of, error_html, front_html, pictures_html, python_of, result_html
+from vitrim.errors import VitrimError
+
+__all__ = ["Answers", "Jobs", "make_page", "theme"]
+
+FIRST_METHOD = "tome"
+WAITING = 16
+KEPT_SECONDS = 600
+CSS = Path(__file__).with_name("page.css")
+SHOW_BLOCK = """(block) => {
+  for (const one of document.querySelectorAll('.v-pictures figure[data-block]')) {
+    one.hidden = Number(one.dataset.block) !== Number(block);
+  }
+}"""
+"""The pictures of all blocks are on the page already; the slider only says which one is visible."""
+
+
+class Jobs(Protocol):
+    """Whoever runs jobs: `vitrim.app.worker.Worker`."""
+
+    @property
+    def offers(self) -> Sequence[Offer]:
+        """What is to be said of the models."""
+        ...
+
+    def call(self, job: str, *given: Any) -> Any:
+        """The result of a job; `VitrimError` where it has none."""
+        ...
+
+
+class Answers:
+    """The functions behind the page's events. They hold nothing but what the server was started with.
+
+    Args:
+        jobs: runs the models.
+        limits: of uploads.
+    """
+
+    def __init__(self, jobs: Jobs, limits: Limits) -> None:
+        self.jobs = jobs
+        self.limits = limits
+        self.offers: Mapping[str, Offer] = {offer.name: offer for offer in jobs.offers}
+
+    def model(self, model: str, method: str) -> tuple[Any, Any]:
+        """The methods of a model, and the slider of the one that is chosen."""
+        slides = self._slides(model)
+        chosen = method if method in slides else next(iter(slides), None)
+        return gr.update(choices=list(slides), value=chosen), self.method(model, chosen)
+
+    def method(self, model: str, method: str | None) -> Any:
+        """The slider of a method."""
+        slide = self._slides(model).get(str(method))
+        return gr.update(interactive=False) if slide is None else gr.update(**_slider(slide), interactive=True)
+
+    def run(
+        self, image: Any, model: str, method: str, value: float, more: str, block: float
+    ) -> tuple[Any, Any, Any, Any, Any, Any]:
+        """A result as the page shows it, or one line where it would stand.
+
+        Args:
+            image: the file as gradio hands it over, ``{"path": ...}``; None for none.
+            model, method, value, more: see `vitrim.app.records.Choice`.
+            block: the one that is looked at; the last one if there are not so many.
+
+        Returns:
+            Pictures, numbers, the slider over blocks, the method's text, the Python lines, the command.
+        """
+        try:
+            if image is None:
+                raise VitrimError("give an image: upload or paste one, or take an example")
+            choice = Choice(str(model), str(method), value, str(more or ""))
+            result: Result = self.jobs.call("run", _content(image, self.limits), choice)
+        except VitrimError as error:
+            return "", error_html(str(error)), gr.update(), "", "", ""
+        last = len(result.pictures) - 2
+        shown = min(int(block), last) if isinstance(block, int | float) and block >= 0 else last
+        slider = gr.update(maximum=last, value=shown)
+        texts = (result.method, python_of(result), command_of(result))
+        return pictures_html(result, shown), result_html(result), slider, *texts
+
+    def front(self, file: Any) -> str:
+        """The front of an uploaded file, or one line where it would stand."""
+        if file is None:
+            return ""
+        try:
+            return front_html(self.jobs.call("front", _content(file, self.limits)))
+        except VitrimError as error:
+            return error_html(str(error))
+
+    def _slides(self, model: str) -> Mapping[str, Slide]:
+        offer = self.offers.get(str(model))
+        return {} if offer is None else offer.slides
+
+
+def _content(file: Any, limits: Limits) -> bytes:
+    """The bytes of an uploaded file, which gradio has found to lie among its uploads.
+
+    Raises:
+        VitrimError: it is too large, or was deleted meanwhile.
+    """
+    path = Path(str(file["path"] if isinstance(file, dict) else file))
+    try:
+        size = path.stat().st_size
+        if size > limits.megabytes * 1e6:
+            raise VitrimError(f"the file has {size / 1e6:.1f} MB; at most {limits.megabytes:g} MB are read")
+        return path.read_bytes()
+    except OSError as error:
+        raise VitrimError("the upload is no longer there: uploads are deleted after a while; give it again") from error
+
+
+def _slider(slide: Slide) -> dict[str, Any]:
+    return {
+        "label": slide.label,
+        "info": slide.info,
+        "minimum": slide.low,
+        "maximum": slide.high,
+        "step": slide.step,
+        "value": slide.value,
+    }
+
+
+def theme() -> Any:
+    """gradio's own theme in colours that are dark, or light, enough to be read: at least 4.5 to 1."""
+    plain = gr.themes.Default(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"])
+    return plain.set(
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        block_label_text_color="*neutral_700",
+        block_title_text_color="*neutral_700",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+        input_placeholder_color="*neutral_600",
+        input_placeholder_color_dark="*neutral_300",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        slider_color="*primary_700",
+        slider_color_dark="*primary_400",
+        color_accent="*primary_700",
+    )
+
+
+def make_page(jobs: Jobs, limits: Limits, folder: Path) -> Any:
+    """The page, not yet served: a `gradio.Blocks`.
+
+    Args:
+        jobs: runs the models; its offers are the models of the page.
+        limits: of uploads.
+        folder: for the files of the example images.
+    """
+    answers = Answers(jobs, limits)
+    page = gr.Blocks(
+        analytics_enabled=False,
+        title="vitrim: what is left of an image",
+        delete_cache=(KEPT_SECONDS, KEPT_SECONDS),
+        fill_width=True,
+    )
+    with page:
+        gr.Markdown("# What is left of an image\nA Vision Transformer with fewer tokens, beside the same one with all.")
+        with gr.Tab("Image"):
+            _image_tab(page, answers, limits, _drawings(folder))
+        with gr.Tab("Front of a search"):
+            _front_tab(answers)
+    page.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
+    return page
+
+
+def _image_tab(page: Any, answers: Answers, limits: Limits, drawings: Sequence[str]) -> None:
+    offers = list(answers.offers)
+    slides = answers.offers[offers[0]].slides
+    first = FIRST_METHOD if FIRST_METHOD in slides else next(iter(slides))
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            image = gr.Image(
+                drawings[0],
+                label=f"image, up to {limits.megabytes:g} MB",
+                type="filepath",
+                image_mode=None,
+                sources=["upload", "clipboard"],
+                height=260,
+                buttons=[],
+                alt_text="the image that was chosen",
+            )
+            gr.Examples(
+                [[one] for one in drawings],
+                image,
+                label="examples",
+                api_visibility="private",
+                example_labels=list(DRAWINGS),
+            )
+            model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
+            method = gr.Dropdown(list(slides), value=first, label="method", elem_id="v-method", interactive=True)
+            value = gr.Slider(**_slider(slides[first]), elem_id="v-amount", interactive=True)
+            with gr.Accordion("More options", open=False):
+                more = gr.Textbox(
+                    label="further options of the method", info="key=value,key=value; Enter runs", max_length=300
+                )
+            button = gr.Button("Run", variant="primary")
+        with gr.Column(scale=3, min_width=280):
+            block = gr.Slider(
+                0, 11, value=11, step=1, label="what is left after block", elem_id="v-block", interactive=True
+            )
+            pictures = gr.HTML()
+            numbers = gr.HTML()
+            text = gr.Textbox(label="method", elem_id="v-text", buttons=["copy"], interactive=False)
+            python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
+            command = gr.Textbox(label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False)
+    asked, answered = [image, model, method, value, more, block], [pictures, numbers, block, text, python, command]
+    # preprocess=False: the file as it was uploaded; gradio would convert it, and fail in its own words
+    job: dict[str, Any] = {"inputs": asked, "outputs": answered, "preprocess": False, **_private()}
+    model.input(answers.model, [model, method], [method, value], preprocess=False, **_private()).then(
+        answers.run, **job
+    )
+    method.input(answers.method, [model, method], value, preprocess=False, **_private()).then(answers.run, **job)
+    events = [image.change, value.input, more.submit, button.click, page.load]
+    gr.on(events, answers.run, trigger_mode="always_last", **job)
+    block.change(None, block, js=SHOW_BLOCK, **_private())
+
+
+def _front_tab(answers: Answers) -> None:
+    file = gr.File(label="front.json of `vitrim tune --front`", file_types=[".json"], height=140)
+    shown = gr.HTML()
+    file.change(answers.front, file, shown, preprocess=False, **_private())
+
+
+def _private() -> dict[str, Any]:
+    """Options of every event: no API, and one job at a time over all events."""
+    return {"api_visibility": "private", "concurrency_limit": 1, "concurrency_id": "work"}
+
+
+def _drawings(folder: Path) -> list[str]:
+    """The example images as files."""
+    for name in DRAWINGS:
+        draw(name).save(folder / f"{name}.png")
+    return [str(folder / f"{name}.png") for name in DRAWINGS]

@@ -1,0 +1,191 @@
+"""What the page and the process that runs models tell each other. Plain data: nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Choice", "Front", "Limits", "Offer", "Picture", "Point", "Result", "Side", "Slide", "Source", "Timing"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The files that are accepted.
+
+    Attributes:
+        megabytes: of a file, at most (1 MB is 10**6 bytes).
+        megapixels: of an image, at most; read from its header.
+        side: pixels of the shorter side, at least.
+        aspect: longer side over the shorter one, at most, since a model's input keeps that ratio until it is cropped.
+    """
+
+    megabytes: float = 5.0
+    megapixels: float = 40.0
+    side: int = 8
+    aspect: float = 20.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that the page offers, and its weights, as `vitrim.loading.create_model` takes them.
+
+    Attributes:
+        weights: in words; "random" for none that were trained.
+    """
+
+    name: str
+    weights: str = "random"
+    pretrained: bool = False
+    checkpoint: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A slider.
+
+    Attributes:
+        method: its name.
+        label: the option in words, and its name.
+        info: the ends, in words.
+        paper: of the method; empty for those that are of none.
+        low, high, step: of the values.
+        value: at the start.
+    """
+
+    method: str
+    label: str
+    info: str
+    paper: str
+    low: float
+    high: float
+    step: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the page says of a model before anything runs.
+
+    Attributes:
+        slides: of the methods that fit it and need no training, by name.
+    """
+
+    name: str
+    weights: str
+    slides: Mapping[str, Slide]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user chose.
+
+    Attributes:
+        value: of the slider.
+        more: further options, ``key=value,key=value``.
+    """
+
+    model: str
+    method: str
+    value: float
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The image after a block (-1: before the first), as PNG, and the same in words."""
+
+    block: int
+    png: bytes
+    words: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """The answer of a model, dense or reduced.
+
+    Attributes:
+        best: classes and probabilities in [0, 1], best first.
+        gmacs: multiply-accumulates of this image in units of 10^9.
+        tokens: after each block, prefix included.
+    """
+
+    best: Sequence[tuple[str, float]]
+    gmacs: float
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds at batch 1 and the speed-up within rounds, each as median, lower and upper quartile."""
+
+    dense_ms: tuple[float, float, float]
+    reduced_ms: tuple[float, float, float]
+    speedup: tuple[float, float, float]
+    rounds: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the page shows of one job.
+
+    Attributes:
+        method: its text, as on the command line.
+        notes: what was changed or done otherwise than asked, a line each.
+        pictures: the image as the model gets it, then after each block.
+        same: both models choose the same class.
+        timing: None where it would have taken too long; a note says so.
+    """
+
+    model: str
+    weights: str
+    method: str
+    notes: Sequence[str]
+    pictures: Sequence[Picture]
+    dense: Side
+    reduced: Side
+    same: bool
+    timing: Timing | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting of the front.
+
+    Attributes:
+        share: its cost as a share of the dense model's.
+        score: see `Front.measure`.
+        on_front: no other point is as cheap and has as good a score.
+        returned: it is the search's result for its target.
+    """
+
+    target: str
+    setting: str
+    method: str
+    share: float
+    score: float
+    on_front: bool
+    returned: bool
+
+
+@dataclass(frozen=True)
+class Front:
+    """The points of a file.
+
+    Attributes:
+        about: what the searches follow from, in one line.
+        cost: what the shares are of.
+        measure: what the scores are.
+        png: the picture.
+        words: the picture in one sentence.
+    """
+
+    about: str
+    cost: str
+    measure: str
+    points: Sequence[Point]
+    png: bytes
+    words: str

@@ -1,0 +1,249 @@
+"""What a job of the page computes: an image and choices in, pictures and numbers out. No page, no state of a user."""
+
+from __future__ import annotations
+
+import io
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrim.app.classes import class_names
+from vitrim.app.front import read_front
+from vitrim.app.records import Choice, Front, Limits, Offer, Picture, Result, Side, Source, Timing
+from vitrim.app.settings import config_of, slide_of
+from vitrim.app.uploads import read_image
+from vitrim.core.config import MethodConfig
+from vitrim.core.reduce import reduce_
+from vitrim.core.registry import host_of
+from vitrim.data.transforms import eval_transform
+from vitrim.errors import ReductionWarning, unknown
+from vitrim.loading import create_model
+from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.latency import (
+    Budget,
+    dense_copies,
+    fastest,
+    paired_speedup,
+    reduced_copy,
+    shared_copy,
+    time_interleaved,
+)
+from vitrim.plots.kept import draw_kept, groups_of, sources_of
+from vitrim.plots.show import LARGE, check_shown, pixels_of
+from vitrim.tasks import make_task
+from vitrim.tune.fitting import training_free
+
+__all__ = ["Service"]
+
+KEPT_MODELS = 3
+BEST = 5
+ROUNDS = 5
+GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    model: nn.Module
+    classes: Sequence[str]
+    methods: Sequence[str]
+
+
+class Service:
+    """Models by name, of which the last few stay loaded, and the jobs on them. Jobs share nothing but weights.
+
+    Args:
+        sources: the models on offer; no other is ever loaded.
+        limits: of uploads.
+        seconds: that a job may take; timing is left out where it would not fit.
+
+    Example:
+        >>> service = Service([Source("vitrim:cifar10_vit", "reference")])
+        >>> service.offer("vitrim:cifar10_vit").slides["tome"].value
+        8
+    """
+
+    def __init__(self, sources: Sequence[Source], limits: Limits | None = None, seconds: float = 20.0) -> None:
+        self.sources = {source.name: source for source in sources}
+        self.limits = limits or Limits()
+        self.seconds = seconds
+        self.loaded: OrderedDict[str, _Loaded] = OrderedDict()
+
+    def offer(self, name: str) -> Offer:
+        """What is to be said of a model on offer.
+
+        Raises:
+            VitrimError: it is none of them, cannot be created, or is no classifier that vitrim can reduce.
+        """
+        loaded = self._load(name)
+        slides = {method: slide_of(method, _patches(loaded.model)) for method in loaded.methods}
+        return Offer(name, self.sources[name].weights, slides)
+
+    def offers(self) -> list[Offer]:
+        """What is to be said of every model."""
+        return [self.offer(name) for name in self.sources]
+
+    def front(self, content: bytes) -> Front:
+        """The points of a ``front.json`` of ``vitrim tune``; see `read_front`."""
+        return read_front(content)
+
+    def run(self, content: bytes, choice: Choice) -> Result:
+        """Run a model on an image, dense and reduced.
+
+        Args:
+            content: of an image file.
+            choice: of the user.
+
+        Raises:
+            VitrimError: the file is no image that is read; a model or method that is not on offer; a value or option
+                that is not valid.
+        """
+        end = time.monotonic() + self.seconds
+        loaded = self._load(choice.model)
+        if choice.method not in loaded.methods:
+            raise unknown("method", choice.method, loaded.methods)
+        config = config_of(choice.method, choice.value, choice.more)
+        upload = read_image(content, self.limits)
+        image = eval_transform(loaded.model)(upload.image)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", ReductionWarning)
+            dense, reduced = _contestants(loaded.model, config)
+            outputs, sources, seconds = _outputs(dense, reduced, image[None])
+        notes = [*upload.notes, *(str(one.message) for one in told if issubclass(one.category, ReductionWarning))]
+        timing = None
+        if time.monotonic() + 4 * (ROUNDS + 1) * seconds > end:
+            notes.append(f"the models take {seconds:.1f} s a forward: too long to be timed here; see `vitrim bench`")
+        else:
+            timing = _timing(loaded.model, config, image[None])
+        first = [int(output.prediction[0].argmax()) for output in outputs]
+        return Result(
+            model=choice.model,
+            weights=self.sources[choice.model].weights,
+            method=config.describe(),
+            notes=list(dict.fromkeys(notes)),
+            pictures=_pictures(loaded.model, image, sources),
+            dense=_side(outputs[0], loaded.classes),
+            reduced=_side(outputs[1], loaded.classes),
+            same=first[0] == first[1],
+            timing=timing,
+        )
+
+    def _load(self, name: str) -> _Loaded:
+        if name not in self.sources:
+            raise unknown("model", str(name), self.sources)
+        if name not in self.loaded:
+            source = self.sources[name]
+            model = create_model(
+                name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=dict(source.options)
+            )
+            check_shown(model)
+            count = host_of(model).num_classes(model) or 0
+            methods = [config.name for config in training_free(model)]
+            self.loaded[name] = _Loaded(model, class_names(name, model, count), methods)
+        self.loaded.move_to_end(name)
+        while len(self.loaded) > KEPT_MODELS:
+            self.loaded.popitem(last=False)
+        return self.loaded[name]
+
+
+def _patches(model: nn.Module) -> int:
+    rows, columns = host_of(model).facts(model).grid_size
+    return rows * columns
+
+
+def _contestants(model: nn.Module, config: MethodConfig) -> tuple[Contestant, Contestant]:
+    """The dense and the reduced model, as copies that share the weights of ``model`` and nothing else."""
+    task = make_task("classification", host_of(model).facts(model).num_classes)
+    copy = shared_copy(model)
+    reduction = reduce_(copy, config, record=True)
+    return Contestant(shared_copy(model), task, watched=True), Contestant(copy, task, reduction, watched=True)
+
+
+def _outputs(
+    dense: Contestant, reduced: Contestant, images: Tensor
+) -> tuple[tuple[Output, Output], NDArray[np.int64], float]:
+    """Both models' outputs with their MACs, the token of every patch after every block, seconds of a dense forward."""
+    assert reduced.reduction is not None
+    with torch.no_grad(), torch.random.fork_rng([]):
+        torch.manual_seed(0)  # a method that draws shows the same picture to everybody
+        outputs = (dense.run(images, count=True), reduced.run(images, count=True))
+        start = time.perf_counter()
+        dense.run(images)
+        seconds = time.perf_counter() - start
+        torch.manual_seed(0)
+        reduced.run(images)
+    return outputs, sources_of(reduced.reduction.states[1:]), seconds
+
+
+def _side(output: Output, classes: Sequence[str]) -> Side:
+    shares = output.prediction[0].double().softmax(-1)
+    values, places = shares.topk(min(BEST, len(shares)))
+    best = [(classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
+    return Side(best, sum((output.macs or {}).values()) / GIGA, output.tokens_per_block)
+
+
+def _timing(model: nn.Module, config: MethodConfig, images: Tensor) -> Timing:
+    """Time the reduced model and every kernel of the dense one in turn, against the fastest of these."""
+    kernels = {f"dense {kernel}": copy for kernel, copy in dense_copies(model).items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReductionWarning)
+        models = {**kernels, "reduced": reduced_copy(model, config)}
+    with torch.inference_mode(), torch.random.fork_rng([]):
+        budget = Budget(min_rounds=ROUNDS, max_rounds=ROUNDS, min_seconds=0.0, warmup_rounds=1)
+        times = time_interleaved({name: partial(one, images) for name, one in models.items()}, budget=budget)
+    dense, reduced = times[fastest(times, kernels)], times["reduced"]
+    speedup = paired_speedup(dense, reduced)
+    ratios = (speedup.median, speedup.q1, speedup.q3)
+    return Timing(_quartiles(dense), _quartiles(reduced), ratios, ROUNDS, torch.get_num_threads())
+
+
+def _quartiles(times: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median, lower and upper quartile."""
+    q1, median, q3 = (float(value) for value in np.percentile(times, [25, 50, 75]))
+    return median, q1, q3
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def _pictures(model: nn.Module, image: Tensor, sources: NDArray[np.int64]) -> list[Picture]:
+    pixels, grid = pixels_of(model, image), host_of(model).facts(model).grid_size
+    scale = max(1, -(-LARGE // pixels.shape[1]))
+    whole = np.arange(sources.shape[1])
+    found = [Picture(-1, _png(draw_kept(pixels, whole, grid, scale=scale)), "the image as the model gets it")]
+    for block in range(len(sources)):
+        drawn = draw_kept(pixels, sources[: block + 1], grid, scale=scale)
+        found.append(Picture(block, _png(drawn), _words(block, groups_of(sources[: block + 1]))))
+    return found
+
+
+def _words(block: int, groups: NDArray[Any]) -> str:
+    """What a picture shows, in one sentence.
+
+    Example:
+        >>> _words(3, np.array([0, 1, 1, -1]))
+        'after block 3: of 4 patches, 1 is pruned, 2 are merged into 1 group'
+    """
+    sizes = np.unique(groups[groups >= 0], return_counts=True)[1]
+    pruned, merged, count = int((groups < 0).sum()), int(sizes[sizes > 1].sum()), int((sizes > 1).sum())
+    parts = [f"{pruned} {'is' if pruned == 1 else 'are'} pruned"] if pruned else []
+    parts += [f"{merged} are merged into {count} group{'' if count == 1 else 's'}"] if merged else []
+    if not parts:
+        return f"after block {block}: all {len(groups)} patches are there"
+    return f"after block {block}: of {len(groups)} patches, {', '.join(parts)}"
+
+
+def _png(picture: NDArray[Any]) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray((picture * 255).round().astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()

@@ -1,0 +1,43 @@
+"""The report of an analysis in a real browser: with all families, it complains of nothing, asks for nothing from
+elsewhere, and is as wide as a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from browsers import Watched, chromium
+from made_tables import outcomes
+from vitrim.analysis.report import write_report
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    long = "x" * 60
+    found = {
+        "models": [{"model": f"segmenter:vit_{long}", "weights": f"/data/{long}/{long}/weights.safetensors"}],
+        "data": {"source": f"/data/{long}/images.parquet", "split": "test", "images": 40, "batch_size": 8},
+    }
+    made = outcomes()
+    made["counts"].notes.append(f"a note on {long}{long}")
+    write_report(out, made, found)
+    return out / "index.html"
+
+
+def test_a_report_in_a_browser(page: Path) -> None:
+    with chromium() as browser:
+        for width, dark in ((375, False), (1280, True)):
+            watched = Watched(browser, width=width, dark=dark)
+            watched.page.goto(page.as_uri())
+            assert watched.page.locator("figure img").count() > 10
+            broken = "[...document.images].filter(one => !one.complete || one.naturalWidth == 0).length"
+            assert watched.page.evaluate(broken) == 0
+            assert watched.sideways() <= 0
+            assert watched.elsewhere() == []
+            assert [one for one in watched.asked if one.startswith("file:")] == [page.as_uri()]
+            assert watched.complaints == []
+            watched.close()

@@ -1,0 +1,69 @@
+"""The front of a search: the file that `vitrim tune` writes, and files that only look like it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vitrim.app.front import read_front
+from vitrim.errors import VitrimError
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    whole = {
+        "target": "macs=0.5",
+        "setting": "searched",
+        "config": "tome:r=[1,2]",
+        "share": 0.5,
+        "scores": {"agree": 0.03, "feature": 0.2},
+        "returned": True,
+        "on_front": True,
+    }
+    return whole | changes
+
+
+def file(*rows: Any, **tuned: Any) -> bytes:
+    return json.dumps({"tuned": tuned, "rows": rows}).encode()
+
+
+def test_agreement_where_the_file_has_it_and_damage_where_not() -> None:
+    rows = row(), row(share=0.7, scores={"agree": 0.0}), row(share=0.8, scores={"agree": 0.1})
+    front = read_front(file(*rows, images={"check": 64}))
+    found = [(point.share, point.score, point.on_front) for point in front.points]
+    assert found == [(0.5, 97, True), (0.7, 100, True), (0.8, 90, False)]
+    assert (front.cost, front.measure) == ("MACs", "decided as by the dense model, %")
+    assert front.about == "measured on 64 images"
+    assert front.png.startswith(b"\x89PNG")
+    damage = read_front(file(row(scores={"kl": 0.2}, target="speedup=1.5"), proxy="kl"))
+    assert (damage.cost, damage.measure, damage.points[0].score) == ("latency", "damage (kl), less is better", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it is no JSON"),
+        (b"\xff\xfe\x00", "it is no JSON"),
+        (b"[" * 100_000, "it is no JSON"),
+        (b"[]", "no front of searches"),
+        (b'{"method": "tome", "options": {}}', "no front of searches"),
+        (file(), "no front of searches"),
+        (file(*[row()] * 201), "no front of searches"),
+        (file(row(), 3, proxy="kl"), "row 0 of the file has no score 'kl'"),
+        (file(row(share="much")), "row 0 of the file: share and scores must be numbers"),
+        (file(row(share=float("nan"))), "row 0 of the file: share and scores must be numbers"),
+        (b" " * 1_000_001, "the file has 1.0 MB"),
+    ],
+    ids=range(11),
+)
+def test_other_files(content: bytes, message: str) -> None:
+    with pytest.raises(VitrimError) as error:
+        read_front(content)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_long_texts_are_cut() -> None:
+    (point,) = read_front(file(row(config="x" * 5000))).points
+    assert len(point.method) < 500

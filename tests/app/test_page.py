@@ -1,0 +1,189 @@
+"""The functions behind the page's events, and the page as gradio describes it; for a browser see test_browser.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app_files import MODEL, Here
+from vitrim.app.drawings import draw
+from vitrim.app.guard import UploadsOnly, names_address
+from vitrim.app.records import Limits
+from vitrim.app.serving import check_port
+from vitrim.errors import VitrimError
+
+gradio = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vitrim[app]'")
+
+from vitrim.app.page import Answers, make_page  # noqa: E402 -- it imports gradio
+
+
+@pytest.fixture(scope="module")
+def answers(jobs: Here) -> Answers:
+    return Answers(jobs, Limits())
+
+
+@pytest.fixture(scope="module")
+def upload(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    path = tmp_path_factory.mktemp("uploads") / "ship.png"
+    draw("ship").save(path)
+    return {"path": str(path)}
+
+
+def visible(html: str) -> list[int]:
+    """The blocks whose pictures are not hidden."""
+    return [int(number) for number in re.findall(r'<figure data-block="(\d+)">', html)]
+
+
+def test_a_result(answers: Answers, upload: dict[str, str]) -> None:
+    pictures, numbers, slider, text, python, command = answers.run(upload, MODEL, "tome", 8, "inflect=-1", 2)
+    assert visible(pictures) == [2]
+    assert pictures.count("<img") == pictures.count("alt=") == 7
+    assert "Both choose <b>ship</b>" in numbers
+    assert slider["maximum"] == 5
+    assert text == "tome:r=8,inflect=-1.0"
+    assert command == f'vitrim show "{MODEL}" IMAGE -m "{text}" --out pictures'
+    scope: dict[str, Any] = {}
+    exec(python, scope)
+    assert scope["reduction"].config.describe() == text
+
+
+def test_the_copied_command_is_one(answers: Answers, upload: dict[str, str], tmp_path: Path) -> None:
+    import shlex
+
+    from vitrim.core.registry import parse_method
+
+    command = answers.run(upload, MODEL, "atm", 0.9, "", 0)[-1]
+    words = shlex.split(command)
+    assert words[:4] == ["vitrim", "show", MODEL, "IMAGE"]
+    assert parse_method(words[words.index("-m") + 1]).name == "atm"
+
+
+@pytest.mark.parametrize(
+    ("image", "changes", "message"),
+    [
+        (None, {}, "give an image"),
+        ({"path": "/nowhere/x.png"}, {}, "the upload is no longer there"),
+        ({"path": None}, {}, "the upload is no longer there"),
+        ({"path": __file__}, {}, "not an image of a known format"),
+        ("", {"method": "<script>"}, "unknown method &#39;&lt;script&gt;&#39;"),
+        ("", {"model": ["a", 1]}, "unknown model"),
+        ("", {"value": None}, "is no number"),
+        ("", {"more": "<img src=x onerror=alert(1)>=3"}, "&lt;img src"),
+    ],
+)
+def test_errors_stand_where_the_result_would(
+    image: Any, changes: dict[str, Any], message: str, answers: Answers, upload: dict[str, str]
+) -> None:
+    given = {"model": MODEL, "method": "tome", "value": 8, "more": "", "block": 0} | changes
+    pictures, numbers, *_, command = answers.run(upload if image == "" else image, **given)
+    assert (pictures, command) == ("", "")
+    assert message in numbers
+    assert 'role="alert"' in numbers
+    assert "<script" not in numbers
+    assert "<img" not in numbers
+
+
+def test_a_file_beyond_the_limit_is_not_read(answers: Answers, tmp_path: Path) -> None:
+    large = tmp_path / "large.png"
+    with large.open("wb") as file:
+        file.truncate(6_000_000)
+    assert "the file has 6.0 MB; at most 5 MB are read" in answers.run({"path": str(large)}, MODEL, "tome", 8, "", 0)[1]
+    assert "the file has 6.0 MB" in answers.front({"path": str(large)})
+
+
+def test_the_slider_follows_the_method(answers: Answers) -> None:
+    update = answers.method(MODEL, "topk")
+    assert (update["minimum"], update["maximum"], update["value"]) == (0.05, 1.0, 0.7)
+    assert "share of patch tokens kept" in update["label"]
+    methods, slider = answers.model(MODEL, "no such")
+    assert methods["value"] in methods["choices"]
+    assert slider["interactive"]
+    assert not answers.method("no such", "topk")["interactive"]
+
+
+def test_a_front(answers: Answers, tmp_path: Path) -> None:
+    path = tmp_path / "front.json"
+    scores = {"target": "macs=0.5", "setting": "constant", "config": "<b>", "share": 0.5, "scores": {"agree": 0}}
+    path.write_text(json.dumps({"tuned": {}, "rows": [scores]}))
+    html = answers.front({"path": str(path)})
+    assert "&lt;b&gt;" in html
+    assert "data:image/png;base64," in html
+    assert answers.front(None) == ""
+    assert "no JSON" in answers.front({"path": __file__})
+
+
+@pytest.fixture(scope="module")
+def config(jobs: Here, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    page = make_page(jobs, Limits(), tmp_path_factory.mktemp("drawings"))
+    yield page.get_config_file()
+    page.close()
+
+
+def test_no_event_is_an_api_and_one_job_runs_at_a_time(config: dict[str, Any]) -> None:
+    assert config["dependencies"]
+    for event in config["dependencies"]:
+        assert event["api_visibility"] == "private", event["api_name"]
+    assert not config["analytics_enabled"]
+
+
+def test_inputs_have_labels_and_the_camera_is_off(config: dict[str, Any]) -> None:
+    inputs = {"image", "dropdown", "slider", "textbox", "file"}
+    given = [part["props"] for part in config["components"] if part["type"] in inputs]
+    assert len(given) >= 9
+    assert all(props["label"] for props in given)
+    (image,) = [part["props"] for part in config["components"] if part["type"] == "image"]
+    assert image["sources"] == ["upload", "clipboard"]
+
+
+def test_a_page_holds_no_state(config: dict[str, Any]) -> None:
+    """Nothing on the server that one user's event could leave for another's."""
+    assert [part for part in config["components"] if part["type"] in ("state", "browserstate")] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["http://host/x.png", "HTTPS://host/x", "ftp://host/x", "data:image/png;base64,", 3, ["a"]]
+)
+def test_events_name_uploads_only(path: Any) -> None:
+    assert names_address(json.dumps({"data": [[{"a": {"path": path}}]]}).encode())
+    escaped = json.dumps({"path": path}).replace("/", "\\u002f")
+    assert names_address(escaped.encode())
+    assert not names_address(json.dumps({"data": [{"path": "/tmp/a/x.png", "url": "http://host/x.png"}, 3]}).encode())
+    assert names_address(b"{") and not names_address(b"")  # noqa: PT018
+
+
+def test_what_the_guard_lets_through() -> None:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route
+    from starlette.testclient import TestClient
+
+    async def echo(request: Request) -> PlainTextResponse:
+        return PlainTextResponse((await request.body()).decode())
+
+    app = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST"])])
+    client = TestClient(UploadsOnly(app))  # type: ignore[arg-type]
+    good, bad = '{"data": [{"path": "/tmp/x.png"}]}', '{"data": [{"path": "http://host/x.png"}]}'
+    assert client.post("/gradio_api/queue/join", content=good).text == good
+    assert client.post("/gradio_api/queue/join", content=bad).status_code == 400
+    assert client.post("/gradio_api/queue/join", content="[" + " " * 200_000 + "]").status_code == 400
+    assert client.post("/gradio_api/upload", content=bad).text == bad
+    assert client.get("/").status_code == 200
+
+
+def test_an_address_that_cannot_be_served_at() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(VitrimError, match=rf"cannot serve at 127\.0\.0\.1:{port}: Address already in use"):
+            check_port("127.0.0.1", port)
+    with pytest.raises(VitrimError, match=r"cannot serve at 203\.0\.113\.7"):
+        check_port("203.0.113.7", 7860)

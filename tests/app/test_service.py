@@ -1,0 +1,156 @@
+"""Jobs of the page: every method that needs no training shows its pictures, numbers are those of the other commands,
+nothing of one user reaches another."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrim
+from app_files import MODEL
+from vitrim.app.classes import CIFAR10
+from vitrim.app.drawings import DRAWINGS, draw
+from vitrim.app.records import Choice, Source
+from vitrim.app.service import KEPT_MODELS, Service
+from vitrim.core.reduce import HANDLE
+from vitrim.core.registry import methods
+from vitrim.data.transforms import eval_transform
+from vitrim.errors import VitrimError
+from vitrim.loading import create_model
+from vitrim.measure.macs import profile
+
+FREE = [name for name, kind in methods().items() if kind.training_free and kind.knob is not None]
+
+
+def test_every_method_that_needs_no_training_is_on_offer(service: Service) -> None:
+    offer = service.offer(MODEL)
+    assert list(offer.slides) == FREE
+    assert len(FREE) >= 18
+    for slide in offer.slides.values():
+        assert slide.low <= slide.value <= slide.high
+        assert not slide.label.startswith("(")
+        assert len(slide.label) < 70
+
+
+@pytest.mark.parametrize("method", FREE)
+def test_every_method_shows_its_pictures(method: str, service: Service, ship: bytes) -> None:
+    slide = service.offer(MODEL).slides[method]
+    result = service.run(ship, Choice(MODEL, method, slide.value))
+    assert len(result.pictures) == 7
+    pixels = [np.asarray(Image.open(io.BytesIO(one.png))) for one in result.pictures]
+    assert all(one.shape == (224, 224, 3) for one in pixels)
+    assert any(not np.array_equal(pixels[0], one) for one in pixels), "nothing was drawn"
+    assert "pruned" in result.pictures[-1].words or "merged" in result.pictures[-1].words
+    assert result.method.startswith(method)
+    assert result.reduced.gmacs < result.dense.gmacs
+    assert result.dense.best[0][0] == "ship"
+    assert sum(share for _, share in result.reduced.best) <= 1 + 1e-9
+    assert result.same is (result.reduced.best[0][0] == "ship")
+    assert result.timing is not None
+    median, q1, q3 = result.timing.reduced_ms
+    assert 0 < q1 <= median <= q3
+
+
+def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) -> None:
+    """MACs and tokens of `vitrim profile`, and the probability that the reduced model itself gives."""
+    result = service.run(ship, Choice(MODEL, "tome", 9))
+    model = create_model(MODEL)
+    image = eval_transform(model)(draw("ship"))
+    known = profile(model, "tome:r=9", image[None])
+    assert result.reduced.gmacs == pytest.approx(known.macs.total / 1e9, rel=1e-6)
+    assert tuple(result.reduced.tokens) == known.tokens_per_block
+    vitrim.reduce_(model, "tome:r=9")
+    with torch.no_grad():
+        share = model(image[None]).softmax(-1)[0, 8].item()
+    assert dict(result.reduced.best)["ship"] == pytest.approx(share, rel=1e-4)
+
+
+def test_the_drawings_are_what_they_are_called() -> None:
+    model = create_model(MODEL)
+    images = torch.stack([eval_transform(model)(draw(name)) for name in DRAWINGS])
+    assert [CIFAR10[place] for place in model(images).argmax(-1).tolist()] == list(DRAWINGS)
+
+
+def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes) -> None:
+    result = service.run(ship, Choice(MODEL, "topk", 1.0))
+    assert result.same
+    assert result.reduced.gmacs == pytest.approx(result.dense.gmacs)
+    assert result.pictures[-1].words == "after block 5: all 64 patches are there"
+
+
+def test_what_a_reduction_cannot_do_is_noted(service: Service, ship: bytes) -> None:
+    """Ten blocks of 32 patches cannot lose 32 in each."""
+    notes = service.run(ship, Choice(MODEL, "tome", 32)).notes
+    assert any("tome" in note or "removes" in note or "fewer" in note for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (Choice("deit_small_patch16_224", "tome", 8), "unknown model 'deit_small_patch16_224'"),
+        (Choice("run:/etc", "tome", 8), "unknown model 'run:/etc'"),
+        (Choice(MODEL, "tomme", 8), "unknown method 'tomme'; did you mean 'tome'?"),
+        (Choice(MODEL, "@/etc/passwd", 8), "unknown method '@/etc/passwd'"),
+        (Choice(MODEL, "dynamicvit", 0.5), "unknown method 'dynamicvit'"),
+        (Choice(MODEL, "tome", -1), "r must not be negative"),
+        (Choice(MODEL, "topk", 7.0), "keep_rate=7"),
+        (Choice(MODEL, "tome", float("nan")), "r=nan is no number"),
+        (Choice(MODEL, "tome", "8"), "r=8 is no number"),  # type: ignore[arg-type]
+        (Choice(MODEL, "tome", 8, "r=9"), "'r' is given twice"),
+        (Choice(MODEL, "tome", 8, "q=9"), "unknown option of tome 'q'"),
+        (Choice(MODEL, "tome", 8, "nonsense"), "cannot read 'nonsense'"),
+        (Choice(MODEL, "tome", 8, "inflect=" + "9" * 400), "at most 300 are read"),
+        (Choice(MODEL, "tome", 8, "@/etc/passwd"), "cannot read '@/etc/passwd'"),
+    ],
+)
+def test_choices_that_are_not_on_offer(choice: Choice, message: str, service: Service, ship: bytes) -> None:
+    with pytest.raises(VitrimError) as error:
+        service.run(ship, choice)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_users_share_nothing_but_weights(service: Service, ship: bytes) -> None:
+    """Jobs in turn are what they are alone, and the model is as it was."""
+    before = {name: weight.clone() for name, weight in service._load(MODEL).model.state_dict().items()}
+    choices = [Choice(MODEL, "tome", 9), Choice(MODEL, "random", 0.4)]
+    first, second, again, second_again = (service.run(ship, choices[place]) for place in (0, 1, 0, 1))
+    for one, other in ((first, again), (second, second_again)):
+        assert (one.method, one.reduced, one.pictures) == (other.method, other.reduced, other.pictures)
+    assert first.pictures != second.pictures
+    model = service._load(MODEL).model
+    assert not hasattr(model, HANDLE)
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_few_models_stay_loaded() -> None:
+    names = ["test_vit", "test_vit2", "test_vit3", "test_vit4"]
+    service = Service([Source(name) for name in names])
+    for name in names[:3]:
+        service.offer(name)
+    first = service.loaded[names[0]]
+    service.offer(names[0])
+    service.offer(names[3])
+    assert len(service.loaded) == KEPT_MODELS
+    assert service.loaded[names[0]] is first, "the one that was used longest ago goes"
+    assert names[1] not in service.loaded
+
+
+def test_what_would_take_too_long_is_not_timed(ship: bytes) -> None:
+    service = Service([Source(MODEL)], seconds=1e-6)
+    result = service.run(ship, Choice(MODEL, "tome", 8))
+    assert result.timing is None
+    assert any("too long to be timed" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("resnet18", "not a supported host"), ("segmenter:test_vit", "only classifiers are shown")],
+)
+def test_models_that_cannot_be_shown(name: str, message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        Service([Source(name)]).offer(name)

@@ -1,0 +1,64 @@
+"""``vitrim app``: what it refuses before it serves anything. The page itself: tests/app."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cli_runs import Run, runner
+from vitrim.cli import page
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(monkeypatch, capsys, "app", "--no-browser")
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        yield one.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here gets as far as to need gradio."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(page, "find_spec", lambda name: name if name == "gradio" else find(name))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "70000"], "'--port'"),
+        (["--max-upload", "0"], "'--max-upload'"),
+        (["--host", "203.0.113.7"], "cannot serve at 203.0.113.7:7860"),
+        (["test_vit", "test_vit2", "--checkpoint", "x.pth"], "--checkpoint has the weights of one model"),
+        (["tset_vit"], "unknown model 'tset_vit'"),
+        (["nolib:vit"], "unknown library 'nolib'"),
+    ],
+)
+def test_refusals(arguments: list[Any], message: str, run: Run) -> None:
+    code, out, error = run(*arguments)
+    assert (code, out) == (2, "")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_that_is_taken(taken: int, run: Run) -> None:
+    code, _, error = run("--port", taken)
+    assert code == 2
+    assert f"cannot serve at 127.0.0.1:{taken}: Address already in use; see --host and --port" in error
+
+
+def test_without_gradio(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    code, _, error = run()
+    assert code == 2
+    assert "the page needs the package 'gradio': pip install 'vitrim[app]'" in error
