@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 Create = Callable[[], nn.Module]
+
+RECREATED = str(Path(__file__).parents[1] / "recreated")
+if RECREATED not in sys.path:  # processes that tests start do not read pytest's `pythonpath`
+    sys.path.append(RECREATED)
 
 
 def families(further: bool = False) -> dict[str, dict[str, Create]]:
