@@ -26,7 +26,7 @@ OWN = {
     "demo": {"--out"},
     "export": {"--dtype", "--out"},  # fp16 is for files; a file, not a folder
     "eval": {"--out", "--resume"},
-    "tune": {"--out", "--resume"},
+    "tune": {"--out", "--resume", "--check", "--engine"},  # data, not a number of images; the engines of one clock
     "analyze": {"--data", "--out", "--format"},  # no data where there are stored records
     "show": {"--data", "--out", "--limit", "--format"},  # no data where there are files; few pictures; one kind
     "train": {"--data", "--checkpoint", "--device", "--out", "--resume"},  # a recipe chooses, and accelerate

@@ -17,6 +17,7 @@ import torch
 import vitrim
 from cli_runs import Run, runner
 from vitrim.cli import env
+from vitrim.cli.common import PACKAGES
 from vitrim.core.registry import libraries
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -48,9 +49,11 @@ def test_every_line_has_a_name_and_a_value(run: Run) -> None:
 def test_every_package_that_vitrim_asks_for_is_listed() -> None:
     project = tomllib.loads(PROJECT.read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(need for extra in ("hf", "data", "demo", "train") for need in extras[extra])]
-    names = {re.split(r"[\[<>=]", need)[0].lower() for need in wanted} - {"vitrim"}
-    assert names | set(libraries()) - {"vitrim"} <= {package.lower() for package in env.PACKAGES}
+    chosen = ("hf", "data", "demo", "train", "clip", "app")
+    wanted = [*project["dependencies"], *(need for extra in chosen for need in extras[extra])]
+    names = {re.split(r"[\[<>=]", need)[0].lower() for need in wanted} - {"vitrim", "jinja2"}
+    hosts = {PACKAGES.get(library, library) for library in libraries()} - {"vitrim", "dinov2", "dinov3"}  # no packages
+    assert names | hosts <= {package.lower() for package in env.PACKAGES}
 
 
 def test_a_package_that_is_missing_is_said_to_be(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
