@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import vision_transformer as timm_vit
 from timm.models.cait import Cait
 from timm.models.swin_transformer import SwinTransformer
-from timm.models.vision_transformer_sam import VisionTransformerSAM
+from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
 import tiny
@@ -199,7 +199,7 @@ UNSUPPORTED: dict[str, Callable[[], nn.Module]] = {
         img_size=16, patch_size=4, window_size=2, embed_dim=8, depths=(1,), num_heads=(1,), num_classes=3
     ),
     "Cait": lambda: Cait(depth=1, **SMALL),
-    "VisionTransformerSAM": lambda: VisionTransformerSAM(depth=1, **SMALL),
+    "Xcit": lambda: Xcit(depth=1, **SMALL),
 }
 
 

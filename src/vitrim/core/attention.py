@@ -148,8 +148,6 @@ class Attention:
 
     def images(self, first: int, count: int) -> Attention:
         """``count`` images without their values, for what is decided image by image."""
-        if first == 0 and count >= self.q.shape[0]:
-            return self
         own = slice(first, first + count)
         bias = self.bias if self.bias is None or self.bias.shape[0] == 1 else self.bias[own]
         raw, queries = (None if one is None else one[own] for one in (self.k_raw, self.queries))

@@ -129,8 +129,9 @@ class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         """Some images at a time: the maps of all of them would be the most memory that the model needs."""
         step = attention.images_at_once()
-        pieces = [self.score_some(attention.images(first, step), state) for first in range(0, len(x), step)]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if step >= len(x):
+            return self.score_some(attention, state)
+        return torch.cat([self.score_some(attention.images(at, step), state) for at in range(0, len(x), step)])
 
     def score_some(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, P) scores of the patches of the images of ``attention``."""
