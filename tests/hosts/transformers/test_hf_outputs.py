@@ -244,13 +244,21 @@ def test_a_layer_of_another_class_is_refused_before_anything_changes() -> None:
     [
         (ViTForMaskedImageModeling, ViTConfig(**GEOMETRY)),
         (BeitForMaskedImageModeling, BeitConfig(**GEOMETRY, vocab_size=7)),
-        (CLIPTextModel, CLIPTextConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_masked_image_modelling_and_text_are_refused(model_class: Any, config: Any) -> None:
-    with pytest.raises(vitrim.UnsupportedModelError, match=f"^{model_class.__name__} .*is not a supported host"):
-        vitrim.reduce_(model_class(config), "tome:r=4")
+def test_masked_images_are_refused_by_the_reduced_part(model_class: Any, config: Any) -> None:
+    model = model_class(config).eval()
+    vitrim.reduce_(model, "tome:r=4")
+    masked = torch.zeros(2, 36, dtype=torch.bool)
+    with pytest.raises(vitrim.UnsupportedModelError, match="a reduced model takes no bool_masked_pos"):
+        model(tiny.images(), bool_masked_pos=masked)
+
+
+def test_text_is_refused() -> None:
+    model = CLIPTextModel(CLIPTextConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
+    with pytest.raises(vitrim.UnsupportedModelError, match="^CLIPTextModel .*is not a supported host"):
+        vitrim.reduce_(model, "tome:r=4")
 
 
 def test_a_forward_of_the_users_own_gets_every_token() -> None:
