@@ -242,7 +242,7 @@ def test_a_layer_of_another_class_is_refused_before_anything_changes() -> None:
 @pytest.mark.parametrize(
     ("model_class", "config"),
     [
-        (ViTForMaskedImageModeling, ViTConfig(**GEOMETRY)),
+        (ViTForMaskedImageModeling, ViTConfig(**GEOMETRY, encoder_stride=4)),
         (BeitForMaskedImageModeling, BeitConfig(**GEOMETRY, vocab_size=7)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -257,7 +257,7 @@ def test_masked_images_are_refused_by_the_reduced_part(model_class: Any, config:
 
 def test_text_is_refused() -> None:
     model = CLIPTextModel(CLIPTextConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
-    with pytest.raises(vitrim.UnsupportedModelError, match="^CLIPTextModel .*is not a supported host"):
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"^CLIPTextModel .*is not a supported host"):
         vitrim.reduce_(model, "tome:r=4")
 
 
