@@ -43,8 +43,9 @@ DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
 # compiling and exporting take seconds each: all methods on ViT, one on every kind of attention, and even in the full
 # matrix all methods on every kind of attention and not on every form of it; EoMT, which reads in every forward whether
 # attention is masked, is no one graph itself
-ONE_SCORE = ("l1", "linf", "none")
-"""Static methods that are another one but for a line without control flow: `l2` is compiled, and a dense model."""
+ONE_SCORE = ("l1", "linf", "none", "random", "topk", "tofu", "bat", "dpc_knn", "patchmerger", "sinkhorn")
+"""Static methods that are another one but for lines without control flow: `l2`, `evit`, `pitome`, `kmedoids` and `sit`
+are compiled, and a dense model."""
 static_pair = pytest.mark.parametrize(
     PAIR,
     tiny.matrix(

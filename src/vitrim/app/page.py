@@ -35,7 +35,7 @@ class Jobs(Protocol):
 
     @property
     def offers(self) -> Sequence[Offer]:
-        """What is to be said of the models."""
+        """Notes on the models."""
         ...
 
     def call(self, job: str, *given: Any) -> Any:

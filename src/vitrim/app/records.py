@@ -1,4 +1,4 @@
-"""What the page and the process that runs models tell each other. Plain data: nothing here imports torch."""
+"""Messages between the page and the process that runs models. Plain data: nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Slide:
 
 @dataclass(frozen=True)
 class Offer:
-    """What the page says of a model before anything runs.
+    """Notes on a model, before anything runs.
 
     Attributes:
         slides: of the methods that fit it and need no training, by name.
@@ -80,7 +80,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user chose.
+    """The choices of a user.
 
     Attributes:
         value: of the slider.
@@ -130,7 +130,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Result:
-    """What the page shows of one job.
+    """The result of one job, as the page shows it.
 
     Attributes:
         method: its text, as on the command line.

@@ -1,4 +1,4 @@
-"""What a job of the page computes: an image and choices in, pictures and numbers out. No page, no state of a user."""
+"""The work of a job of the page: an image and choices in, pictures and numbers out. No page, no state of a user."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Service:
         self.loaded: OrderedDict[str, _Loaded] = OrderedDict()
 
     def offer(self, name: str) -> Offer:
-        """What is to be said of a model on offer.
+        """Notes on a model on offer.
 
         Raises:
             VitrimError: it is none of them, cannot be created, or is no classifier that vitrim can reduce.
@@ -88,7 +88,7 @@ class Service:
         return Offer(name, self.sources[name].weights, slides)
 
     def offers(self) -> list[Offer]:
-        """What is to be said of every model."""
+        """Notes on every model."""
         return [self.offer(name) for name in self.sources]
 
     def front(self, content: bytes) -> Front:
@@ -226,7 +226,7 @@ def _pictures(model: nn.Module, image: Tensor, sources: NDArray[np.int64]) -> li
 
 
 def _words(block: int, groups: NDArray[Any]) -> str:
-    """What a picture shows, in one sentence.
+    """Say in one sentence what a picture shows.
 
     Example:
         >>> _words(3, np.array([0, 1, 1, -1]))

@@ -55,7 +55,7 @@ class Worker:
 
     @cached_property
     def offers(self) -> Sequence[Offer]:
-        """What is to be said of the models, as soon as they are loaded.
+        """Notes on the models, as soon as they are loaded.
 
         Raises:
             VitrimError: a model cannot be created, or is none that can be shown.

@@ -31,7 +31,7 @@ class OpenClipModel(Host):
 
     @classmethod
     def preprocessing(cls, model: nn.Module) -> Preprocessing:
-        """What the library keeps in ``preprocess_cfg`` of a tower."""
+        """The ``preprocess_cfg`` that the library keeps at a tower."""
         said: Any = getattr(getattr(model, "visual", model), "preprocess_cfg", None)
         if not said:
             return super().preprocessing(model)

@@ -40,7 +40,7 @@ class ReducedPackedLayer(ReducedClipLayer):
 
     @property
     def may_fuse(self) -> bool:
-        """Whether the host's own attention is a fused kernel."""
+        """Tell whether the host's own attention is a fused kernel."""
         return self.attn.config._attn_implementation != "eager"  # type: ignore[no-any-return]
 
     def values(self, x: Tensor) -> Tensor:
