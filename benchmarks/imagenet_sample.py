@@ -94,6 +94,7 @@ class Setup:
     batch_size: int
     rounds: int
     only: Sequence[str] | None
+    cuts: Sequence[float] = CUTS
 
     def dataset(self) -> Any:
         """The photos as the model wants them."""
@@ -135,7 +136,7 @@ def cuts(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[di
     """A row per method and cut."""
     images = setup.images(MATCHING_IMAGES)
     rows: list[dict[str, Any]] = []
-    for cut in CUTS:
+    for cut in setup.cuts:
         chosen = list(settings(setup.model, candidates(setup.only), images, cut).values())
         found = rows_of(setup, chosen)
         timed = {row["method"]: row for row in _timed(setup, chosen, images[:TIMED_IMAGES])} if setup.rounds else {}
@@ -284,6 +285,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="as for vitrim eval")
     parser.add_argument("--checkpoint", required=True, help=f"weights of {MODEL}")
     parser.add_argument("--method", action="append", help="only these; may repeat")
+    parser.add_argument("--cut", type=float, action="append", help="of `cuts`, e.g. 0.5; may repeat; default: all four")
     parser.add_argument("--limit", type=int, help="so many images only, for a quick try")
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of `cuts`; 0: no times")
@@ -305,6 +307,7 @@ def main() -> None:
         arguments.batch_size,
         arguments.rounds,
         arguments.method,
+        arguments.cut or CUTS,
     )
 
     def write(rows: Iterable[dict[str, Any]]) -> None:

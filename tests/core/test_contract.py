@@ -63,7 +63,7 @@ export_pair = pytest.mark.parametrize(
 )
 # what a kind of attention does to a compiled model shows without training
 training_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit", "cropr"], full=["vit"])
+    PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["evit", "cropr"], full=["vit"])
 )
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
@@ -378,7 +378,9 @@ def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -
 
 @pytest.mark.parametrize(
     PAIR,
-    tiny.matrix([config for config in CONFIGS if config.adaptive], ["vit"], thorough=[], once=["vit"], full=["vit"]),
+    tiny.matrix(
+        [config for config in CONFIGS if config.adaptive], ["vit"], thorough=[], others=["atm", "ats"], full=["vit"]
+    ),
 )
 def test_compile_runs_adaptive_methods_too(host: str, config: vitrim.MethodConfig) -> None:
     """In several graphs: they may break where a count is read."""
