@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Upload", "read_image"]
 
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, ArithmeticError, struct.error)
+"""Errors of Pillow's decoders on broken files; anything else is a mistake of ours, and shown as one."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Those that pages show, and TIFF; every further one would be further code that strangers' bytes reach."""
 ORIENTATION = 274
@@ -65,7 +68,7 @@ def read_image(content: bytes, limits: Limits | None = None) -> Upload:
         image = decode(content, "the image")
     except DataError as error:
         raise VitrimError(str(error)) from error
-    except Exception as error:  # a decoder that fails on a broken file may raise anything
+    except BROKEN as error:
         raise VitrimError(f"cannot read the image: {first_line(error)}") from error
     return Upload(_upright(image), notes)
 
@@ -83,7 +86,7 @@ def _check_header(content: bytes, limits: Limits) -> Iterator[str]:
         raise VitrimError(f"not an image of a known format; valid: {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise VitrimError(f"the image has more than {limits.megapixels:g} megapixels; make it smaller") from None
-    except Exception as error:
+    except BROKEN as error:
         raise VitrimError(f"cannot read the image: {first_line(error)}") from error
     with image:
         width, height = image.size
