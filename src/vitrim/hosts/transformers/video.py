@@ -29,30 +29,14 @@ from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
 
 
-class ReducedVideoMAELayer(ReducedLayer, VideoMAELayer):
+class ReducedVideoMAELayer(ReducedOlderLayer, VideoMAELayer):
     """`VideoMAELayer` under reduction."""
 
     host_class = VideoMAELayer
     attention_class = VideoMAESelfAttention
-    projections = ("query", "key", "value")
-    head_dim_name = "attention_head_size"
-    dropout_name = "dropout_prob"
-
-    @property
-    def attn(self) -> Any:
-        return self.attention.attention
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return self.layernorm_before(x)  # type: ignore[no-any-return]
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.attention.output(out, None)  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        hidden = self.intermediate(self.layernorm_after(x))
-        return self.output.dropout(self.output.dense(hidden))  # type: ignore[no-any-return]
 
 
 class ReducedVJEPA2Layer(ReducedLayer, VJEPA2Layer):

@@ -16,32 +16,20 @@ from vitrim.core.facts import HostFacts
 from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import TransformersHost
+from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
 
 
-class ReducedVitPoseBackboneLayer(ReducedLayer, VitPoseBackboneLayer):
+class ReducedVitPoseBackboneLayer(ReducedOlderLayer, VitPoseBackboneLayer):
     """`VitPoseBackboneLayer` under reduction."""
 
     host_class = VitPoseBackboneLayer
     attention_class = VitPoseBackboneSelfAttention
-    projections = ("query", "key", "value")
-    head_dim_name = "attention_head_size"
-    dropout_name = "dropout_prob"
 
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, dataset_index: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
         return self.run(hidden_states)  # of one expert, which no index chooses
-
-    @property
-    def attn(self) -> Any:
-        return self.attention.attention
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return self.layernorm_before(x)  # type: ignore[no-any-return]
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.attention.output(out, None)  # type: ignore[no-any-return]
 
     def mlp_branch(self, x: Tensor) -> Tensor:
         return self.mlp(self.layernorm_after(x))  # type: ignore[no-any-return]

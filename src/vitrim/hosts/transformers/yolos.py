@@ -23,8 +23,9 @@ from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost, refuse_mask
+from vitrim.hosts.transformers.common import TransformersHost, refuse_mask
 from vitrim.hosts.transformers.general import TransformersModel
+from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
 
 
 def prefix_in_front(x: Tensor, behind: int) -> Tensor:
@@ -49,7 +50,7 @@ def prefix_behind(x: Tensor, behind: int) -> Tensor:
     return torch.cat([x[..., :1, :], x[..., start:, :], x[..., 1:start, :]], dim=-2)
 
 
-class ReducedYolosLayer(ReducedLayer, YolosLayer):
+class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
     """`YolosLayer` under reduction.
 
     Between the blocks the detection tokens stand behind the class token, as prefix. Wherever the host or a user reads
@@ -62,15 +63,6 @@ class ReducedYolosLayer(ReducedLayer, YolosLayer):
 
     host_class = YolosLayer
     attention_class = YolosSelfAttention
-    projections = ("query", "key", "value")
-    head_dim_name = "attention_head_size"
-    dropout_name = "dropout_prob"
-
-    attention: Any
-    intermediate: Any
-    output: Any
-    layernorm_before: Any
-    layernorm_after: Any
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # outside of what gradient checkpointing repeats: by then the trace may hold another forward's table
@@ -84,20 +76,6 @@ class ReducedYolosLayer(ReducedLayer, YolosLayer):
     ) -> Tensor:
         refuse_mask(attention_mask)
         return self.run(hidden_states, table)
-
-    @property
-    def attn(self) -> Any:
-        return self.attention.attention
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return self.layernorm_before(x)  # type: ignore[no-any-return]
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.attention.output(out, None)  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        hidden = self.intermediate(self.layernorm_after(x))
-        return self.output.dropout(self.output.dense(hidden))  # type: ignore[no-any-return]
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
         if self.depth == 0 or state.full_grid:
