@@ -357,8 +357,8 @@ class ReducedBlock(nn.Module):
         if state.full_grid and (state.mixed or restored) and not self.last:
             state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)
-        lost = state.pruned and self.restore is None  # a head that pools does so over the survivors
-        if state.reduced and (state.full_grid or (self.unmerge_at_end and not lost)):
+        fewer = self.trace.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
+        if state.reduced and (state.full_grid or (self.unmerge_at_end and not fewer)):
             x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:
             setattr(x, STAMP, state)

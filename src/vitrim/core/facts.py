@@ -39,6 +39,8 @@ class HostFacts:
         dense: the head reads every patch at its place (segmentation, detection).
         across_windows: ``grid_size`` is that of one window of several, which are reduced apart, and some blocks attend
             across them (`vitrim.core.windows`).
+        cell: patches a side of the squares that stay together, since what follows joins them (`vitrim.core.cells`).
+        cell_by_cell: the patches of a cell come one after the other; otherwise in raster order of a square image.
     """
 
     dim: int
@@ -52,6 +54,13 @@ class HostFacts:
     takes_maximum: bool = False
     dense: bool = False
     across_windows: bool = False
+    cell: int = 1
+    cell_by_cell: bool = False
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """Rows and columns of what a method decides about: patches, or cells of them."""
+        return self.grid_size[0] // self.cell, self.grid_size[1] // self.cell
 
     @property
     def averages_patches(self) -> bool:

@@ -21,7 +21,7 @@ class Layer:
         num_classes: classes of the host's head (0 without one).
         num_prefix: protected tokens at the front.
         has_class_token: whether token 0 is a class token.
-        grid_size: rows and columns of patches at the model's own image size.
+        grid_size: rows and columns of patches, or of cells of them, at the model's own image size.
         amounts: the amounts of all blocks, None where the method does not act.
     """
 
@@ -76,7 +76,7 @@ def plan(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[Layer
             num_classes=facts.num_classes,
             num_prefix=facts.num_prefix,
             has_class_token=facts.has_class_token,
-            grid_size=facts.grid_size,
+            grid_size=facts.units,
             amounts=amounts,
         )
         for depth in range(num_layers)

@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core import fit
-from vitrim.core.block import ReducedBlock, Reducer
+from vitrim.core.block import ReducedBlock
+from vitrim.core.cells import build_reducer
+from vitrim.core.compact import compact_facts
 from vitrim.core.config import MethodConfig
+from vitrim.core.facts import HostFacts
 from vitrim.core.hooks import FormOfModel, GridHook
 from vitrim.core.host import Host
 from vitrim.core.plan import Layer, plan
 from vitrim.core.registry import (
     access,
     find_host,
+    find_vision_language,
     host_of,
     make_method,
-    make_reducer,
     parse_method,
     supported_parts,
+    vision_language,
 )
 from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
@@ -40,7 +43,7 @@ HANDLE = "vitrim_reduction"
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
 
 
-def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = False) -> Reduction:
+def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = False, compact: bool = False) -> Reduction:
     """Reduce the tokens of ``model`` in place and return the handle of the reduction.
 
     The model keeps its call, its return type, its parameters and its state_dict keys; parameters learned by the method
@@ -52,6 +55,9 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             is its own (``reduction.model``); `restore_` and `get_reduction` take either.
         method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``.
         record: keep the state after every block of the last forward (``reduction.states``).
+        compact: ``model`` is a vision-language model, whose language model is to get the tokens that are left and no
+            others: the image tokens of a prompt follow, in ``model(...)`` and in ``model.generate(...)``. Prompts are
+            prepared as ever. See docs/hosts.md.
 
     Returns:
         The handle: state, auxiliary outputs, amounts that may change at run time, save and load.
@@ -77,9 +83,13 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     config = parse_method(method) if isinstance(method, str) else method
     if not isinstance(config, MethodConfig):
         raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
-    model = _tower(model)
+    outer, family = vision_language(model) if compact else (None, None)
+    model = _tower(model if outer is None or family is None else family.tower(outer))
     host = _host(model)
     facts = host.facts(model)
+    if outer is not None and family is not None:
+        family.check(outer)
+        facts = compact_facts(config, facts, family.cell(outer))
     blocks = host.blocks(model)
     trunk = host.trunk_host(model)
     adopters = [trunk.reduced_class(block) for block in blocks]
@@ -91,13 +101,14 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     layers = plan(config, facts, len(blocks))
     fit.check_amounts(config, layers)
     with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
-        reducers = [_build(config, layer, block) for layer, block in zip(layers, blocks, strict=True)]
+        reducers = [build_reducer(config, layer, block, facts) for layer, block in zip(layers, blocks, strict=True)]
     fit.check_last_block(config, reducers[-1], head_rows)
     fit.check_sharding(config, blocks, reducers)
 
     refuse_while_running(model)
     form = FormOfModel(host, model) if host.form(model) is not None else None
     trace = Trace(record, form)
+    whole = config.kind != "soft" and (compact or facts.averages_patches or restore is not None)
     for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
         last = depth == len(blocks) - 1
         adopter.adopt(
@@ -110,7 +121,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             head_rows=head_rows if last else None,
             # a head that averages patches gets every merged token as often as it counts: exact for any pooling; soft
             # tokens belong to no patch, and the head reads them as they are
-            unmerge_at_end=last and (facts.averages_patches or restore is not None) and config.kind != "soft",
+            unmerge_at_end=last and whole,
             restore=restore,
             trace=trace,
         )
@@ -119,7 +130,9 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
         maker.register_forward_hook(GridHook(trunk, trace))
     if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
         importlib.import_module("vitrim.hosts.transformers.saving")
-    reduction = Reduction(model, config, trace)
+    if outer is not None and family is not None:
+        family.install(outer, trace)
+    reduction = Reduction(model, config, trace, facts if compact else None)
     setattr(model, HANDLE, reduction)
     return reduction
 
@@ -131,6 +144,9 @@ def restore_(model: nn.Module) -> None:
         VitrimError: the model is not reduced, or runs in another thread.
     """
     reduction = get_reduction(model)
+    for part in model.modules():
+        if (family := find_vision_language(part)) is not None:
+            family.uninstall(part)
     model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
     host = host_of(model)
     with reduction.changing():
@@ -174,13 +190,31 @@ class Reduction:
         config: the method's options as they are now.
     """
 
-    def __init__(self, model: nn.Module, config: MethodConfig, trace: Trace) -> None:
+    def __init__(
+        self, model: nn.Module, config: MethodConfig, trace: Trace, compact_facts: HostFacts | None = None
+    ) -> None:
         self.model = model
         self.config = config
         self._trace = trace
+        self._facts = compact_facts
 
     def __repr__(self) -> str:
         return f"Reduction({self.config.describe()} on {type(self.model).__name__})"
+
+    @property
+    def compact(self) -> bool:
+        """Whether the model is the tower of a vision-language model that gets only the tokens that are left."""
+        return self._facts is not None
+
+    @property
+    def image_tokens(self) -> list[int]:
+        """Tokens that the language model got of each image, in this thread's last prompt with images."""
+        if self._trace.handed is None:
+            raise VitrimError(
+                "no image tokens yet: reduce_(model, method, compact=True), then run the vision-language model in this "
+                "thread"
+            )
+        return self._trace.handed
 
     @property
     def state(self) -> TokenState:
@@ -267,7 +301,7 @@ class Reduction:
             raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
         config = self.config.changed(**changes)
         host = host_of(self.model)
-        layers = plan(config, host.facts(self.model), len(host.blocks(self.model)))
+        layers = plan(config, self._facts or host.facts(self.model), len(host.blocks(self.model)))
         fit.check_amounts(config, layers, stacklevel=4)
         return config, layers
 
@@ -285,21 +319,23 @@ class Reduction:
             VitrimError: the folder cannot be made or written to.
         """
         self._check_alive()
-        write_reduction(self.model, self.config, folder, state, module)
+        write_reduction(self.model, self.config, folder, state, module, self.compact)
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
         """Reduce ``model`` as the saved reduction in ``folder`` says, learned parameters included.
 
         Where a part of a model was reduced when it was saved (``model.vit``), the same part of ``model`` is reduced, or
-        ``model`` itself where it is that part; the handle is that of the part.
+        ``model`` itself where it is that part; the handle is that of the part. A compact reduction takes the whole
+        vision-language model.
 
         Raises:
             VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
         """
         saved = read_reduction(folder)
-        model = saved_part(model, saved, folder)
-        reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record)
+        compact = bool(saved.get("compact"))
+        model = model if compact else saved_part(model, saved, folder)
+        reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record, compact=compact)
         try:
             reduction.load_parameters(folder)
         except VitrimError:
@@ -356,13 +392,3 @@ def _host(model: nn.Module) -> type[Host]:
         )
     host.check(model)
     return host
-
-
-def _build(config: MethodConfig, layer: Layer, block: nn.Module) -> Reducer[Any]:
-    """Make the reducer of one layer on the device and dtype and in the mode of its block."""
-    reducer = make_reducer(config, layer)
-    if next(chain(reducer.parameters(), reducer.buffers()), None) is not None:
-        parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
-        if parameter is not None:
-            reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
-    return reducer.train(block.training)

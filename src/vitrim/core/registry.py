@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import json
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from vitrim.core.block import Idle, Reducer
+from vitrim.core.compact import VisionLanguage
 from vitrim.core.config import MethodConfig
 from vitrim.core.host import Host
 from vitrim.core.method_files import read_method_file
@@ -27,13 +28,16 @@ from vitrim.errors import UnsupportedModelError, VitrimError, unknown
 
 C = TypeVar("C", bound=MethodConfig)
 H = TypeVar("H", bound=Host)
+V = TypeVar("V", bound=VisionLanguage)
 R = TypeVar("R")
+T = TypeVar("T")
 
 Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
 """From a config and a layer to the class of its reducer; None where the method does nothing."""
 
 _METHODS: dict[str, type[MethodConfig]] = {}
 _HOSTS: dict[str, type[Host]] = {}
+_VISION_LANGUAGE: dict[str, type[VisionLanguage]] = {}
 _REDUCERS: dict[type[MethodConfig], Choice] = {}
 
 
@@ -103,6 +107,17 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
 register_backbone = register_host  # its name in 0.1.0
 
 
+def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:
+    """Class decorator: register a family of vision-language models, named as for `register_host`."""
+
+    def register(family: type[V]) -> type[V]:
+        for key in model_classes:
+            enter(_VISION_LANGUAGE, key, family, f"vision-language model '{key}'")
+        return family
+
+    return register
+
+
 def methods() -> dict[str, type[MethodConfig]]:
     """Every method's config class by name, sorted.
 
@@ -137,13 +152,38 @@ def hosts() -> dict[str, type[Host]]:
 
 def find_host(model: nn.Module) -> type[Host] | None:
     """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
+    return _find(_HOSTS, model)
+
+
+def find_vision_language(model: nn.Module) -> type[VisionLanguage] | None:
+    """The family of vision-language models of ``model``; None if it is of none."""
+    return _find(_VISION_LANGUAGE, model)
+
+
+def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
+    """The outermost vision-language model in ``model``, or itself, and its family.
+
+    Raises:
+        UnsupportedModelError: there is none that is known.
+    """
+    for part in model.modules() if isinstance(model, nn.Module) else ():
+        if (family := find_vision_language(part)) is not None:
+            return part, family
+    raise UnsupportedModelError(
+        f"compact=True is for vision-language models, and {type(model).__name__} is none that is known: see 'Fewer "
+        "image tokens for a language model' in docs/hosts.md"
+    )
+
+
+def _find(table: Mapping[str, T], model: nn.Module) -> T | None:
+    """The entry of the class of ``model``, or else of the first that has one among those it inherits from."""
     for base in type(model).__mro__:
         library = base.__module__.partition(".")[0]
         key = f"{base.__module__}.{base.__qualname__}"
-        if key not in _HOSTS and library in libraries():
+        if key not in table and library in libraries():
             discover_naming(f"vitrim.hosts.{library}", f'"{key}"')  # one file of many: each imports its models
-        if key in _HOSTS:
-            return _HOSTS[key]
+        if key in table:
+            return table[key]
     return None
 
 

@@ -24,7 +24,12 @@ REDUCERS_FILE = "reducers.safetensors"
 
 
 def write_reduction(
-    model: nn.Module, config: MethodConfig, folder: str | Path, state: Mapping[str, Tensor] | None, module: str
+    model: nn.Module,
+    config: MethodConfig,
+    folder: str | Path,
+    state: Mapping[str, Tensor] | None,
+    module: str,
+    compact: bool,
 ) -> None:
     """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`."""
     folder = _folder(folder)
@@ -48,6 +53,8 @@ def write_reduction(
     }
     if module:
         entries["module"] = module
+    if compact:
+        entries["compact"] = True
     write_text(folder / CONFIG_FILE, json.dumps(entries, indent=2) + "\n")
 
 

@@ -26,6 +26,8 @@ class _Call:
     def __init__(self) -> None:
         self.full_grids = False
         self.next_full_grid = False
+        self.compact = False
+        self.handed: list[int] | None = None
         self.latest: tuple[int, TokenState] | None = None
         self.final: TokenState | None = None
         self.states: tuple[TokenState, ...] = ()
@@ -115,13 +117,13 @@ class Trace:
         call.next_full_grid = False
         call.latest = call.final = None
         call.states = ()
-        call.running = (state,) if self.recording else ()
+        call.running = (state,) if self.recording or call.compact else ()
 
     def leave(self, depth: int, state: TokenState, last: bool) -> None:
         """Note the state in which block ``depth`` left the tokens."""
         call = self._call
         call.latest = (depth, state)
-        if self.recording and len(call.running) == depth + 1:  # a recomputed block is already there
+        if call.running and len(call.running) == depth + 1:  # a recomputed block is already there
             call.running = (*call.running, state)
         if last:
             call.final = state
@@ -141,6 +143,30 @@ class Trace:
             yield
         finally:
             self._call.full_grids = before
+
+    @contextmanager
+    def handing_out_fewer(self) -> Iterator[None]:
+        """Forwards that this thread starts within hand out the tokens that are left, un-merged nowhere, unless `dense`
+        says otherwise, and their states are kept: a language model is to get fewer of them."""
+        before, self._call.compact = self._call.compact, True
+        try:
+            yield
+        finally:
+            self._call.compact = before
+
+    @property
+    def compact(self) -> bool:
+        """Tell whether this thread is `handing_out_fewer`."""
+        return self._call.compact
+
+    def hand_over(self, counts: list[int]) -> None:
+        """Note how many tokens of each image went to the language model."""
+        self._call.handed = counts
+
+    @property
+    def handed(self) -> list[int] | None:
+        """Tell what `hand_over` noted last in this thread."""
+        return self._call.handed
 
     def next_dense(self, wanted: bool) -> None:
         """Choose as in `dense`, for the next forward of this thread alone."""

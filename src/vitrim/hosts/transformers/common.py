@@ -213,7 +213,8 @@ class TrunkHook:
             if kwargs.get(name) is not None:
                 raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
         is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
-        self.trace.next_dense(is_backbone or _wanted("output_hidden_states", trunk, kwargs))
+        hidden = _wanted("output_hidden_states", trunk, kwargs) and not self.trace.compact
+        self.trace.next_dense(is_backbone or hidden)
 
 
 class NoMapsHook(TrunkHook):

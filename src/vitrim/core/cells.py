@@ -1,0 +1,251 @@
+"""Cells: squares of neighbouring patches that a connector joins behind the tower, reduced as wholes.
+
+The tokens of a cell stand together, one after the other, in all blocks. A method decides about cells: it sees the mean
+of their tokens and their keys side by side, and what it decides holds for every member, so that the first patch of a
+cell joins the first of another. Amounts are of cells. Groups of patches are then groups of cells, and the connector,
+which reads a cell at a time, gets what it would get from cells that are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.assignment import Hard, Soft, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Idle, Reducer
+from vitrim.core.config import MethodConfig
+from vitrim.core.facts import HostFacts
+from vitrim.core.places import Places
+from vitrim.core.plan import Layer
+from vitrim.core.registry import make_reducer
+from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.errors import UnsupportedModelError
+
+OWN_WAYS = ("reduce", "carry_out", "query", "attend_reduced", "attend")
+"""Methods that override one of these do more than to decide."""
+
+
+@dataclass(frozen=True)
+class CellAttention(Attention):
+    """The attention of a block as a method sees it that decides about cells.
+
+    q, k and v are those of patches; what methods compare or score by is of cells, behind the prefix.
+    """
+
+    area: int = field(kw_only=True)
+    num_prefix: int = field(kw_only=True)
+
+    @classmethod
+    def of(cls, attention: Attention, area: int, num_prefix: int) -> CellAttention:
+        return cls(**vars(attention), area=area, num_prefix=num_prefix)
+
+    @property
+    def keys(self) -> Tensor:
+        """(B, H, p + Q, area * d) the keys of every cell's patches side by side."""
+        return side_by_side(super().keys, self.area, self.num_prefix)
+
+    def mean_keys(self) -> Tensor:
+        keys = Attention.keys.fget(self).mean(dim=1, dtype=decision_dtype(self.k.dtype))  # type: ignore[attr-defined]
+        return side_by_side(keys, self.area, self.num_prefix)
+
+    def class_row(self) -> Tensor:
+        return self._mean(super().class_row())
+
+    def column_mean(self) -> Tensor:
+        heads = vars(self)
+        plain = Attention(**{name: heads[name] for name in Attention.__dataclass_fields__})
+        return self._mean(plain.column_mean())
+
+    def probabilities(self) -> Tensor:
+        # of the class token's row, which `class_row` asks for; the whole map is one of patches
+        if self.q.shape[2] > self.num_prefix:
+            raise _map_refused()
+        return super().probabilities()
+
+    def _mean(self, received: Tensor) -> Tensor:
+        """Values (..., p + P) of patches as the means of cells (..., p + Q)."""
+        cells = received[..., self.num_prefix :].unflatten(-1, (-1, self.area)).mean(dim=-1)
+        return torch.cat([received[..., : self.num_prefix], cells], dim=-1)
+
+
+class CellPlaces(Places):
+    """Places of cells: those of their first patches."""
+
+    def __init__(self, before: Places, area: int, num_prefix: int) -> None:
+        super().__init__()
+        self.before, self.area, self.num_prefix = before, area, num_prefix
+
+    @property
+    def num_inputs(self) -> int:
+        return self.num_prefix + (self.before.num_inputs - self.num_prefix) // self.area
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefix + (self.before.num_tokens - self.num_prefix) // self.area
+
+    def _find_source(self) -> Tensor:
+        raise _map_refused()
+
+    def _find_position(self) -> Tensor:
+        raise _map_refused()
+
+
+def _map_refused() -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "this method reads the attention map or the places of single patches, and what follows the tower joins cells"
+    )
+
+
+def side_by_side(x: Tensor, area: int, num_prefix: int) -> Tensor:
+    """Tokens (..., p + Q * area, d), the members of a cell behind each other, as (..., p + Q, area * d).
+
+    Prefix tokens are repeated.
+
+    Example:
+        >>> side_by_side(torch.tensor([[[1.0], [2.0], [3.0]]]), 2, 1)
+        tensor([[[1., 1.],
+                 [2., 3.]]])
+    """
+    front = x[..., :num_prefix, :].repeat(*([1] * (x.dim() - 1)), area)
+    cells = x[..., num_prefix:, :].unflatten(-2, (-1, area)).flatten(-2)
+    return torch.cat([front, cells], dim=-2)
+
+
+class CellReducer(Reducer[Any]):
+    """Reduces whole cells, as the reducer within it decides about them.
+
+    Args:
+        inner: decides.
+        area: patches of a cell.
+        num_prefix: tokens in front of the patches.
+        gathers: patches come in raster order of a square image: the first block puts the members of a cell together.
+    """
+
+    def __init__(self, inner: Reducer[Any], area: int, num_prefix: int, gathers: bool) -> None:
+        nn.Module.__init__(self)
+        self.inner = inner
+        self.area = area
+        self.num_prefix = num_prefix
+        self.gathers = gathers
+        self.site = inner.site  # type: ignore[misc]  # of this one
+        self.config, self.layer = inner.config, inner.layer
+
+    def follow(self, config: Any, layer: Layer) -> None:
+        self.inner.follow(config, layer)
+        self.config, self.layer = config, layer
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CellReducer:
+        nn.Module._apply(self, fn, recurse)  # the reducer within knows its own first values
+        return self
+
+    def reduce(self, site: Any, x: Tensor, attention: Attention | None, state: TokenState) -> tuple[Tensor, TokenState]:
+        if site == "before" and self.gathers and not state.reduced:
+            x, state = gathered(state, self.area).apply(x, state)
+        return (x, state) if isinstance(self.inner, Idle) else super().reduce(site, x, attention, state)
+
+    def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
+        p = self.num_prefix
+        tokens = torch.cat([x[:, :p], x[:, p:].unflatten(1, (-1, self.area)).mean(dim=2)], dim=1)
+        seen = None if attention is None else CellAttention.of(attention, self.area, p)
+        decided = self.inner(tokens, seen, self.cells(state))
+        assert not isinstance(decided, Soft)
+        return None if decided is None else self.spread(decided)
+
+    def cells(self, state: TokenState) -> TokenState:
+        """The state of the cells: all members of one have the same size."""
+        p = self.num_prefix
+
+        def first(values: Tensor) -> Tensor:
+            return torch.cat([values[:, :p], values[:, p :: self.area]], dim=1)
+
+        return replace(
+            state,
+            size=first(state.size),
+            places=CellPlaces(state.places, self.area, p),
+            mask=None if state.mask is None else first(state.mask),
+            grid=None,
+        )
+
+    def spread(self, decided: Hard) -> Hard:
+        """The assignment of all tokens that follows from one of cells."""
+        weight = decided.weight
+        if weight is not None:
+            weight = self.repeat(weight)
+        return replace(
+            decided,
+            anchor=self.members(decided.anchor, self.num_prefix),
+            moved=None if decided.moved is None else self.members(decided.moved, 0),
+            into=None if decided.into is None else self.members(decided.into, 0),
+            weight=weight,
+            valid=None if decided.valid is None else self.repeat(decided.valid),
+            dropped=None if decided.dropped is None else self.members(decided.dropped, 0),
+        )
+
+    def members(self, cells: Tensor, front: int) -> Tensor:
+        """The tokens of ``cells`` (B, n), places among all cells; the first ``front`` of them are prefix tokens."""
+        p = self.num_prefix
+        inside = torch.arange(self.area, device=cells.device)
+        patches = p + (cells[:, front:, None] - p) * self.area + inside
+        return torch.cat([cells[:, :front], patches.flatten(1)], dim=1)
+
+    def repeat(self, values: Tensor) -> Tensor:
+        """Values (B, p + n) of cells for their members."""
+        p = self.num_prefix
+        return torch.cat([values[:, :p], values[:, p:].repeat_interleave(self.area, dim=1)], dim=1)
+
+
+def gathered(state: TokenState, area: int) -> Hard:
+    """The order in which the members of a cell stand together, of a square image whose patches come in raster order.
+
+    Raises:
+        UnsupportedModelError: the patches are not those of a square of whole cells.
+
+    Example:
+        >>> gathered(TokenState.start(torch.zeros(1, 16, 8), num_prefix=0), 4).anchor[0, :8]
+        tensor([0, 1, 4, 5, 2, 3, 6, 7])
+    """
+    side, cell = round(state.num_patches**0.5), round(area**0.5)
+    if side * side != state.num_patches or side % cell:
+        raise UnsupportedModelError(
+            f"expected patches of a square image in whole cells of {cell} x {cell}, got {state.num_patches} patches"
+        )
+    order = torch.arange(side * side, device=state.size.device).view(side // cell, cell, side // cell, cell)
+    return prune(state, order.transpose(1, 2).reshape(1, -1).expand(state.size.shape[0], -1))
+
+
+def build_reducer(config: MethodConfig, layer: Layer, block: nn.Module, facts: HostFacts) -> Reducer[Any]:
+    """Make the reducer of one layer on the device and dtype and in the mode of its block.
+
+    Raises:
+        UnsupportedModelError: the model's patches are reduced in cells, and the method does not decide about those.
+    """
+    reducer = make_reducer(config, layer)
+    if facts.cell > 1:
+        gathers = layer.depth == 0 and not facts.cell_by_cell
+        reducer = in_cells(reducer, config, facts.cell**2, facts.num_prefix, gathers)
+    if next(chain(reducer.parameters(), reducer.buffers()), None) is not None:
+        parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
+        if parameter is not None:
+            reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
+    return reducer.train(block.training)
+
+
+def in_cells(inner: Reducer[Any], config: MethodConfig, area: int, num_prefix: int, gathers: bool) -> CellReducer:
+    """``inner`` at work on cells.
+
+    Raises:
+        UnsupportedModelError: the method does more than to decide which tokens stay and which join.
+    """
+    kind = type(inner)
+    own = [name for name in OWN_WAYS if getattr(kind, name) not in (getattr(Reducer, name), getattr(Idle, name))]
+    if own or (config.kind in ("soft", "none") and not isinstance(inner, Idle)) or config.needs_grid():
+        raise UnsupportedModelError(
+            f"{config.name} does more than to choose tokens that stay or join, or reads places of single patches; what "
+            "follows this tower joins cells of patches, which are reduced as wholes: use a method such as tome or topk"
+        )
+    return CellReducer(inner, area, num_prefix, gathers)

@@ -1,0 +1,240 @@
+"""Fewer image tokens for the language model behind a reduced tower: which are left, and the prompt that follows.
+
+A tower hands its tokens to a connector, which makes features of them: one per token, or one per cell of neighbouring
+patches. A `VisionLanguage` family says where these are; what stays and what becomes of the prompt is worked out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.config import MethodConfig
+from vitrim.core.facts import HostFacts
+from vitrim.core.fit import restores
+from vitrim.core.tokens import TokenState
+from vitrim.core.trace import Trace
+from vitrim.errors import UnsupportedModelError, VitrimError
+
+
+class VisionLanguage:
+    """A family of vision-language models. Class methods only, like `vitrim.core.host.Host`."""
+
+    name: ClassVar[str] = ""
+    """Name of the family in the documentation; its docstring says what it is."""
+
+    @classmethod
+    def tower(cls, model: nn.Module) -> nn.Module:
+        """The part of ``model`` that makes tokens of images: the one that is reduced."""
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        """Raise `UnsupportedModelError` if this model of the family cannot get fewer image tokens faithfully."""
+
+    @classmethod
+    def cell(cls, model: nn.Module) -> int:
+        """Patches a side of the squares that the connector makes one token of; 1 where it reads each by itself."""
+        return 1
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Trace) -> None:
+        """Let prompts follow the images. ``trace`` is shared by the blocks of the tower."""
+        raise NotImplementedError
+
+    @classmethod
+    def uninstall(cls, model: nn.Module) -> None:
+        """Undo `install`, if it was done."""
+        raise NotImplementedError
+
+
+def compact_facts(config: MethodConfig, facts: HostFacts, cell: int) -> HostFacts:
+    """``facts`` of a tower whose tokens a connector reads one by one, or cell by cell, and nobody at their places.
+
+    Raises:
+        UnsupportedModelError: tokens that belong to no place in the image.
+        VitrimError: pruned patches are to come back.
+    """
+    if config.kind == "soft":
+        raise UnsupportedModelError(
+            f"{config.name} mixes patches into tokens that belong to no place, and those of a prompt stand in the "
+            "order of their places; use compact=False"
+        )
+    if restores(config):
+        raise VitrimError(
+            f"{config.name}: restore={config.restore} hands out all patches, and compact=True those that are left; "
+            "give one of them"
+        )
+    return replace(facts, dense=False, takes_maximum=True, cell=max(cell, facts.cell))
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """The tokens of one image that are left, in raster order of their anchors.
+
+    Attributes:
+        places: (n,) int64, where their anchors are among all P of the image, ascending, prefix not counted.
+        order: (n,) int64, where they are among the tokens as the tower has them, prefix not counted.
+        held: how many the tower has, padding included.
+        initial: P.
+        num_prefix: tokens in front, which all stay.
+    """
+
+    places: Tensor
+    order: Tensor
+    held: int
+    initial: int
+    num_prefix: int
+
+    def take(self, features: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+        """The features that stay (m, D) of (n, D), and (Q,) bool which of the image's Q places in a prompt they have.
+
+        Args:
+            features: one for each token that the tower has, or where ``full`` for each place of the image; with the
+                prefix in front or without it.
+            full: tokens stand at every place that they were merged from.
+        """
+        rows = self.places if full else self.order
+        prefix = 0
+        if features.shape[0] - self.num_prefix == (self.initial if full else self.held):
+            prefix = self.num_prefix
+        front = torch.arange(prefix, device=rows.device)
+        kept = torch.zeros(prefix + (features.shape[0] - prefix if full else self.initial), dtype=torch.bool)
+        kept[torch.cat([front, self.places + prefix]).cpu()] = True
+        return features.index_select(0, torch.cat([front, rows + prefix]).to(features.device)), kept
+
+
+def survivors(state: TokenState, cell: int = 1, raster: bool = True) -> list[Survivors]:
+    """What is left of every image of a batch, by patches, or by cells of ``cell`` x ``cell`` patches.
+
+    Args:
+        state: of the tokens behind the block that the connector reads. The tokens of a cell stand together.
+        cell: patches a side.
+        raster: the patches came in raster order of a square image; otherwise cell by cell.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
+        >>> survivors(state)[0].places
+        tensor([0, 1, 2, 3])
+    """
+    prefix, area = state.num_prefix, cell * cell
+    found = []
+    for image, position in enumerate(state.position):
+        places = position[prefix:] - prefix
+        valid = torch.ones_like(places, dtype=torch.bool) if state.mask is None else state.mask[image, prefix:]
+        if cell > 1:
+            places, valid = cells_of(places[::area], state.initial_patches, cell, raster), valid[::area]
+        own = valid.nonzero().squeeze(1)
+        places, order = places[own].sort()
+        found.append(Survivors(places, own[order], len(valid), state.initial_patches // area, prefix))
+    return found
+
+
+def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
+    """The cells, counted in raster order, that patches are in; ``patches`` are those of the square image.
+
+    Example:
+        >>> cells_of(torch.tensor([0, 3, 10]), 16, 2, raster=True)
+        tensor([0, 1, 3])
+    """
+    if not raster:
+        return places // (cell * cell)
+    side = round(patches**0.5)
+    rows, columns = places // side // cell, places % side // cell
+    return rows * (side // cell) + columns
+
+
+FILL: Mapping[str, int] = {"labels": -100}
+"""What stands in the padding of a prompt, by the name of the input; otherwise 0."""
+
+
+def trimmed(given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler: int) -> dict[str, Any]:
+    """The inputs of a language model without the tokens that went: rows keep their order, and get equally long.
+
+    Rows that lose different numbers are padded on the side that is padded already, by default the left, and get an
+    ``attention_mask``. Positions close up.
+
+    Args:
+        given: the inputs; those called ``names`` have one entry per token, in their last axis.
+        names: among them ``input_ids`` (B, L).
+        kept: (B, L) bool.
+        filler: stands in the padding of ``input_ids``; no placeholder.
+
+    Returns:
+        ``given`` with these changed.
+    """
+    ids: Tensor = given["input_ids"]
+    if bool(kept.all()):
+        return dict(given)
+    mask: Tensor | None = given.get("attention_mask")
+    past, mask = _past(mask, ids.shape[1])
+    padded = mask is not None and not bool(mask.all())
+    stays = kept if mask is None else kept & mask.bool()
+    counts = stays.sum(dim=1)
+    longest = int(counts.max())
+    right = padded and mask is not None and not bool(mask[:, -1].all())
+    spread = torch.arange(longest, device=ids.device)
+    real = spread < counts[:, None] if right else spread >= longest - counts[:, None]
+    out = dict(given)
+    for name in names:
+        value = given.get(name)
+        if not isinstance(value, Tensor) or name == "attention_mask":
+            continue
+        if name == "position_ids" and value.dim() == 2:
+            value = value - (~kept).long().cumsum(dim=1)
+        fill = filler if name == "input_ids" else FILL.get(name, 0)
+        rows = value.new_full((*value.shape[:-2], *real.shape), fill)
+        rows[..., real] = value.expand(*value.shape[:-2], *ids.shape)[..., stays]
+        out[name] = rows
+    if mask is not None or not bool(real.all()):
+        own = real.to(torch.long if mask is None else mask.dtype)
+        out["attention_mask"] = own if past is None else torch.cat([past, own], dim=1)
+    return out
+
+
+def _past(mask: Any, length: int) -> tuple[Tensor | None, Tensor | None]:
+    """The part of a mask that is about tokens in the cache, and that about the ``length`` tokens given.
+
+    Raises:
+        VitrimError: it has rows and columns of tokens.
+    """
+    if mask is None:
+        return None, None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        raise VitrimError(
+            "a compact model takes an attention_mask of one number per token (B, L): which tokens of the prompt are "
+            "left is known only when the images were seen"
+        )
+    past = mask.shape[1] - length
+    return (mask[:, :past] if past else None), mask[:, past:]
+
+
+def kept_in_prompt(ids: Tensor, placeholder: int, flags: Sequence[Tensor]) -> Tensor:
+    """(B, L) bool: the tokens of a prompt that stay, all but some of the placeholders of images.
+
+    Args:
+        ids: (B, L) the prompt.
+        placeholder: the id that stands for a feature of an image.
+        flags: for every image in order, for every placeholder of it: it stays.
+
+    Raises:
+        VitrimError: the prompt has another number of them.
+
+    Example:
+        >>> kept_in_prompt(torch.tensor([[5, 1, 1, 1, 6]]), 1, [torch.tensor([True, False, True])])
+        tensor([[ True,  True, False,  True,  True]])
+    """
+    here = ids == placeholder
+    wanted = torch.cat([flag.to(ids.device) for flag in flags])
+    if int(here.sum()) != len(wanted):
+        raise VitrimError(
+            f"expected {len(wanted)} image tokens in the prompt, as many as the images have before reduction, got "
+            f"{int(here.sum())}: prepare prompts as for the unreduced model"
+        )
+    kept = torch.ones_like(here)
+    kept[here] = wanted
+    return kept

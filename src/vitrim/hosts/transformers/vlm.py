@@ -1,0 +1,228 @@
+"""Code shared by Hugging Face's vision-language models: prompts that follow the images of a reduced tower.
+
+The library's models take features of images that were computed before (``mm_encoder_outputs``). So the features are
+computed first, the prompt is trimmed to what is left of them, and the model's own forward, or ``generate``, runs on
+that. Nothing of the library is copied.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.compact import Survivors, VisionLanguage, kept_in_prompt, survivors, trimmed
+from vitrim.core.reduce import get_reduction, reduced_parts
+from vitrim.core.trace import Trace
+from vitrim.errors import VitrimError
+
+PER_TOKEN = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "labels")
+"""Inputs that have one entry for every token of a prompt."""
+
+
+class PromptHook:
+    """Runs before the forward of the model and gives it features and prompt of what is left of the images.
+
+    A hook and not a forward of its own, because export and trainers read the signature of ``model.forward``. An object
+    and not a function, so that the model can still be copied and pickled.
+    """
+
+    def __init__(self, family: type[HuggingFaceVLM], trace: Trace) -> None:
+        self.family = family
+        self.trace = trace
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        positional = tuple(inspect.signature(type(model).forward).parameters)[1:]
+        given = {**dict(zip(positional, args, strict=False)), **kwargs}
+        if not self.family.follows(model, given):
+            return None
+        return (), self.family.compact(model, given, self.trace)[0]
+
+
+class CompactGenerate:
+    """The ``generate`` of a compact model. Sequences come out behind the prompt as it was given."""
+
+    def __init__(self, family: type[HuggingFaceVLM], model: nn.Module, trace: Trace) -> None:
+        self.family = family
+        self.model = model
+        self.trace = trace
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(getattr(type(self.model), "generate"))  # noqa: B009 - not known of a plain module
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def __call__(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        generate: Any = type(self.model).generate  # type: ignore[attr-defined]
+        given = kwargs if inputs is None or "input_ids" in kwargs else {**kwargs, "input_ids": inputs}
+        if not self.family.follows(self.model, given):
+            return generate(self.model, inputs, *args, **kwargs)
+        cache = given.get("past_key_values")
+        if cache is not None and cache.get_seq_length() > 0:
+            raise VitrimError(
+                "a compact model generates from whole conversations: the cache holds fewer tokens than the prompt, so "
+                "call generate without past_key_values"
+            )
+        prompt: Tensor = given["input_ids"]
+        given, ragged = self.family.compact(self.model, given, self.trace)
+        self._refuse_copies(given, ragged)
+        shorter = prompt.shape[1] - given["input_ids"].shape[1]
+        for name in ("max_length", "min_length"):  # both count the prompt, which is handed back whole
+            if given.get(name) is not None:
+                given[name] -= shorter
+        out = generate(self.model, None, *args, **given)
+        if isinstance(out, Tensor):
+            return self._whole(out, prompt, shorter)
+        out.sequences = self._whole(out.sequences, prompt, shorter)
+        return out
+
+    def _whole(self, sequences: Tensor, prompt: Tensor, shorter: int) -> Tensor:
+        """Sequences with the prompt as it was given."""
+        if shorter == 0:
+            return sequences
+        new = sequences[:, prompt.shape[1] - shorter :]
+        return torch.cat([prompt.repeat_interleave(len(new) // len(prompt), dim=0).to(new.device), new], dim=1)
+
+    def _refuse_copies(self, given: Mapping[str, Any], ragged: bool) -> None:
+        config = given.get("generation_config") or self.model.generation_config
+        copies = [given.get(name, getattr(config, name, None)) for name in ("num_beams", "num_return_sequences")]
+        if ragged and max(number or 1 for number in copies) > 1:
+            raise VitrimError(
+                "beams and several sequences per prompt need images that keep equal numbers of tokens in this "
+                f"{type(self.model).__name__}: use a method whose counts do not depend on the image, or one prompt"
+            )
+
+
+class HuggingFaceVLM(VisionLanguage):
+    """A family of Hugging Face's vision-language models whose connector gives features of images one by one."""
+
+    tower_name: ClassVar[str] = "vision_tower"
+    cell_by_cell: ClassVar[bool] = False
+    """See `vitrim.core.facts.HostFacts`."""
+    full: ClassVar[bool] = False
+    """The connector needs every place of the image: what is left is taken behind it."""
+    stacks: ClassVar[bool] = False
+    """The model takes the features as one tensor and not as a list."""
+
+    @classmethod
+    def base(cls, model: Any) -> Any:
+        """The model without its head."""
+        return model.base_model
+
+    @classmethod
+    def tower(cls, model: nn.Module) -> nn.Module:
+        return getattr(cls.base(model), cls.tower_name)  # type: ignore[no-any-return]
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Trace) -> None:
+        cls.uninstall(model)
+        hook = PromptHook(cls, trace)
+        holder: Any = model
+        holder.vitrim_compact = model.register_forward_pre_hook(hook, with_kwargs=True)
+        if hasattr(model, "generate"):
+            holder.generate = CompactGenerate(cls, model, trace)
+
+    @classmethod
+    def uninstall(cls, model: nn.Module) -> None:
+        if "vitrim_compact" in vars(model):
+            holder: Any = model
+            holder.vitrim_compact.remove()
+            del holder.vitrim_compact
+            if "generate" in vars(model):
+                del holder.generate
+
+    @classmethod
+    def follows(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
+        """Tell whether a call with these inputs brings images whose tokens are fewer now.
+
+        Raises:
+            VitrimError: the prompt is not given as ids.
+        """
+        if given.get("pixel_values") is None:
+            return False
+        parts = reduced_parts(cls.tower(model))
+        if not parts or not get_reduction(parts[0][1]).compact:  # it was restored by itself
+            return False
+        if not isinstance(given.get("input_ids"), Tensor):
+            raise VitrimError(
+                "a compact model needs input_ids beside pixel_values, to know which tokens of the prompt stand for "
+                "images; inputs_embeds do not say"
+            )
+        return True
+
+    @classmethod
+    def compact(cls, model: nn.Module, given: Mapping[str, Any], trace: Trace) -> tuple[dict[str, Any], bool]:
+        """The inputs with features in place of images, and without the tokens that went; and whether images differ."""
+        cls._check_cache(given)
+        base = cls.base(model)
+        names = [name for name in inspect.signature(base.get_image_features).parameters if name in given]
+        full = cls.full or cls.cell(model) > 1 or cls.mixes_layers(model, given)
+        with trace.handing_out_fewer(), trace.dense() if full else nullcontext():
+            output = base.get_image_features(**{name: given[name] for name in names}, return_dict=True)
+        number = len(trace.states)
+        state = trace.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
+        left = survivors(state, cls.cell(model), raster=not cls.cell_by_cell)
+        features, flags = cls.taken(output, left, full)
+        trace.hand_over([len(image) for image in features])
+        ids = given["input_ids"]
+        kept = kept_in_prompt(ids, model.config.image_token_id, flags)  # type: ignore[union-attr, arg-type]
+        filler = next((number for number in range(2) if number != model.config.image_token_id), 0)  # type: ignore[union-attr]
+        given = cls.positioned(model, given, kept)
+        out = trimmed({name: value for name, value in given.items() if name not in names}, PER_TOKEN, kept, filler)
+        out["mm_encoder_outputs"] = {"image": output}
+        return out, cls.stacks and len({len(image) for image in features}) > 1
+
+    @staticmethod
+    def _check_cache(given: Mapping[str, Any]) -> None:
+        cache, mask = given.get("past_key_values"), given.get("attention_mask")
+        held = 0 if cache is None else cache.get_seq_length()
+        length = given["input_ids"].shape[1]
+        if held and isinstance(mask, Tensor) and mask.shape[1] != held + length:
+            raise VitrimError(
+                f"expected an attention_mask for the {held} tokens in the cache, which are fewer than the prompts had, "
+                f"and {length} new ones, got {mask.shape[1]}"
+            )
+
+    @classmethod
+    def layers(cls, model: nn.Module, given: Mapping[str, Any]) -> list[int]:
+        """The places in ``hidden_states`` that the connector reads; empty where it reads what the tower hands out."""
+        return []
+
+    @classmethod
+    def mixes_layers(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
+        """Tell whether the connector puts outputs of several blocks side by side."""
+        return len(cls.layers(model, given)) > 1
+
+    @classmethod
+    def taken(cls, output: Any, left: list[Survivors], full: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """The features of every image that stay, put into ``output``; and flags for `kept_in_prompt`."""
+        pairs = [own.take(image, full) for own, image in zip(left, cls.images(output, len(left)), strict=True)]
+        features, flags = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        cls.put(output, features)
+        return features, flags
+
+    @classmethod
+    def images(cls, output: Any, number: int) -> list[Tensor]:
+        """The features (n, D) of every image in the connector's output."""
+        return list(output.pooler_output)
+
+    @classmethod
+    def put(cls, output: Any, features: list[Tensor]) -> None:
+        """Replace the features in the connector's output."""
+        output.pooler_output = stacked(features) if cls.stacks else features
+
+    @classmethod
+    def positioned(cls, model: nn.Module, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
+        """The inputs with positions of all tokens, where the language model does not count its tokens itself."""
+        return given
+
+
+def stacked(features: list[Tensor]) -> Tensor:
+    """Features as one tensor (images, n, D), or (1, total, D) where images have different numbers."""
+    if len({len(image) for image in features}) == 1:
+        return torch.stack(features)
+    return torch.cat(features).unsqueeze(0)

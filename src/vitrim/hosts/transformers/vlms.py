@@ -1,0 +1,229 @@
+"""Hugging Face's vision-language models whose language model can get fewer image tokens (`vitrim.core.compact`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.compact import Survivors
+from vitrim.core.registry import register_vision_language
+from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.hosts.transformers.vlm import HuggingFaceVLM
+
+WINDOWED = (
+    "Qwen2.5-VL attends within windows of 4 x 4 cells in most blocks, and those at the edges of an image have fewer: "
+    "windows would keep other numbers of tokens, so its tower is not reduced"
+)
+
+
+def _layers(model: Any, given: Mapping[str, Any]) -> list[int]:
+    """The hidden states that a connector reads by ``vision_feature_layer``."""
+    layer = given.get("vision_feature_layer")
+    layer = model.config.vision_feature_layer if layer is None else layer
+    return [layer] if isinstance(layer, int) else list(layer)
+
+
+@register_vision_language(
+    "transformers.models.llava.modeling_llava.LlavaModel",
+    "transformers.models.llava.modeling_llava.LlavaForConditionalGeneration",
+)
+class Llava(HuggingFaceVLM):
+    """A projector reads each token by itself, from one block before the last one or from several.
+
+    With Pixtral's tower images have their own sizes, and tokens that end rows stay.
+    """
+
+    name = "LLaVA"
+
+    @classmethod
+    def layers(cls, model: nn.Module, given: Mapping[str, Any]) -> list[int]:
+        return _layers(model, given)
+
+    @classmethod
+    def mixes_layers(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
+        # the places of packed images are counted behind the projector
+        return given.get("image_sizes") is not None or super().mixes_layers(model, given)
+
+
+@register_vision_language(
+    "transformers.models.vipllava.modeling_vipllava.VipLlavaModel",
+    "transformers.models.vipllava.modeling_vipllava.VipLlavaForConditionalGeneration",
+)
+class VipLlava(Llava):
+    """A projector reads each token by itself, the outputs of several blocks side by side."""
+
+    name = "ViP-LLaVA"
+    stacks = True
+
+
+@register_vision_language(
+    "transformers.models.paligemma.modeling_paligemma.PaliGemmaModel",
+    "transformers.models.paligemma.modeling_paligemma.PaliGemmaForConditionalGeneration",
+)
+class PaliGemma(HuggingFaceVLM):
+    """A linear layer reads each token by itself. PaliGemma 2 is of the same class."""
+
+    name = "PaliGemma"
+    stacks = True
+
+
+@register_vision_language(
+    "transformers.models.gemma3.modeling_gemma3.Gemma3Model",
+    "transformers.models.gemma3.modeling_gemma3.Gemma3ForConditionalGeneration",
+)
+class Gemma3(HuggingFaceVLM):
+    """A mean over cells of patches, 4 x 4 in the published models, which are reduced as wholes."""
+
+    name = "Gemma 3"
+    stacks = True
+
+    @classmethod
+    def cell(cls, model: Any) -> int:
+        return cls.base(model).multi_modal_projector.kernel_size  # type: ignore[no-any-return]
+
+    @classmethod
+    def check(cls, model: Any) -> None:
+        projector = cls.base(model).multi_modal_projector
+        if projector.patches_per_image % projector.kernel_size:
+            raise UnsupportedModelError(
+                f"{projector.patches_per_image} patches a side are no whole cells of {projector.kernel_size}: the "
+                "projector leaves the last ones out, so what they merge with would be lost"
+            )
+
+
+@register_vision_language(
+    "transformers.models.idefics3.modeling_idefics3.Idefics3Model",
+    "transformers.models.idefics3.modeling_idefics3.Idefics3ForConditionalGeneration",
+    "transformers.models.smolvlm.modeling_smolvlm.SmolVLMModel",
+    "transformers.models.smolvlm.modeling_smolvlm.SmolVLMForConditionalGeneration",
+)
+class Idefics3(HuggingFaceVLM):
+    """A pixel shuffle joins cells of patches, which are reduced as wholes, on images without padding."""
+
+    name = "Idefics3, SmolVLM"
+    tower_name = "vision_model"
+
+    @classmethod
+    def cell(cls, model: Any) -> int:
+        return model.config.scale_factor  # type: ignore[no-any-return]
+
+    @classmethod
+    def images(cls, output: Any, number: int) -> list[Tensor]:
+        # the library puts those of a prompt one behind the other
+        together = torch.cat(list(output.pooler_output))
+        return list(together.unflatten(0, (number, together.shape[0] // number)))
+
+
+@register_vision_language(
+    "transformers.models.internvl.modeling_internvl.InternVLModel",
+    "transformers.models.internvl.modeling_internvl.InternVLForConditionalGeneration",
+)
+class InternVL(HuggingFaceVLM):
+    """A pixel shuffle joins cells of 2 x 2 patches, which are reduced as wholes."""
+
+    name = "InternVL"
+    stacks = True
+
+    @classmethod
+    def cell(cls, model: Any) -> int:
+        return round(1 / model.config.downsample_ratio)
+
+    @classmethod
+    def layers(cls, model: nn.Module, given: Mapping[str, Any]) -> list[int]:
+        return _layers(model, given)
+
+
+@register_vision_language(
+    "transformers.models.llava_next.modeling_llava_next.LlavaNextModel",
+    "transformers.models.llava_next.modeling_llava_next.LlavaNextForConditionalGeneration",
+    "transformers.models.llava_next_video.modeling_llava_next_video.LlavaNextVideoModel",
+    "transformers.models.llava_next_video.modeling_llava_next_video.LlavaNextVideoForConditionalGeneration",
+    "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevisionModel",
+    "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevisionForConditionalGeneration",
+)
+class LlavaNext(HuggingFaceVLM):
+    """Refused: tiles are put together as a map, cut to the shape of the image, and get a token after every row."""
+
+    name = "LLaVA-NeXT, LLaVA-OneVision"
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} puts the tiles of an image together as a map, cuts it to the image's shape and "
+            "ends its rows with a token: a place for every patch; use compact=False"
+        )
+
+
+class _Qwen(HuggingFaceVLM):
+    """Cells of 2 x 2 patches of packed images; the language model's positions have three axes.
+
+    A token that stays keeps time, row and column of its anchor, and text goes on as behind the whole image.
+    """
+
+    tower_name = "visual"
+    cell_by_cell = True
+
+    @classmethod
+    def cell(cls, model: Any) -> int:
+        return cls.base(model).visual.spatial_merge_size  # type: ignore[no-any-return]
+
+    @classmethod
+    def positioned(cls, model: nn.Module, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
+        if given.get("pixel_values_videos") is not None:
+            raise VitrimError("a compact model takes images; videos need one that is reduced with compact=False")
+        if given.get("position_ids") is not None:
+            return given
+        if given.get("mm_token_type_ids") is None:
+            raise VitrimError("positions of images need mm_token_type_ids, which the processor gives beside input_ids")
+        base, ids, mask = cls.base(model), given["input_ids"], given.get("attention_mask")
+        names = ("mm_token_type_ids", "image_grid_thw")
+        places, deltas = base.get_rope_index(ids, attention_mask=mask, **{name: given.get(name) for name in names})
+        real = torch.ones_like(kept) if mask is None else mask.bool()
+        base.rope_deltas = deltas + (real & ~kept).sum(dim=1, keepdim=True)
+        order = (kept & real).long().cumsum(dim=1) - 1
+        return {**given, "position_ids": torch.cat([order.clamp_min(0).unsqueeze(0), places])}
+
+
+@register_vision_language(
+    "transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLModel",
+    "transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLForConditionalGeneration",
+)
+class Qwen2VL(_Qwen):
+    """A merger joins cells of 2 x 2 patches, which are reduced as wholes. Images, not videos."""
+
+    name = "Qwen2-VL"
+
+
+@register_vision_language(
+    "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLModel",
+    "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLForConditionalGeneration",
+)
+class Qwen3VL(_Qwen):
+    """As Qwen2-VL. What the language model gets from earlier blocks of the tower is that of the anchors."""
+
+    name = "Qwen3-VL"
+
+    @classmethod
+    def taken(cls, output: Any, left: list[Survivors], full: bool) -> tuple[list[Tensor], list[Tensor]]:
+        output.deepstack_features = [
+            [own.take(image, full)[0] for own, image in zip(left, layer, strict=True)]
+            for layer in output.deepstack_features
+        ]
+        return super().taken(output, left, full)
+
+
+@register_vision_language(
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLModel",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLForConditionalGeneration",
+)
+class Qwen25VL(_Qwen):
+    """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches."""
+
+    name = "Qwen2.5-VL"
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        raise UnsupportedModelError(WINDOWED)

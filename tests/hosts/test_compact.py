@@ -1,0 +1,341 @@
+"""Fewer image tokens for a language model: prompts follow the tower, and everything else stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitrim
+from tiny_vlms import IMAGE, SECOND, VLMS, llava
+from vitrim.core.compact import trimmed
+
+TEXTS = [[7, 11, 13], [17, 19]]
+"""Two prompts: the first with two images, the second with one."""
+
+every_model = pytest.mark.parametrize("name", VLMS)
+
+
+def sizes(name: str, images: int, less: int = 0) -> list[int]:
+    """Image tokens of some images, of which every second may be smaller."""
+    own = [VLMS[name].tokens, SECOND.get(name, VLMS[name].tokens)] * images
+    return [size - less for size in own[:images]]
+
+
+def prompt(name: str) -> dict[str, Tensor]:
+    return VLMS[name].prompt(TEXTS, sizes(name, 3))
+
+
+def logits(model: Any, given: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model(**given).logits  # type: ignore[no-any-return]
+
+
+def greedy(model: Any, given: dict[str, Tensor], new: int = 20) -> Tensor:
+    return model.generate(**given, max_new_tokens=new, min_new_tokens=new, do_sample=False)  # type: ignore[no-any-return]
+
+
+class Prefill:
+    """Counts the tokens that the language model gets in its first forward."""
+
+    def __init__(self, model: Any) -> None:
+        self.lengths: list[int] = []
+        decoder = model.get_decoder()
+        self.hook = decoder.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.lengths.append(kwargs["inputs_embeds"].shape[1])
+
+
+@every_model
+def test_reducing_nothing_is_the_unreduced_model_and_merging_shortens_the_prompt(name: str) -> None:
+    """Logits to 1e-5 and 20 greedy tokens; then as many image tokens less as were asked for; then back, bit for bit."""
+    model, given = VLMS[name].create(), prompt(name)
+    dense, spoken = logits(model, given), greedy(model, given)
+    reduction = vitrim.reduce_(model, "tome:r=0", compact=True)
+    torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)
+    assert torch.equal(greedy(model, given), spoken)
+    assert reduction.image_tokens == sizes(name, 3)
+    vitrim.restore_(model)
+
+    reduction = vitrim.reduce_(model, "tome:r=1", compact=True)
+    less = VLMS[name].blocks
+    assert reduction.compact
+    prefill = Prefill(model)
+    out = logits(model, given)
+    assert reduction.image_tokens == sizes(name, 3, less)
+    length = given["input_ids"].shape[1] - 2 * less
+    assert prefill.lengths == [length]
+    assert out.shape[:2] == (2, length)
+    assert out.isfinite().all()
+    whole = greedy(model, given, 3)
+    assert prefill.lengths == [length, length, 1, 1]
+    prefill.hook.remove()
+    assert torch.equal(whole[:, :-3], given["input_ids"])
+
+    vitrim.restore_(model)
+    assert "generate" not in vars(model)
+    assert torch.equal(logits(model, given), dense)
+    assert torch.equal(greedy(model, given), spoken)
+
+
+@every_model
+def test_a_prompt_alone_gives_what_it_gives_in_a_batch(name: str) -> None:
+    """Images of different sizes and rows of different lengths: padding and other images play no part."""
+    model = VLMS[name].create().double()
+    vitrim.reduce_(model, "tome:r=1", compact=True)
+    together = {key: x.double() if x.is_floating_point() else x for key, x in prompt(name).items()}
+    rows = logits(model, together)
+    spoken = greedy(model, together, 4)
+    images = iter(split(name, together))
+    for row, texts in enumerate(TEXTS):
+        number = len(texts) - 1
+        own = [next(images) for _ in range(number)]
+        ids = together["input_ids"][row][together["attention_mask"][row].bool()][None]
+        alone = {"input_ids": ids, **joined(name, own)}
+        if VLMS[name].types is not None:
+            alone[VLMS[name].types] = (ids == IMAGE).long()
+        single = logits(model, alone)
+        torch.testing.assert_close(rows[row, -single.shape[1] :], single[0], atol=1e-6, rtol=1e-6)
+        assert torch.equal(greedy(model, alone, 4)[0, -4:], spoken[row, -4:])
+
+
+def split(name: str, given: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The inputs of every image."""
+    pixels = given["pixel_values"]
+    if "image_grid_thw" in given:
+        parts = pixels.split(given["image_grid_thw"].prod(-1).tolist())
+        return [{"pixel_values": x, "image_grid_thw": g[None]} for x, g in zip(parts, given["image_grid_thw"], strict=True)]
+    if "image_sizes" in given:
+        return [{"pixel_values": x[None], "image_sizes": s[None]} for x, s in zip(pixels, given["image_sizes"], strict=True)]
+    if pixels.dim() == 5:
+        return [{"pixel_values": x[None, None]} for x in pixels.flatten(0, 1) if x.any()]
+    return [{"pixel_values": x[None]} for x in pixels]
+
+
+def joined(name: str, images: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The inputs of several images of one prompt."""
+    nested = name in ("idefics3", "smolvlm")
+    return {key: torch.cat([image[key] for image in images], dim=int(nested)) for key in images[0]}
+
+
+def features(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
+    """What the connector makes of all images, (n, D) each, by the library's own call."""
+    names = ("pixel_values", "image_grid_thw", "image_sizes")
+    with torch.no_grad():
+        output = model.model.get_image_features(**{key: given[key] for key in names if key in given}, return_dict=True)
+    return [image for part in output.pooler_output for image in (part if part.dim() == 3 else part[None])]
+
+
+@pytest.mark.parametrize("method", ["tome:r=1", "topk:keep_rate=0.6,score=column_mean"])
+@pytest.mark.parametrize("name", [name for name in VLMS if name not in ("llava_layers", "vipllava")])
+def test_the_language_model_gets_what_the_connector_makes_of_the_anchors(name: str, method: str) -> None:
+    """Called by itself, the connector of a merged tower gives a feature for every place: those of a group are equal."""
+    model = VLMS[name].create().double()
+    given = {key: x.double() if x.is_floating_point() else x for key, x in prompt(name).items()}
+    reduction = vitrim.reduce_(model, method, compact=True, record=True)
+    seen: list[Tensor] = []
+    scatter = model.model.get_placeholder_mask
+
+    def watch(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs["image_features"].flatten(0, -2))
+        return scatter(*args, **kwargs)
+
+    model.model.get_placeholder_mask = watch
+    logits(model, given)
+    found = seen[0].split(reduction.image_tokens)
+    assert len(found) == 3
+    if not method.startswith("tome"):
+        assert reduction.image_tokens[0] < sizes(name, 3)[0]
+        return
+    whole = torch.cat(features(model, given)).split(sizes(name, 3))
+    for few, all_places in zip(found, whole, strict=True):
+        same = (all_places[:, None] - few[None]).abs().amax(dim=-1) < 1e-9
+        assert same.any(dim=1).all()  # every place has its token
+        assert same.any(dim=0).all()
+        assert len(few) < len(all_places)
+        first = [int(column.nonzero()[0]) for column in same.T]  # a group's anchor need not be its first place
+        assert sum(a > b for a, b in zip(first, first[1:], strict=False)) <= len(few) // 3
+
+
+def test_counts_that_differ_per_image_pad_the_rows() -> None:
+    """ATM merges by a threshold, image by image; ATS prunes to as many as it samples."""
+    for method in ("atm:granularity=image", "ats:keep_rate=0.6"):
+        model = VLMS["llava"].create()
+        reduction = vitrim.reduce_(model, method, compact=True)
+        given = VLMS["llava"].prompt([[7, 11], [13, 17], [19, 23]])
+        del given["attention_mask"]
+        out = logits(model, given)
+        counts = reduction.image_tokens
+        assert len(set(counts)) > 1, method
+        assert out.shape[1] == max(counts) + 3
+        spoken = greedy(model, given, 3)
+        for row in range(3):
+            alone = {key: value[row : row + 1] for key, value in given.items()}
+            torch.testing.assert_close(logits(model, alone)[0, -1], out[row, -1], atol=1e-5, rtol=1e-5)
+            assert torch.equal(greedy(model, alone, 3)[0], spoken[row])
+
+
+def test_beams_and_several_sequences_per_prompt() -> None:
+    for name in ("llava", "paligemma", "qwen3_vl"):
+        model, given = VLMS[name].create(), prompt(name)
+        options: dict[str, Any] = {"max_new_tokens": 4, "num_beams": 2, "num_return_sequences": 2}
+        dense = model.generate(**given, **options)
+        vitrim.reduce_(model, "tome:r=0", compact=True)
+        assert torch.equal(model.generate(**given, **options), dense)
+        vitrim.get_reduction(model).set(r=2)
+        out = model.generate(**given, **options, return_dict_in_generate=True)
+        assert torch.equal(out.sequences[:, : given["input_ids"].shape[1]], given["input_ids"].repeat_interleave(2, 0))
+    model = VLMS["paligemma"].create()
+    vitrim.reduce_(model, "atm:granularity=image", compact=True)
+    with pytest.raises(vitrim.VitrimError, match="need images that keep equal numbers of tokens"):
+        model.generate(**given, max_new_tokens=2, num_beams=2)
+
+
+@pytest.mark.parametrize("name", ["llava", "internvl", "qwen3_vl"])
+def test_copies_files_and_changes(name: str, tmp_path: Path) -> None:
+    model, given = VLMS[name].create(), prompt(name)
+    dense = logits(model, given)
+    reduction = vitrim.reduce_(model, "tome:r=1", compact=True)
+    out = logits(model, given)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(twin, given), out)
+        assert torch.equal(greedy(twin, given, 3), greedy(model, given, 3))
+        vitrim.restore_(twin)
+        assert torch.equal(logits(twin, given), dense)
+    assert torch.equal(logits(model, given), out)  # a restored copy leaves the original as it was
+    reduction.save(tmp_path / "reduction")
+    model.save_pretrained(tmp_path / "model")
+    for folder in ("reduction", "model"):
+        fresh = VLMS[name].create() if folder == "reduction" else type(model).from_pretrained(tmp_path / folder).eval()
+        loaded = vitrim.Reduction.load(fresh, tmp_path / folder)
+        assert loaded.compact
+        torch.testing.assert_close(logits(fresh, given), out)
+    reduction.set(r=0)
+    torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)
+
+
+def test_a_tower_that_was_restored_by_itself_leaves_prompts_alone() -> None:
+    model: Any = VLMS["llava"].create()
+    given = prompt("llava")
+    dense = logits(model, given)
+    vitrim.restore_(vitrim.reduce_(model, "tome:r=2", compact=True).model)
+    assert torch.equal(logits(model, given), dense)
+    vitrim.reduce_(model, "tome:r=2", compact=False)  # every place is read
+    assert logits(model, given).shape == dense.shape
+    vitrim.restore_(model)
+    vitrim.reduce_(model, "tome:r=2", compact=True)
+    assert logits(model, given).shape != dense.shape
+    with pytest.raises(vitrim.VitrimError, match="reduced already"):
+        vitrim.reduce_(model, "tome:r=2", compact=True)
+
+
+def test_training_sees_labels_of_the_tokens_that_are_left() -> None:
+    model: Any = VLMS["llava"].create()
+    given = prompt("llava")
+    given["labels"] = torch.where(given["input_ids"] == IMAGE, -100, given["input_ids"])
+    dense = model(**given).loss
+    vitrim.reduce_(model, "tome:r=0", compact=True)
+    torch.testing.assert_close(model(**given).loss, dense)
+    vitrim.get_reduction(model).set(r=2)
+    model(**given).loss.backward()
+    assert all(p.grad is not None for p in model.model.vision_tower.encoder.layers[0].parameters())
+
+
+def test_text_and_later_turns_pass_through() -> None:
+    model: Any = VLMS["llava"].create()
+    text = {"input_ids": torch.tensor([[7, 8, 9]])}
+    dense = logits(model, text)
+    vitrim.reduce_(model, "tome:r=2", compact=True)
+    assert torch.equal(logits(model, text), dense)
+    given = VLMS["llava"].prompt([[7, 11]])
+    with torch.no_grad():
+        first = model(**given, use_cache=True)
+        cache = first.past_key_values
+        mask = torch.ones(1, cache.get_seq_length() + 1, dtype=torch.long)
+        later = model(input_ids=torch.tensor([[13]]), attention_mask=mask, past_key_values=cache).logits
+    longer = {**given, "input_ids": torch.cat([given["input_ids"], torch.tensor([[13]])], dim=1)}
+    del longer["attention_mask"]
+    torch.testing.assert_close(later[0, -1], logits(model, longer)[0, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_the_places_of_a_prompt_that_stay() -> None:
+    given = {
+        "input_ids": torch.tensor([[0, 0, 7, 1, 1, 8], [7, 1, 1, 1, 1, 8]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]),
+        "position_ids": torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]),
+        "labels": torch.tensor([[-100, -100, 7, -100, -100, 8], [7, -100, -100, -100, -100, 8]]),
+    }
+    kept = torch.tensor([[True] * 4 + [False, True], [True, False, True, False, False, True]])
+    out = trimmed(given, tuple(given), kept, filler=0)
+    assert out["input_ids"].tolist() == [[7, 1, 8], [7, 1, 8]]
+    assert out["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert out["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    kept[1, 1] = True
+    out = trimmed(given, tuple(given), kept, filler=0)
+    assert out["input_ids"].tolist() == [[0, 7, 1, 8], [7, 1, 1, 8]]
+    assert out["attention_mask"].tolist() == [[0, 1, 1, 1], [1, 1, 1, 1]]
+    assert out["labels"].tolist() == [[-100, 7, -100, 8], [7, -100, -100, 8]]
+    flipped = {name: value.flip(1) for name, value in given.items()}  # padded on the right
+    out = trimmed(flipped, tuple(given), kept.flip(1), filler=0)
+    assert out["input_ids"].tolist() == [[8, 1, 7, 0], [8, 1, 1, 7]]
+
+
+def test_positions_of_three_axes_are_those_of_the_anchors() -> None:
+    """Text behind an image stands where it stood; tokens that stay keep row and column."""
+    model: Any = VLMS["qwen2_vl"].create()
+    given = VLMS["qwen2_vl"].prompt([[7, 11]])
+    seen: list[Tensor] = []
+    decoder = model.get_decoder()
+    decoder.register_forward_pre_hook(lambda m, a, kw: seen.append(kw["position_ids"][-3:]), with_kwargs=True)
+    logits(model, given)
+    reduction = vitrim.reduce_(model, "topk:keep_rate=0.5,score=column_mean,blocks=[1]", compact=True)
+    logits(model, given)
+    dense, few = seen
+    assert torch.equal(few[..., [0, -2, -1]], dense[..., [0, -2, -1]])
+    (number,) = reduction.image_tokens
+    anchors = reduction.state.position[0, ::4] // 4
+    assert torch.equal(few[..., 1 : 1 + number], dense[..., 1 + anchors.sort().values])
+    assert model.generate(**given, max_new_tokens=2).shape == (1, given["input_ids"].shape[1] + 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "says"),
+    [
+        ("llava", "sit:keep_rate=0.5", "belong to no place"),
+        ("llava", "topk:keep_rate=0.5,restore=end", "give one of them"),
+        ("internvl", "mctf", "joins cells of patches"),
+        ("internvl", "l2:keep_rate=0.5", "joins cells of patches"),
+        ("paligemma", "topk:keep_rate=0.5", "use score=column_mean"),
+    ],
+)
+def test_methods_that_cannot_be_compact_are_refused(name: str, method: str, says: str) -> None:
+    model = VLMS[name].create()
+    with pytest.raises(vitrim.VitrimError, match=says):
+        vitrim.reduce_(model, method, compact=True)
+    assert not vars(model).keys() & {"vitrim_compact", "generate"}
+    vitrim.reduce_(model, "tome:r=1", compact=True)
+
+
+def test_calls_that_cannot_be_compact_are_refused() -> None:
+    model: Any = llava().eval()
+    vitrim.reduce_(model, "tome:r=2", compact=True)
+    given = VLMS["llava"].prompt([[7, 11]])
+    with pytest.raises(vitrim.VitrimError, match="expected 36 image tokens in the prompt"):
+        model(**{**given, "input_ids": given["input_ids"][:, :-5]})
+    with pytest.raises(vitrim.VitrimError, match="needs input_ids beside pixel_values"):
+        model(inputs_embeds=torch.zeros(1, 3, 16), pixel_values=given["pixel_values"])
+    with pytest.raises(vitrim.VitrimError, match="one number per token"):
+        model(**{**given, "attention_mask": torch.ones(1, 1, 39, 39)})
+    cache = model(**given, use_cache=True).past_key_values
+    with pytest.raises(vitrim.VitrimError, match="call generate without past_key_values"):
+        model.generate(**given, past_key_values=cache, max_new_tokens=2)
+    with pytest.raises(vitrim.VitrimError, match="expected an attention_mask for the"):
+        model(**given, past_key_values=cache)
+    with pytest.raises(vitrim.UnsupportedModelError, match="is none that is known: see 'Fewer image tokens"):
+        vitrim.reduce_(model.model.vision_tower, "tome:r=2", compact=True)
