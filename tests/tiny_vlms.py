@@ -93,9 +93,7 @@ def vipllava() -> nn.Module:
 def paligemma() -> nn.Module:
     vision = SiglipVisionConfig(**VISION, projection_dim=16)
     return PaliGemmaForConditionalGeneration(
-        PaliGemmaConfig(
-            vision_config=vision, text_config=GemmaConfig(**TEXT), image_token_id=IMAGE, projection_dim=16
-        )
+        PaliGemmaConfig(vision_config=vision, text_config=GemmaConfig(**TEXT), image_token_id=IMAGE, projection_dim=16)
     )
 
 
@@ -111,9 +109,7 @@ def gemma3() -> nn.Module:
 def idefics3() -> nn.Module:
     vision = Idefics3VisionConfig(**VISION)
     return Idefics3ForConditionalGeneration(
-        Idefics3Config(
-            vision_config=vision, text_config=LLAMA, image_token_id=IMAGE, scale_factor=2, pad_token_id=0
-        )
+        Idefics3Config(vision_config=vision, text_config=LLAMA, image_token_id=IMAGE, scale_factor=2, pad_token_id=0)
     )
 
 

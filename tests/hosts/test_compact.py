@@ -110,9 +110,13 @@ def split(name: str, given: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     pixels = given["pixel_values"]
     if "image_grid_thw" in given:
         parts = pixels.split(given["image_grid_thw"].prod(-1).tolist())
-        return [{"pixel_values": x, "image_grid_thw": g[None]} for x, g in zip(parts, given["image_grid_thw"], strict=True)]
+        return [
+            {"pixel_values": x, "image_grid_thw": g[None]} for x, g in zip(parts, given["image_grid_thw"], strict=True)
+        ]
     if "image_sizes" in given:
-        return [{"pixel_values": x[None], "image_sizes": s[None]} for x, s in zip(pixels, given["image_sizes"], strict=True)]
+        return [
+            {"pixel_values": x[None], "image_sizes": s[None]} for x, s in zip(pixels, given["image_sizes"], strict=True)
+        ]
     if pixels.dim() == 5:
         return [{"pixel_values": x[None, None]} for x in pixels.flatten(0, 1) if x.any()]
     return [{"pixel_values": x[None]} for x in pixels]
@@ -140,13 +144,11 @@ def test_the_language_model_gets_what_the_connector_makes_of_the_anchors(name: s
     given = {key: x.double() if x.is_floating_point() else x for key, x in prompt(name).items()}
     reduction = vitrim.reduce_(model, method, compact=True, record=True)
     seen: list[Tensor] = []
-    scatter = model.model.get_placeholder_mask
 
-    def watch(*args: Any, **kwargs: Any) -> Any:
-        seen.append(kwargs["image_features"].flatten(0, -2))
-        return scatter(*args, **kwargs)
+    def watch(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(torch.cat([part.flatten(0, -2) for part in kwargs["mm_encoder_outputs"]["image"].pooler_output]))
 
-    model.model.get_placeholder_mask = watch
+    model.model.register_forward_pre_hook(watch, with_kwargs=True)
     logits(model, given)
     found = seen[0].split(reduction.image_tokens)
     assert len(found) == 3
@@ -159,8 +161,11 @@ def test_the_language_model_gets_what_the_connector_makes_of_the_anchors(name: s
         assert same.any(dim=1).all()  # every place has its token
         assert same.any(dim=0).all()
         assert len(few) < len(all_places)
-        first = [int(column.nonzero()[0]) for column in same.T]  # a group's anchor need not be its first place
-        assert sum(a > b for a, b in zip(first, first[1:], strict=False)) <= len(few) // 3
+        place = -1
+        for column in same.T:  # in raster order of anchors: each token finds a place of its group behind the last one's
+            later = [int(found) for found in column.nonzero() if found > place]
+            assert later
+            place = later[0]
 
 
 def test_counts_that_differ_per_image_pad_the_rows() -> None:
@@ -194,7 +199,7 @@ def test_beams_and_several_sequences_per_prompt() -> None:
     model = VLMS["paligemma"].create()
     vitrim.reduce_(model, "atm:granularity=image", compact=True)
     with pytest.raises(vitrim.VitrimError, match="need images that keep equal numbers of tokens"):
-        model.generate(**given, max_new_tokens=2, num_beams=2)
+        model.generate(**prompt("paligemma"), max_new_tokens=2, num_beams=2)
 
 
 @pytest.mark.parametrize("name", ["llava", "internvl", "qwen3_vl"])
@@ -202,8 +207,11 @@ def test_copies_files_and_changes(name: str, tmp_path: Path) -> None:
     model, given = VLMS[name].create(), prompt(name)
     dense = logits(model, given)
     reduction = vitrim.reduce_(model, "tome:r=1", compact=True)
+    untouched = VLMS[name].create()  # after a run, hooks of the library's own cannot be pickled
+    vitrim.reduce_(untouched, "tome:r=1", compact=True)
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(untouched))]
     out = logits(model, given)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for twin in twins:
         assert torch.equal(logits(twin, given), out)
         assert torch.equal(greedy(twin, given, 3), greedy(model, given, 3))
         vitrim.restore_(twin)

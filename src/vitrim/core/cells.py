@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import isqrt
 from typing import Any
 
 import torch
@@ -209,7 +210,7 @@ def gathered(state: TokenState, area: int) -> Hard:
         >>> gathered(TokenState.start(torch.zeros(1, 16, 8), num_prefix=0), 4).anchor[0, :8]
         tensor([0, 1, 4, 5, 2, 3, 6, 7])
     """
-    side, cell = round(state.num_patches**0.5), round(area**0.5)
+    side, cell = isqrt(state.num_patches), isqrt(area)
     if side * side != state.num_patches or side % cell:
         raise UnsupportedModelError(
             f"expected patches of a square image in whole cells of {cell} x {cell}, got {state.num_patches} patches"

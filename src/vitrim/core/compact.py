@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Any, ClassVar
 
 import torch
@@ -143,7 +144,7 @@ def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
     """
     if not raster:
         return places // (cell * cell)
-    side = round(patches**0.5)
+    side = isqrt(patches)
     rows, columns = places // side // cell, places % side // cell
     return rows * (side // cell) + columns
 

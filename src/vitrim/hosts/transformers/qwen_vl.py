@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from math import isqrt
 from typing import Any, ClassVar
 
 import torch
@@ -118,14 +119,14 @@ class _ReducedPackedBlock(ReducedLayer):
         return self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
 
-class ReducedQwen2VLVisionBlock(_ReducedPackedBlock, Qwen2VLVisionBlock):
+class ReducedQwen2VLVisionBlock(_ReducedPackedBlock, Qwen2VLVisionBlock):  # type: ignore[override]
     """`Qwen2VLVisionBlock` under reduction."""
 
     host_class = Qwen2VLVisionBlock
     attention_class = VisionAttention
 
 
-class ReducedQwen3VLVisionBlock(_ReducedPackedBlock, Qwen3VLVisionBlock):
+class ReducedQwen3VLVisionBlock(_ReducedPackedBlock, Qwen3VLVisionBlock):  # type: ignore[override]
     """`Qwen3VLVisionBlock` under reduction."""
 
     host_class = Qwen3VLVisionBlock
@@ -296,4 +297,4 @@ class HFQwen3VL(_QwenTower):
 
     @classmethod
     def usual_side(cls, config: Any) -> int:
-        return round(config.num_position_embeddings**0.5)
+        return isqrt(config.num_position_embeddings)

@@ -55,7 +55,7 @@ class CompactGenerate:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(getattr(type(self.model), "generate"))  # noqa: B009 - not known of a plain module
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def __call__(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         generate: Any = type(self.model).generate  # type: ignore[attr-defined]
         given = kwargs if inputs is None or "input_ids" in kwargs else {**kwargs, "input_ids": inputs}

@@ -129,7 +129,7 @@ class InternVL(HuggingFaceVLM):
 
     @classmethod
     def cell(cls, model: Any) -> int:
-        return round(1 / model.config.downsample_ratio)
+        return int(1 / model.config.downsample_ratio + 0.5)
 
     @classmethod
     def layers(cls, model: nn.Module, given: Mapping[str, Any]) -> list[int]:
