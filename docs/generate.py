@@ -20,7 +20,7 @@ import vitrim
 from vitrim.core.config import MethodConfig
 from vitrim.core.facts import Purpose
 from vitrim.core.host import Host
-from vitrim.core.registry import hosts, methods, missing_libraries
+from vitrim.core.registry import hosts, methods, missing_libraries, vision_languages
 from vitrim.errors import VitrimError
 
 DOCS = Path(__file__).parent
@@ -153,7 +153,20 @@ def hosts_block() -> str:
             if host.purpose == purpose:
                 shown = ", ".join(f"`{name}`" for name in names)
                 lines.append(f"| {host.name} | {shown} | {' '.join((inspect.getdoc(host) or '').split())} |")
-    return "\n".join([BEGIN, *lines[1:], END])
+    return "\n".join([BEGIN, *lines[1:], *_vision_languages(), END])
+
+
+def _vision_languages() -> list[str]:
+    """The table of vision-language models whose language model can get fewer tokens, and of those refused."""
+    classes: dict[type[Any], list[str]] = {}
+    for key, family in vision_languages().items():
+        classes.setdefault(family, []).append(key.rpartition(".")[2])
+    lines = ["", "**Whole vision-language models, for `compact=True`**", ""]
+    lines += ["| family | model classes | what follows the tower |", "|---|---|---|"]
+    for family, names in sorted(classes.items(), key=lambda entry: entry[0].name):
+        shown = ", ".join(f"`{name}`" for name in names)
+        lines.append(f"| {family.name} | {shown} | {' '.join((inspect.getdoc(family) or '').split())} |")
+    return lines
 
 
 def hosts_page(page: str) -> str:

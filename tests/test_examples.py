@@ -17,6 +17,8 @@ FOLDER = Path(__file__).parents[1] / "examples"
 SAYS = {
     "huggingface_pipeline": "tokens after every block: [57, 49, 41, 33, 25, 17]",
     "clip_zero_shot": "image tokens after every block: [57, 49, 41, 33, 25, 1]",
+    "vlm": "tome:r=8: image tokens [24, 24], prefill ",
+    "video": "tokens after every block: [29, 26, 23, 20, 17, 14]",
     "dinov2_dense_features": "every feature map: (1, 64, 8, 8)",
     "export_onnx": "tome:r=4: tokens after every block [13, 9]",
     "serve": "tome:r=4: 64 of 64 answers right",

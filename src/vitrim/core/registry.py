@@ -37,6 +37,7 @@ Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
 
 _METHODS: dict[str, type[MethodConfig]] = {}
 _HOSTS: dict[str, type[Host]] = {}
+_REFUSED: dict[str, str] = {}
 _VISION_LANGUAGE: dict[str, type[VisionLanguage]] = {}
 _REDUCERS: dict[type[MethodConfig], Choice] = {}
 
@@ -107,6 +108,11 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
 register_backbone = register_host  # its name in 0.1.0
 
 
+def refuse_host(model_class: str, reason: str) -> None:
+    """Say why models of a class, ``module.ClassName``, are no hosts: `host_of` then gives the ``reason``."""
+    enter(_REFUSED, model_class, reason, f"refusal of '{model_class}'")
+
+
 def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:
     """Class decorator: register a family of vision-language models, named as for `register_host`."""
 
@@ -148,6 +154,12 @@ def hosts() -> dict[str, type[Host]]:
         if library not in missing:
             discover(f"vitrim.hosts.{library}")
     return dict(sorted(_HOSTS.items()))
+
+
+def vision_languages() -> dict[str, type[VisionLanguage]]:
+    """Every family of vision-language models by the model class it serves, sorted; as `hosts`."""
+    hosts()  # they are in the same folders
+    return dict(sorted(_VISION_LANGUAGE.items()))
 
 
 def find_host(model: nn.Module) -> type[Host] | None:
@@ -215,6 +227,8 @@ def host_of(model: nn.Module) -> type[Host]:
         more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
         raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
     for where, part in model.named_modules():
+        if reason := _find(_REFUSED, part):
+            raise UnsupportedModelError(f"{access(where)} ({type(part).__name__}) is refused: {reason}")
         if where and (reason := refusal(part)):
             raise UnsupportedModelError(
                 f"{name} is not a supported host itself, and {access(where)} is refused: {reason}"

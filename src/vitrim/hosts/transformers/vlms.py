@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.compact import Survivors
-from vitrim.core.registry import register_vision_language
+from vitrim.core.registry import refuse_host, register_vision_language
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
@@ -17,6 +17,7 @@ WINDOWED = (
     "Qwen2.5-VL attends within windows of 4 x 4 cells in most blocks, and those at the edges of an image have fewer: "
     "windows would keep other numbers of tokens, so its tower is not reduced"
 )
+refuse_host("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel", WINDOWED)
 
 
 def _layers(model: Any, given: Mapping[str, Any]) -> list[int]:
