@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tiny
 import vitrim
 from tiny_vlms import IMAGE, SECOND, VLMS, llava
 from vitrim.core.compact import trimmed
@@ -168,6 +169,22 @@ def test_the_language_model_gets_what_the_connector_makes_of_the_anchors(name: s
             place = later[0]
 
 
+@pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
+def test_every_method_shortens_the_prompt_or_is_refused(config: vitrim.MethodConfig) -> None:
+    """Projectors read tokens one by one: methods that need a weighted pool, or counts per image, work as well."""
+    model, given = VLMS["llava_full"].create(), VLMS["llava_full"].prompt([[7, 11], [13, 17]])
+    if config.kind == "soft":
+        with pytest.raises(vitrim.UnsupportedModelError, match="belong to no place"):
+            vitrim.reduce_(model, config, compact=True)
+        return
+    reduction = vitrim.reduce_(model, config, compact=True)
+    out = logits(model, given)
+    assert out.isfinite().all()
+    assert out.shape[1] == max(reduction.image_tokens) + 3
+    returns = config.kind == "none" or config.name in ("cropr", "evo_vit")  # these bring their patches back
+    assert (min(reduction.image_tokens) == 37) is returns
+
+
 def test_counts_that_differ_per_image_pad_the_rows() -> None:
     """ATM merges by a threshold, image by image; ATS prunes to as many as it samples."""
     for method in ("atm:granularity=image", "ats:keep_rate=0.6"):
@@ -253,6 +270,21 @@ def test_training_sees_labels_of_the_tokens_that_are_left() -> None:
     vitrim.get_reduction(model).set(r=2)
     model(**given).loss.backward()
     assert all(p.grad is not None for p in model.model.vision_tower.encoder.layers[0].parameters())
+
+
+def test_recomputed_blocks_hand_out_what_they_did() -> None:
+    """Under gradient checkpointing blocks run again after the call that asked for fewer tokens."""
+    given = {**prompt("llava_full"), "labels": prompt("llava_full")["input_ids"]}
+    gradients = []
+    for checkpointed in (False, True):
+        model: Any = VLMS["llava_full"].create().train()
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        vitrim.reduce_(model, "tome:r=2", compact=True)
+        model(**given, use_cache=False).loss.backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert len(gradients[0]) > 20
+    assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*gradients, strict=True))
 
 
 def test_text_and_later_turns_pass_through() -> None:

@@ -320,12 +320,12 @@ class ReducedBlock(nn.Module):
             )
         stamp = getattr(x, STAMP, None)
         if self.depth == 0:
-            # a recomputed first block finds on its input whether the forward it repeats handed out full grids, and
-            # what grid its patches have: the patch embedding does not run again
+            # a recomputed first block finds on its input what the forward it repeats found: no embedding runs again
             full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
             seen = self.trace.take_grid()
             grid = stamp.grid if seen is None and isinstance(stamp, TokenState) else seen
-            state = TokenState.start(x, self.num_prefix, full_grid, grid, self.restore in ("end", "last_block"))
+            banking, compact = self.restore in ("end", "last_block"), self.trace.compact
+            state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, compact)
             self.trace.start(state)
             if full_grid or grid is not None:
                 setattr(x, STAMP, state)
@@ -357,7 +357,7 @@ class ReducedBlock(nn.Module):
         if state.full_grid and (state.mixed or restored) and not self.last:
             state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)
-        fewer = self.trace.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
+        fewer = state.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
         if state.reduced and (state.full_grid or (self.unmerge_at_end and not fewer)):
             x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:

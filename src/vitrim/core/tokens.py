@@ -92,6 +92,7 @@ class TokenState:
         held: the (B, N, C) tokens behind a full grid where some are ``mixed``, for the next block; else None.
         bank: pruned tokens that a later block brings back (see `Banked`).
         banking: whatever is pruned goes to the bank, as its place will be read (`MethodConfig.restore`).
+        compact: the tokens that are left are handed out as they are: a language model gets them (`Trace.compact`).
         carry: per-token tensors (B, N, ...) of a method, moved along with the tokens.
         aux: auxiliary outputs of this forward as (name, depth, tensor).
 
@@ -114,6 +115,7 @@ class TokenState:
     held: Tensor | None = None
     bank: tuple[Banked, ...] = ()
     banking: bool = False
+    compact: bool = False
     carry: Mapping[str, Tensor] = field(default_factory=dict)
     aux: tuple[tuple[str, int, Tensor], ...] = ()
 
@@ -125,6 +127,7 @@ class TokenState:
         full_grid: bool = False,
         grid: tuple[int, int] | None = None,
         banking: bool = False,
+        compact: bool = False,
     ) -> TokenState:
         """The state of tokens (B, N, C) that nothing has touched yet.
 
@@ -135,7 +138,8 @@ class TokenState:
             grid = None
         index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
         size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
-        return cls(size, Places(index, index), num_prefix, full_grid=full_grid, grid=grid, banking=banking)
+        places = Places(index, index)
+        return cls(size, places, num_prefix, full_grid=full_grid, grid=grid, banking=banking, compact=compact)
 
     @property
     def source(self) -> Tensor:
