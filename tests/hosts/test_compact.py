@@ -212,7 +212,11 @@ def test_beams_and_several_sequences_per_prompt() -> None:
         assert torch.equal(model.generate(**given, **options), dense)
         vitrim.get_reduction(model).set(r=2)
         out = model.generate(**given, **options, return_dict_in_generate=True)
-        assert torch.equal(out.sequences[:, : given["input_ids"].shape[1]], given["input_ids"].repeat_interleave(2, 0))
+        whole = given["input_ids"].shape[1]
+        assert torch.equal(out.sequences[:, :whole], given["input_ids"].repeat_interleave(2, 0))
+        assert (
+            model.generate(**given, max_length=whole + 3, min_length=whole + 3, do_sample=False).shape[1] == whole + 3
+        )
     model = VLMS["paligemma"].create()
     vitrim.reduce_(model, "atm:granularity=image", compact=True)
     with pytest.raises(vitrim.VitrimError, match="need images that keep equal numbers of tokens"):
@@ -372,6 +376,11 @@ def test_calls_that_cannot_be_compact_are_refused() -> None:
         model(inputs_embeds=torch.zeros(1, 3, 16), pixel_values=given["pixel_values"])
     with pytest.raises(vitrim.VitrimError, match="one number per token"):
         model(**{**given, "attention_mask": torch.ones(1, 1, 39, 39)})
+    packed: Any = VLMS["pixtral"].create()
+    vitrim.reduce_(packed, "tome:r=2", compact=True)
+    two = VLMS["pixtral"].prompt([[7, 11, 13]], [36, 36])
+    with pytest.raises(vitrim.VitrimError, match="give image_sizes"):
+        packed(input_ids=two["input_ids"], pixel_values=two["pixel_values"])
     cache = model(**given, use_cache=True).past_key_values
     with pytest.raises(vitrim.VitrimError, match="call generate without past_key_values"):
         model.generate(**given, past_key_values=cache, max_new_tokens=2)

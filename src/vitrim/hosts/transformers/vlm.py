@@ -103,8 +103,6 @@ class HuggingFaceVLM(VisionLanguage):
     tower_name: ClassVar[str] = "vision_tower"
     cell_by_cell: ClassVar[bool] = False
     """See `vitrim.core.facts.HostFacts`."""
-    full: ClassVar[bool] = False
-    """The connector needs every place of the image: what is left is taken behind it."""
     stacks: ClassVar[bool] = False
     """The model takes the features as one tensor and not as a list."""
 
@@ -160,7 +158,7 @@ class HuggingFaceVLM(VisionLanguage):
         cls._check_cache(given)
         base = cls.base(model)
         names = [name for name in inspect.signature(base.get_image_features).parameters if name in given]
-        full = cls.full or cls.cell(model) > 1 or cls.mixes_layers(model, given)
+        full = cls.cell(model) > 1 or cls.reads_all(model, given)
         with trace.handing_out_fewer(), trace.dense() if full else nullcontext():
             output = base.get_image_features(**{name: given[name] for name in names}, return_dict=True)
         number = len(trace.states)
@@ -193,14 +191,17 @@ class HuggingFaceVLM(VisionLanguage):
         return []
 
     @classmethod
-    def mixes_layers(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
-        """Tell whether the connector puts outputs of several blocks side by side."""
+    def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
+        """Tell whether the connector needs every place of an image, as for several blocks side by side."""
         return len(cls.layers(model, given)) > 1
 
     @classmethod
     def taken(cls, output: Any, left: list[Survivors], full: bool) -> tuple[list[Tensor], list[Tensor]]:
         """The features of every image that stay, put into ``output``; and flags for `kept_in_prompt`."""
-        pairs = [own.take(image, full) for own, image in zip(left, cls.images(output, len(left)), strict=True)]
+        images = cls.images(output, len(left))
+        if len(images) != len(left):
+            raise VitrimError(f"expected features of {len(left)} images, got {len(images)}: give image_sizes, too")
+        pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
         features, flags = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         cls.put(output, features)
         return features, flags

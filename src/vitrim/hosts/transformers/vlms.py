@@ -44,9 +44,9 @@ class Llava(HuggingFaceVLM):
         return _layers(model, given)
 
     @classmethod
-    def mixes_layers(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
+    def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
         # the places of packed images are counted behind the projector
-        return given.get("image_sizes") is not None or super().mixes_layers(model, given)
+        return given.get("image_sizes") is not None or super().reads_all(model, given)
 
 
 @register_vision_language(
