@@ -2,6 +2,7 @@
 
     python benchmarks/export.py accuracy --data CIFAR --json accuracy.json     # exported against eager, 10,000 images
     python benchmarks/export.py frozen --data CIFAR --json frozen.json         # ATM frozen and in slots, adaptive
+    python benchmarks/export.py parity --model deit_small_patch16_224    # every method with fixed counts, batch 1, 2, 8
     python benchmarks/export.py speed --json speed.json                        # exported dense against exported reduced
     python benchmarks/export.py speed --model deit_small_patch16_224 -m tome:r=13 --engine onnxruntime,openvino
 
@@ -24,7 +25,7 @@ from torch import nn
 
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
-from vitrim.core.registry import parse_method
+from vitrim.core.registry import methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.exporting import bound, engines, export, freeze
 from vitrim.exporting.timing import time_exported
@@ -48,11 +49,11 @@ def read(model: nn.Module, data: str, split: str, limit: int | None = None) -> I
     return iter(batches(dataset, BATCH, limit=limit))
 
 
-def accuracy(model: nn.Module, methods: Sequence[str], data: str, limit: int | None) -> list[Row]:
+def accuracy(model: nn.Module, chosen: Sequence[str], data: str, limit: int | None) -> list[Row]:
     """Top-1 of every method, eager and in onnxruntime, on the same images."""
     rows = []
     with TemporaryDirectory() as folder:
-        for method in methods:
+        for method in chosen:
             file = export(model, method, Path(folder) / "m.onnx")
             reduced = reduced_copy(model, method)
             seen = eager_right = file_right = other = 0
@@ -71,12 +72,12 @@ def accuracy(model: nn.Module, methods: Sequence[str], data: str, limit: int | N
     return rows
 
 
-def frozen(model: nn.Module, methods: Sequence[str], data: str, limit: int | None) -> list[Row]:
+def frozen(model: nn.Module, chosen: Sequence[str], data: str, limit: int | None) -> list[Row]:
     """Top-1 of adaptive methods, image by image, frozen and in slots, with the MACs of each."""
     from vitrim.measure.macs import count_macs
 
     rows = []
-    for method in methods:
+    for method in chosen:
         config = parse_method(method)
         sample = [images for images, _ in islice(read(model, data, "train", 512), 6)]
         forms: dict[str, MethodConfig] = {"adaptive": config, "frozen": freeze(model, config, sample)}
@@ -96,15 +97,31 @@ def frozen(model: nn.Module, methods: Sequence[str], data: str, limit: int | Non
     return rows
 
 
+def parity(model: nn.Module, chosen: Sequence[str]) -> list[Row]:
+    """The largest difference between file and model, of random images one alone, two, and eight in a batch."""
+    rows = []
+    with TemporaryDirectory() as folder:
+        for method in chosen:
+            file = export(model, method, Path(folder) / "m.onnx", check=11)
+            rows.append({"method": method, "nodes": file.nodes, "parity": file.metadata["parity"]})
+            print(f"{method}: {file.metadata['parity']}", flush=True)
+    return rows
+
+
+def fixed_methods() -> list[str]:
+    """Every method whose counts do not depend on the images, with its defaults."""
+    return [name for name, kind in methods().items() if kind().obstacle() is None]
+
+
 def speed(
-    model: nn.Module, methods: Sequence[str], names: Sequence[str], sizes: Sequence[int], budget: Budget
+    model: nn.Module, chosen: Sequence[str], names: Sequence[str], sizes: Sequence[int], budget: Budget
 ) -> list[Row]:
     """Exported dense against exported reduced, by engine and batch size."""
     rows = []
     with TemporaryDirectory() as folder:
         for engine in names:
             kind = engines()[engine]
-            for method in methods:
+            for method in chosen:
                 file = export(model, method, Path(folder) / f"m{kind.suffix}", to=kind.name, check=4)
                 for size in sizes:
                     images = torch.from_numpy(
@@ -123,9 +140,9 @@ def speed(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one of the three and write its rows."""
+    """Run one of the four and write its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("accuracy", "frozen", "speed"))
+    parser.add_argument("what", choices=("accuracy", "frozen", "parity", "speed"))
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("-m", "--method", action="append", help="may repeat")
     parser.add_argument("--data", help="CIFAR-10 with its splits, for accuracy and frozen")
@@ -136,13 +153,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--min-seconds", type=float, default=5.0)
     parser.add_argument("--json")
     given = parser.parse_args(arguments)
-    if given.what != "speed" and given.data is None:
+    if given.what in ("accuracy", "frozen") and given.data is None:
         parser.error(f"{given.what} needs --data")
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     model = create_model(given.model)
     if given.what == "accuracy":
         rows = accuracy(model, given.method or ACCURACY, given.data, given.limit)
+    elif given.what == "parity":
+        rows = parity(model, given.method or fixed_methods())
     elif given.what == "frozen":
         rows = frozen(model, given.method or [ATM], given.data, given.limit)
     else:

@@ -37,11 +37,19 @@ SHORT = [
 """Merged patches, pruned ones that come back, a fused token beside them, a bank of the method's own, fresh values; and
 every library."""
 assert not set(SHORT) - set(CELLS)
-every_cell = pytest.mark.parametrize("cell", cells(CELLS, SHORT))
-# tracing takes a second or more each
-traced_cell = pytest.mark.parametrize("cell", cells(CELLS, [f"segmenter-vit-{TOPK}"]))
+CROSS = [
+    cell
+    for cell, (kind, host, text) in CELLS.items()
+    if host == "vit" or (text in ("tome:r=4", TOPK) and (kind == "segmenter" or host in tiny.LIBRARIES))
+]
+"""Every method on one host, and merging and pruning on every host: a detector's pyramid reads what a segmenter's head
+reads, and tracing takes a second or more."""
+every_cell = pytest.mark.parametrize(
+    "cell", cells([cell for cell in CELLS if cell.startswith("segmenter") or cell in CROSS], SHORT)
+)
+traced_cell = pytest.mark.parametrize("cell", cells(CROSS, [f"segmenter-vit-{TOPK}"]))
 export_cell = pytest.mark.parametrize(
-    "cell", cells([cell for cell in CELLS if cell.startswith("seg")], [f"segmenter-vit-{TOPK}"])
+    "cell", cells([cell for cell in CROSS if cell.startswith("segmenter")], [f"segmenter-vit-{TOPK}"])
 )
 
 

@@ -120,8 +120,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(task: str, tmp_path: Path) -> No
     assert len(lines[0].splitlines()) == 4
 
 
-# the one that draws: segmentation is stopped and resumed above
-@pytest.mark.parametrize("task", cells(["segmentation", "detection"], ["detection"]))
+# in `make test` a classifier is killed (`test_loop.py`), and what is dense is stopped and resumed above
+@pytest.mark.full
+@pytest.mark.parametrize("task", ["segmentation", "detection"])
 def test_a_killed_process_goes_on_to_the_same_bits(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL at whatever update it is when the second checkpoint appears; the routers of Cropr learn, too."""
     queries = PATCHES[task] if task == "segmentation" else 1

@@ -50,7 +50,7 @@ def on_engine(
 
     Example:
         >>> import timm
-        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, num_classes=3).eval()
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
         >>> with TemporaryDirectory() as folder:
         ...     on_engine(model, "tome:r=2", "torch.export", torch.zeros(2, 3, 32, 32), folder)().shape
         (2, 3)

@@ -86,7 +86,7 @@ def export(
     Example:
         >>> import timm, vitrim
         >>> from tempfile import TemporaryDirectory
-        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, num_classes=3).eval()
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
         >>> with TemporaryDirectory() as folder:
         ...     file = vitrim.export(model, "tome:r=2", f"{folder}/m.pt2", check=4)
         ...     file.metadata["method"], file.metadata["tokens_per_block"][:2]

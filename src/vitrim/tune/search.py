@@ -111,8 +111,8 @@ def search(
 
     Example:
         >>> import timm, torch
-        >>> model = timm.create_model("test_vit", num_classes=3).eval()
-        >>> batches = torch.randn(6, 4, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3, num_classes=3).eval()
+        >>> batches = torch.randn(6, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         >>> result = search(model, "tome", list(batches), target="macs=0.7", evaluations=8)
         >>> result.best.share <= 0.705, result.best in (result.outcome.constant, result.outcome.searched)
         (True, True)
@@ -140,8 +140,8 @@ def front(
 
     Example:
         >>> import timm, torch
-        >>> model = timm.create_model("test_vit", num_classes=3).eval()
-        >>> batches = torch.randn(6, 4, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3, num_classes=3).eval()
+        >>> batches = torch.randn(6, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         >>> found = front(model, "tome", list(batches), targets=["macs=0.8", "macs=0.6"], evaluations=3)
         >>> [str(result.target) for result in found.results]
         ['macs=0.8', 'macs=0.6']
