@@ -24,8 +24,10 @@ LIMIT = 10 * 1000**2  # bytes
 
 IMPORT = """
 import importlib, pkgutil, sys, vitrim
-names = [module.name for module in pkgutil.walk_packages(vitrim.__path__, "vitrim.")]
-for name in names if "all" in sys.argv else ["vitrim.cli"]:
+names = ["vitrim.cli"]
+if "all" in sys.argv:
+    names = [module.name for module in pkgutil.walk_packages(vitrim.__path__, "vitrim.")]
+for name in names:
     if not name.endswith("__main__"):
         importlib.import_module(name)
 from vitrim.core.registry import methods
@@ -117,7 +119,7 @@ def test_it_works_unpacked(modules: str, wheel: Path, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     place, found, methods, model = run.stdout.split()
     assert Path(place) == tmp_path / "site" / "vitrim" / "__init__.py"
-    assert int(found) > 100
+    assert int(found) > 100 or modules == "few"
     assert int(methods) > 20
     assert model.startswith("deit_small")
 

@@ -139,9 +139,9 @@ def test_the_first_result(wide: Watched) -> None:
 
 @pytest.mark.parametrize("method", cells(FREE, ["topk", "algm"]))
 def test_methods_show_their_pictures(method: str, wide: Watched) -> None:
-    before = shown(wide).get_attribute("src")
     choose(wide, method)
-    assert shown(wide).get_attribute("src") != before
+    original = wide.page.locator(".v-pictures figure.v-input img")
+    assert shown(wide).get_attribute("src") != original.get_attribute("src")
     assert "after block 5: of 64 patches" in str(shown(wide).get_attribute("alt"))
 
 

@@ -57,9 +57,10 @@ static_pair = pytest.mark.parametrize(
         full=DIFFERENT,
     ),
 )
-# `test_compile_fullgraph` has all of these, with a batch of any size too: export traces the same operations
+# `test_compile_fullgraph` has all of these, some with a batch of any size: export traces the same operations;
+# zero_tprune takes some images of a batch at a time, and all of them in a graph
 export_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"], full=DIFFERENT)
+    PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr", "zero_tprune"], full=DIFFERENT)
 )
 # what a kind of attention does to a compiled model shows without training
 training_pair = pytest.mark.parametrize(

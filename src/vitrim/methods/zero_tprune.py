@@ -128,10 +128,10 @@ class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         """Some images at a time: the maps of all of them would be the most memory that the model needs."""
-        step = attention.images_at_once()
-        if step >= len(x):
+        step, batch = attention.images_at_once(), x.shape[0]  # len(x) would fix the batch size of an exported model
+        if step >= batch:
             return self.score_some(attention, state)
-        return torch.cat([self.score_some(attention.images(at, step), state) for at in range(0, len(x), step)])
+        return torch.cat([self.score_some(attention.images(at, step), state) for at in range(0, batch, step)])
 
     def score_some(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, P) scores of the patches of the images of ``attention``."""
