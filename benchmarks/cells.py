@@ -136,7 +136,7 @@ class Cell:
         found: dict[str, nn.Module] = dict(dense_copies(self.model))
         if "unfused" in found and does_not_fit(self.model, self.images, whole_map=True):
             del found["unfused"]
-        if self.flash and "fused" in found:
+        if self.flash and "fused" in found and self.images.dtype != torch.float32:  # there is none in float32 on a GPU
             found["flash"] = Forced(found["fused"], SDPBackend.FLASH_ATTENTION)
         return found
 

@@ -187,7 +187,8 @@ def steps(name: str, size: int, batch_size: int, chosen: Sequence[str], options:
     model = make_model(name, size, options)
     images = random_images(model, batch_size, options.seed).to(options.device)
     configs = common.parse_methods(chosen)
-    with torch.autocast(images.device.type, torch.bfloat16):
+    # without its cache: weights change between the steps, and all of them run in one context
+    with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False):
         return {"rows": training_speed.measure(model.to(options.device), configs, images, budget(options))}
 
 

@@ -83,7 +83,7 @@ def test_resolution_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capt
     rows = resolution.main([*SMALL, "--method", "topk", "--json", str(file), "--plot", str(tmp_path / "rows.svg")])
     assert [row["method"] for row in rows] == ["dense", "topk"]
     assert 0 < rows[1]["matching_macs"] < rows[1]["matching_time"] < 1
-    assert (tmp_path / "rows.svg").read_text().count("matching") == 1
+    assert "<svg" in (tmp_path / "rows.svg").read_text()
     assert resolution.main([*SMALL, "--method", "topk", "--json", str(file)]) == rows
     assert "| test_vit | 64 | 1 | `topk:" in capsys.readouterr().out
 
