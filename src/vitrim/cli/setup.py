@@ -55,7 +55,12 @@ Seed = Annotated[
     int, typer.Option("--seed", min=0, max=common.MAX_SEED, help="seed of random weights, inputs and random methods")
 ]
 DataSource = Annotated[
-    str, typer.Option("--data", help="parquet file or folder, folder with one folder per class, or hfds/owner/name")
+    str,
+    typer.Option(
+        "--data",
+        help="parquet file or folder, folder with one folder per class, hfds/owner/name, or a layout by its name, such "
+        "as imagenet:ROOT or coco:ROOT (docs/data.md has all)",
+    ),
 ]
 DataOptions = Annotated[
     list[str] | None,

@@ -1,0 +1,258 @@
+"""One cell of a large measurement: a model at one image size, batch size and dtype, on one engine.
+
+The dense model is timed first, with every attention kernel that fits into memory; then each method in turn with the
+fastest of them, in a run of their own, so that a measurement that is stopped loses one row. Shared by
+benchmarks/resolution.py and benchmarks/gpu.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lines import Row
+from methods import at_share
+from vitrim.core.block import Reducer
+from vitrim.core.config import MethodConfig
+from vitrim.core.registry import host_of, methods
+from vitrim.errors import VitrimError, first_line
+from vitrim.measure.bench import promised_speedup
+from vitrim.measure.engines import Call, Engine, compilation
+from vitrim.measure.latency import (
+    Budget,
+    dense_copies,
+    fastest,
+    images_per_second,
+    paired_speedup,
+    reduced_copy,
+    summarise,
+    time_interleaved,
+)
+from vitrim.measure.macs import profile
+
+T = TypeVar("T")
+
+MIB = 2**20
+ROOM = 0.8
+"""The share of free memory that an estimate may take."""
+LIVE = 14
+"""Tensors of the size of all tokens that a block holds at its peak: input, norm, q, k, v, and the MLP's four-fold."""
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def needed_mib(model: nn.Module, images: Tensor, *, whole_map: bool) -> float:
+    """A rough upper bound on the memory of a dense forward, in MiB; with attention maps if ``whole_map``."""
+    facts = host_of(model).facts(model)
+    tokens = facts.num_prefix + facts.grid_size[0] * facts.grid_size[1]
+    values = LIVE * tokens * facts.dim
+    if whole_map:
+        values += 2 * facts.num_heads * tokens**2  # before and after softmax
+    return len(images) * values * images.element_size() / MIB
+
+
+def free_mib(device: torch.device) -> float:
+    """The memory in MiB that is free on ``device``."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] / MIB
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) / 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB
+
+
+def does_not_fit(model: nn.Module, images: Tensor, *, whole_map: bool = False) -> str | None:
+    """Why the forward is skipped, in words; None if it fits."""
+    need, free = needed_mib(model, images, whole_map=whole_map), free_mib(images.device)
+    return None if need <= ROOM * free else f"needs about {need / 1024:.1f} GiB, {free / 1024:.1f} GiB are free"
+
+
+# ---- methods at a share of the MACs ----------------------------------------------------------------------------------
+
+
+def matched(model: nn.Module, name: str, images: Tensor, share: float) -> MethodConfig:
+    """The setting of a method at ``share`` of the dense MACs; without computing anything where counts are fixed."""
+    if methods()[name]().is_adaptive():
+        return at_share(model, name, images[:2], share)
+    shapes = copy.deepcopy(model).to("meta")
+    return at_share(shapes, name, images[:1].to("meta"), share)
+
+
+# ---- one cell --------------------------------------------------------------------------------------------------------
+
+
+class Forced(nn.Module):
+    """A model whose attention runs on one kernel of torch and on no other."""
+
+    def __init__(self, model: nn.Module, kernel: SDPBackend) -> None:
+        super().__init__()
+        self.model = model
+        self.kernel = kernel
+
+    def forward(self, images: Tensor) -> Any:
+        """The model's own output."""
+        with sdpa_kernel(self.kernel):
+            return self.model(images)
+
+
+@dataclass
+class Cell:
+    """A model, its images and an engine; nothing is computed before it is asked for.
+
+    Attributes:
+        model: dense, in eval mode, on the device and in the dtype of ``images``.
+        images: (B, C, H, W).
+        engine: what runs it.
+        budget: of every timed run.
+        flash: whether to time dense attention on the flash kernel alone, too.
+        calls: dense models that are ready, by kernel.
+        folder: for files of the engine.
+    """
+
+    model: nn.Module
+    images: Tensor
+    engine: Engine
+    budget: Budget
+    flash: bool = False
+    calls: dict[str, Call] = field(default_factory=dict)
+    folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
+
+    def kernels(self) -> dict[str, nn.Module]:
+        """Dense models by attention kernel, those that fit into memory."""
+        found: dict[str, nn.Module] = dict(dense_copies(self.model))
+        if "unfused" in found and does_not_fit(self.model, self.images, whole_map=True):
+            del found["unfused"]
+        if self.flash and "fused" in found and self.images.dtype != torch.float32:  # there is none in float32 on a GPU
+            found["flash"] = Forced(found["fused"], SDPBackend.FLASH_ATTENTION)
+        return found
+
+    def prepare(self, model: nn.Module) -> tuple[Call, float]:
+        """A call of ``model`` on the images, and the seconds that making it took."""
+        start = time.perf_counter()
+        with torch.inference_mode():
+            call = self.engine.prepare(model, self.images, Path(self.folder.name))
+            call()
+        return call, time.perf_counter() - start
+
+    def dense(self) -> Row:
+        """The dense model with every kernel: which is fastest, its time and memory."""
+        models = self.kernels()
+        prepared = {kernel: self.prepare(model) for kernel, model in models.items()}
+        self.calls = {kernel: call for kernel, (call, _) in prepared.items()}
+        with torch.inference_mode():
+            times = time_interleaved(self.calls, self.images.device, self.budget)
+            best = fastest(times, self.calls)
+            peak = self.engine.peak_mib(models[best], self.calls[best], self.images)
+        p50 = {kernel: summarise(found).p50_ms for kernel, found in times.items()}
+        row = {"kernel": best, "kernels_p50_ms": p50, "p50_ms": p50[best], "peak_memory_mib": peak}
+        speed = images_per_second(len(self.images), p50[best])
+        return {**row, "images_per_second": speed, "prepare_seconds": prepared[best][1]}
+
+    def reduced(self, config: MethodConfig, kernel: str, *, matching: bool = False) -> Row:
+        """A method against the dense model on ``kernel``; ``matching``: also the share of time that deciding takes."""
+        if kernel not in self.calls:
+            self.calls = {kernel: self.prepare(self.kernels()[kernel])[0]}
+        model = reduced_copy(self.model, config)
+        call, seconds = self.prepare(model)
+        with torch.inference_mode():
+            times = time_interleaved({"dense": self.calls[kernel], "reduced": call}, self.images.device, self.budget)
+            peak = self.engine.peak_mib(model, call, self.images)
+        speedup, latency = paired_speedup(times["dense"], times["reduced"]), summarise(times["reduced"])
+        promised = promised_speedup(self.model, model, self.images)
+        macs = profile(self.model, config, self.images if config.is_adaptive() else self.images[:1]).macs
+        row: Row = {"setting": config.describe(), "kernel": kernel, "rounds": len(times["reduced"])}
+        row |= {"dense_p50_ms": summarise(times["dense"]).p50_ms, "p50_ms": latency.p50_ms, "iqr_ms": latency.iqr_ms}
+        row |= {"speedup": speedup.median, "speedup_q1": speedup.q1, "speedup_q3": speedup.q3}
+        row |= {"promised_speedup": promised, "ratio": speedup.median / promised, "prepare_seconds": seconds}
+        row |= {"matching_macs": macs.matching / macs.total, "peak_memory_mib": peak}
+        row |= {"adaptive": config.is_adaptive(), "macs": macs.total}
+        return {**row, "matching_time": deciding_share(model, self.images)} if matching else row
+
+
+def deciding_share(model: nn.Module, images: Tensor, repeats: int = 3) -> float:
+    """The share of an eager forward's time that goes into decisions, which are calls of `Reducer`: what the MACs count
+    as matching. Moving tokens is not in it."""
+    device = images.device
+
+    def now() -> float:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    spent: list[float] = []
+
+    def enter(module: nn.Module, given: Any) -> None:
+        spent.append(-now())
+
+    def leave(module: nn.Module, given: Any, output: Any) -> None:
+        spent.append(now())
+
+    hooks = []
+    for module in model.modules():
+        if isinstance(module, Reducer):
+            hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    shares = []
+    with torch.inference_mode():
+        for _ in range(repeats):
+            spent.clear()
+            start = now()
+            model(images)
+            shares.append(sum(spent) / (now() - start))
+    for hook in hooks:
+        hook.remove()
+    return median(shares)
+
+
+def attempt(make: Callable[[], T]) -> T | Row:
+    """What ``make`` gives, or a row that says why there is none.
+
+    What does not run here must not end hours of measuring: the row tells, and the command fails at its end.
+    """
+    try:
+        return make()
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return {"skipped": f"out of memory: {first_line(error)}"}
+    except (VitrimError, RuntimeError) as error:
+        return {"failed": first_line(error)}
+
+
+def compiling(engine: Engine) -> AbstractContextManager[None]:
+    """The context in which an engine compiles many variants of one model; earlier ones are forgotten."""
+    return compilation(engine.compiled)
+
+
+def told(row: Row, **more: Any) -> None:
+    """Print a row in one line."""
+    why = row.get("skipped") or row.get("failed")
+    name = " ".join(str(part) for part in more.values())
+    if why is not None:
+        print(f"{name}: {'skipped' if 'skipped' in row else 'failed'}: {why}", flush=True)
+    elif "speedup" in row:
+        spread = f"[{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}]"
+        print(
+            f"{name}: {row['p50_ms']:.1f} ms, {row['speedup']:.2f} {spread} times dense, promised "
+            f"{row['promised_speedup']:.2f}, ratio {row['ratio']:.2f}, {memory(row)}",
+            flush=True,
+        )
+    else:
+        print(f"{name}: {row['p50_ms']:.1f} ms ({row['kernel']}), {memory(row)}", flush=True)
+
+
+def memory(row: Row) -> str:
+    """Peak memory in words."""
+    peak = row["peak_memory_mib"]
+    return "memory unknown" if peak is None else f"{peak:.1f} MiB"

@@ -1,0 +1,111 @@
+"""The benchmarks run: loops are the methods they stand for, rows are kept, tiny settings of each command pass."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vitrim.core.registry import parse_method
+from vitrim.errors import VitrimError
+from vitrim.loading import create_model
+from vitrim.measure.macs import count_macs
+
+FOLDER = str(Path(__file__).parents[1] / "benchmarks")
+sys.path.append(FOLDER)  # where its scripts find each other
+try:
+    import baselines
+    import gpu
+    import kernels
+    import plain_loops
+    import resolution
+    from lines import Lines
+finally:
+    sys.path.remove(FOLDER)
+
+SMALL = ["--model", "test_vit", "--size", "64", "--batch-size", "1", "--threads", "1", "--rounds", "1"]
+LOOPED = ("tome:r=3", "topk", "evit", "dynamicvit", "cropr:r=2", "sit")
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return create_model("test_vit", options={"img_size": 64}).eval()
+
+
+def test_loops_give_the_logits_of_vitrim(model: nn.Module) -> None:
+    configs = [parse_method(method) for method in LOOPED]
+    assert {config.name for config in configs} == set(plain_loops.LOOPS)
+    assert max(baselines.check_loops(model, configs, torch.randn(2, 3, 64, 64)).values()) < 1e-12
+
+
+def test_a_wrong_loop_is_noticed(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plain_loops.LOOPS, "evit", plain_loops.topk)
+    with pytest.raises(VitrimError, match="the loop is not the method"):
+        baselines.check_loops(model, [parse_method("evit")], torch.randn(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize("method", ["tome:r=3", "topk", "l2", "cropr:r=2", "atm"])
+def test_the_slice_computes_as_much_as_the_method(model: nn.Module, method: str) -> None:
+    images = torch.randn(1, 3, 64, 64)
+    one = baselines.subject(model, parse_method(method), images)
+    of_slice, of_method = count_macs(plain_loops.Plain(model, one.slice), images), count_macs(one.reduced, images)
+    assert (of_slice.linear, of_slice.attention) == (of_method.linear, of_method.attention)
+
+
+def test_targets_follow_the_batch_size() -> None:
+    over = {"median": 0.99, "q1": 0.9, "q3": 1.1}
+    row = {"method": "gtp", "over_slice": over, "over_loop": None, "over_dense": over, "ratio": 0.9}
+    assert baselines.verdicts(row, 1) == {"over slice >= 0.88": True, "over dense >= 0.97": True}
+    assert baselines.verdicts({**row, "over_loop": over}, 8) == {"over loop >= 1.03": False, "ratio >= 0.95": False}
+
+
+def test_rows_are_kept_and_a_torn_one_is_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    lines = Lines(file, {"threads": 1}, ["method"])
+    assert lines.once({"method": "tome"}, lambda: {"ms": 1.0}) == {"method": "tome", "ms": 1.0}
+    lines.add({"method": "topk", "skipped": "too large"})
+    file.write_text(file.read_text() + '{"method": "ev')
+    lines = Lines(file, {"threads": 1}, ["method"])
+    assert [row["method"] for row in lines.rows] == ["tome", "topk"]
+    assert lines.once({"method": "tome"}, lambda: pytest.fail("measured twice"))["ms"] == 1.0
+    assert lines.add({"method": "evit"}) == json.loads(file.read_text().splitlines()[-1])
+    assert [row["method"] for row in Lines(file, {"threads": 1}, ["method"], again=True).rows] == ["tome", "evit"]
+    with pytest.raises(VitrimError, match="name another file"):
+        Lines(file, {"threads": 2}, ["method"])
+
+
+def test_resolution_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = resolution.main([*SMALL, "--method", "topk", "--json", str(file), "--plot", str(tmp_path / "rows.svg")])
+    assert [row["method"] for row in rows] == ["dense", "topk"]
+    assert 0 < rows[1]["matching_macs"] < rows[1]["matching_time"] < 1
+    assert "<svg" in (tmp_path / "rows.svg").read_text()
+    assert resolution.main([*SMALL, "--method", "topk", "--json", str(file)]) == rows
+    assert "| test_vit | 64 | 1 | `topk:" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cells.free_mib", lambda device: 0.0)
+    rows = resolution.main([*SMALL, "--method", "topk"])
+    assert all("0.0 GiB are free" in row["skipped"] for row in rows if row["method"] == "dense")
+    assert rows[1]["skipped"] == "the dense model did not run"
+
+
+def test_the_gpu_command_with_tiny_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--device", "cpu", "--tiny", "--threads", "1", "--rounds", "1", "--method", "topk", "--batch-size", "1"]
+    rows = gpu.main([*given, "--part", "bias", "determinism", "speed", "--json", str(tmp_path / "rows.jsonl")])
+    found = {(row["part"], row.get("engine"), row.get("method")): row for row in rows}
+    assert found["determinism", None, "topk"]["forward"]
+    assert found["speed", "eager", "topk"]["speedup"] > 0
+    assert found["speed", "graph", "dense"]["skipped"] == "CUDA graphs need a CUDA device"
+    assert "mean nothing" in capsys.readouterr().out
+
+
+def test_channels_are_proportional_attention() -> None:
+    given = kernels.inputs(2, 2, 9, 16, torch.bfloat16, torch.device("cpu"))
+    assert kernels.error("channels", given) < 1.5 * kernels.error("bias", given) < 0.05
+    assert kernels.error("without sizes", given) > 0.1
