@@ -64,8 +64,8 @@ def test_onnxruntime_computes_what_the_model_does(pair: tuple[str, str], tmp_pat
     host, method = pair
     model = model_for(host, method)
     config = tiny.fits(vitrim.parse_method(method), model)
-    file = vitrim.export(model, config, tmp_path / "m.onnx", check=0)
-    vitrim.reduce_(model, config)
+    vitrim.reduce_(model, config)  # before: what a method learns begins at random
+    file = vitrim.export(model, None, tmp_path / "m.onnx", check=0)
     for batch in (1, 2, 3):  # by hand, not by `check`
         images = tiny.images(batch, seed=batch)
         with torch.no_grad():
@@ -76,7 +76,7 @@ def test_onnxruntime_computes_what_the_model_does(pair: tuple[str, str], tmp_pat
         assert (found.argmax(1) == expected.numpy().argmax(1)).all()
 
 
-@pytest.mark.parametrize("host", cells(["torchvision_vit", "hf_dinov2", "avg_fc_norm", "hf_deit", "eva", "beit"], ()))
+@pytest.mark.parametrize("host", cells(["torchvision_vit", "hf_dinov2", "avg_fc_norm", "hf_deit", "eva"], ()))
 @pytest.mark.parametrize("method", ["tome:r=4", "topk"])
 def test_other_hosts(host: str, method: str, tmp_path: Path) -> None:
     if host not in tiny.HOSTS:

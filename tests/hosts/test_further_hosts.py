@@ -106,7 +106,7 @@ def test_reduced_hosts_keep_the_contract(host: str, config: vitrim.MethodConfig)
     out = run(model, images)
     counts = [state.num_tokens for state in reduction.states]
     assert all(part.isfinite().all() for part in out)
-    if config.kind != "none":
+    if config.kind != "none" and not config.is_adaptive():  # random weights may leave a threshold nothing to remove
         assert min(counts) < counts[0]
     check_states(reduction, len(images))
     twins = [copy.deepcopy(model)]
