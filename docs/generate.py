@@ -2,9 +2,9 @@
 
     python docs/generate.py
 
-The blocks in docs/methods and the table of docs/hosts.md are in git, so that they can be read there, and tests compare
-them with the code. The pages
-of docs/api and docs/changelog.md are not.
+A page of docs/methods also gets the rows of docs/results.md that are about its method, so that a number stands in one
+place. The blocks in docs/methods and the table of docs/hosts.md are in git, so that they can be read there, and tests
+compare them with the code. The pages of docs/api and docs/changelog.md are not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from vitrim.errors import VitrimError
 DOCS = Path(__file__).parent
 PACKAGE = Path(vitrim.__file__).parent
 BEGIN, END = "<!-- from the code, by docs/generate.py -->", "<!-- end -->"
+MEASURED = "<!-- from docs/results.md, by docs/generate.py -->"
 SHARED_PAGE = {"l1": "fixed_radial", "l2": "fixed_radial", "linf": "fixed_radial"}
 """Methods whose page has another name."""
 KINDS = {
@@ -125,10 +126,87 @@ def page_with_block(page: str, names: Iterable[str]) -> str:
     heads = ", ".join(f"`vitrim.{methods()[name].__name__}`" for name in names)
     alike = len(blocks) == 1  # relatives that differ in nothing but the name
     text = heads + "\n" + next(iter(blocks)) if alike else "\n\n".join(method_block(name) for name in names)
-    block = f"{BEGIN}\n{text}\n{END}"
     if BEGIN not in page:
-        return f"{page.rstrip()}\n\n## In the code\n\n{block}\n"
-    return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block, page, flags=re.DOTALL)
+        page = f"{page.rstrip()}\n\n## In the code\n\n{BEGIN}\n{END}\n"
+    return _filled(_filled(page, BEGIN, text), MEASURED, measured_block(names))
+
+
+def _filled(page: str, begin: str, text: str) -> str:
+    """The page with ``text`` between ``begin`` and the next end."""
+    return re.sub(f"{re.escape(begin)}.*?{re.escape(END)}", lambda _: f"{begin}\n{text}\n{END}", page, flags=re.DOTALL)
+
+
+# ---- what was measured of a method -----------------------------------------------------------------------------------
+
+CUT = ("CIFAR-10", "every-training-free-method-without-retraining", "not trained, dense {top-1 %} %")
+HALF = "{batch 1} / {batch 8} / {batch 32} times as fast at batch 1 / 8 / 32"
+FEWER = "{fewer MACs %} % fewer"
+TABLES = {
+    "Accuracy on handwritten digits, without retraining": (
+        ("digits", "accuracy-on-handwritten-digits-without-retraining", "not trained, dense {top-1 %} %"),
+        *(FEWER, "top-1 {top-1 %}"),
+    ),
+    **{f"About {cut} % fewer MACs": (CUT, FEWER, "top-1 {top-1 %}") for cut in (20, 35, 50, 65)},
+    "Fine-tuning": (
+        ("CIFAR-10", "fine-tuning", "after two epochs of training, dense {after it} %"),
+        *(FEWER, "top-1 {after it}"),
+    ),
+    "Natural photographs and published weights": (
+        (
+            "ImageNet",
+            "natural-photographs-and-published-weights",
+            "ViT-Ti, not trained, dense {top-1 %} %",
+        ),
+        *(FEWER, "top-1 {top-1 %}"),
+    ),
+    "Segmentation of streets: CamVid": (
+        ("CamVid", "segmentation-of-streets-camvid", "not trained, dense {mIoU}"),
+        *("{MACs of dense} of dense", "{mIoU} mIoU"),
+    ),
+    "Speed of every method at half the MACs": (
+        ("speed", "speed-of-every-method-at-half-the-macs", "DeiT-S, float32, two CPU threads"),
+        *("{MACs %} % of dense", HALF),
+    ),
+    "Training steps": (
+        ("training steps", "training-steps", "DeiT-S, batch 32, float32, two CPU threads"),
+        *("dense has {promised} times as many", "{speed-up} times as fast"),
+    ),
+}
+"""The tables of docs/results.md by their headings: name, anchor and setting, the MACs of a row, its result."""
+
+
+def measured_block(names: Iterable[str]) -> str:
+    """What docs/results.md says of methods, as one table."""
+    names = list(names)
+    called = [rf"`{name}(?!\w)" for name in names] + [rf"{methods()[name].__name__} \(`" for name in names]
+    lines, before = [], ""
+    for cell, setting, macs, result in _rows_about(re.compile("|".join(called))):
+        lines.append(f"| {'' if cell == before else cell} | {setting} | {macs} | {result} |")
+        before = cell
+    return "\n".join(
+        ["| measured | setting | MACs | result |", "|---|---|---|---|", *lines] if lines else ["Nothing yet."]
+    )
+
+
+def _rows_about(method: re.Pattern[str]) -> Iterable[tuple[str, str, str, str]]:
+    """The rows of docs/results.md whose first cell names a method, without those of other weights (``*``)."""
+    section, heads, dense = "", list[str](), dict[str, str]()
+    for line in (DOCS / "results.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            section = line.lstrip("# ")
+        if not line.startswith("|"):
+            heads, dense = [], {}
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        heads = heads or cells
+        row = dict(zip(heads, cells, strict=True))
+        if cells[0].strip("`").startswith("dense"):
+            dense = row
+        elif section in TABLES and method.match(cells[0]) and not cells[0].endswith("*"):
+            (name, anchor, setting), macs, result = TABLES[section]
+            what = f"[{name}](../results.md#{anchor}), {setting.format_map(dense)}"
+            short = {key: re.sub(r" \[.*", "", cell) for key, cell in row.items()}  # without quartiles
+            yield what, cells[0], macs.format_map(row), result.format_map(short)
 
 
 # ---- the table of hosts ---------------------------------------------------------------------------------------------
