@@ -62,6 +62,7 @@ def test_reducing_nothing_gives_what_the_library_gives(name: str) -> None:
 @pytest.mark.parametrize(
     "config", list({config.name: config for config in reversed(tiny.configs())}.values()), ids=lambda c: c.name
 )
+@pytest.mark.filterwarnings("ignore::vitrim.ReductionWarning")  # there are nine cells
 @every_tower
 def test_methods_reduce_whole_cells_or_are_refused(name: str, config: vitrim.MethodConfig) -> None:
     """Every patch has its row again, images alone give what they give together, and copies the same."""

@@ -110,7 +110,7 @@ class Survivors:
 
 
 def survivors(state: TokenState, cell: int = 1, raster: bool = True) -> list[Survivors]:
-    """What is left of every image of a batch, by patches, or by cells of ``cell`` x ``cell`` patches.
+    """The tokens that are left of every image of a batch, by patches, or by cells of ``cell`` x ``cell`` patches.
 
     Args:
         state: of the tokens behind the block that the connector reads. The tokens of a cell stand together.
@@ -150,7 +150,7 @@ def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
 
 
 FILL: Mapping[str, int] = {"labels": -100}
-"""What stands in the padding of a prompt, by the name of the input; otherwise 0."""
+"""The value that stands in the padding of a prompt, by the name of the input; otherwise 0."""
 
 
 def trimmed(given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler: int) -> dict[str, Any]:

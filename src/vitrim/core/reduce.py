@@ -203,7 +203,7 @@ class Reduction:
 
     @property
     def compact(self) -> bool:
-        """Whether the model is the tower of a vision-language model that gets only the tokens that are left."""
+        """True where the model is the tower of a vision-language model that gets only the tokens that are left."""
         return self._facts is not None
 
     @property
