@@ -2,7 +2,7 @@
 
     python benchmarks/study.py --data CIFAR --json study.json --figure docs/images/study_proxies.png
 
-"Which Tokens to Use?" (section 5) finds that the class token's distance from the dense model's predicts accuracy, while
+"Which Tokens to Use?" finds that the class token's distance from the dense model's predicts accuracy, while
 the patterns of which tokens stay do not. Here its distances are taken between what the classifier of the reference
 checkpoint reads with and without each method, over the same test images, and ranked against top-1: over all settings,
 and within each cut, where the MACs no longer tell settings apart. Amounts are matched on 64 training images, as in
