@@ -177,9 +177,9 @@ def page(records: Sequence[Record]) -> str:
         [
             "# Speed over time",
             "",
-            "How much of the speed-up that its MACs promise does a method reach, and did a commit change that? A ratio",
-            "of 1.0 is all of it. `benchmarks/track.py --page` writes this page from one file per measured commit in",
-            "`benchmarks/track`.",
+            "How much of the speed-up that its MACs promise does a method reach, and did a commit change that? A",
+            "ratio of 1.0 is all of it. `benchmarks/track.py --page` writes this page from one file per measured",
+            "commit in `benchmarks/track`.",
             "",
             "![Ratio of speed-up to promise by commit](images/speeds.svg)",
             "",
