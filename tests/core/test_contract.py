@@ -59,8 +59,9 @@ static_pair = pytest.mark.parametrize(
 )
 # `test_compile_fullgraph` has all of these, some with a batch of any size: export traces the same operations;
 # zero_tprune takes some images of a batch at a time, and all of them in a graph
+BY_PARTS = [] if FULL_MATRIX else tiny.matrix(STATIC, ["vit"], thorough=[], others=["zero_tprune"])
 export_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr", "zero_tprune"], full=DIFFERENT)
+    PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"], full=DIFFERENT) + BY_PARTS
 )
 # what a kind of attention does to a compiled model shows without training
 training_pair = pytest.mark.parametrize(
