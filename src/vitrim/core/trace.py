@@ -165,7 +165,7 @@ class Trace:
 
     @property
     def handed(self) -> list[int] | None:
-        """Tell what `hand_over` noted last in this thread."""
+        """Tokens of each image that `hand_over` noted last in this thread; None before."""
         return self._call.handed
 
     def next_dense(self, wanted: bool) -> None:

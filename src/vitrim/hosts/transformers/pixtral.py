@@ -21,14 +21,15 @@ from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens
 from vitrim.core.padding import Group, run_groups
 from vitrim.core.registry import register_host
-from vitrim.core.tokens import STAMP, TokenState
+from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import NoMapsHook, ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import NoMapsHook, TransformersHost
+from vitrim.hosts.transformers.packed_layer import PackedLayer, hand_stamp
 
 Grid = tuple[int, int]
 
 
-class ReducedPixtralAttentionLayer(ReducedLayer, PixtralAttentionLayer):
+class ReducedPixtralAttentionLayer(PackedLayer, PixtralAttentionLayer):  # type: ignore[misc]
     """`PixtralAttentionLayer` under reduction.
 
     The first one takes images of one size apart, (1, B*P, C) to (B, P, C), and the last one packs them again. So no
@@ -39,30 +40,14 @@ class ReducedPixtralAttentionLayer(ReducedLayer, PixtralAttentionLayer):
     attention_class = PixtralAttention
     dropout_name = "dropout"
 
-    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        # outside of what gradient checkpointing repeats: by then the trace may hold another forward's images
-        table = self.trace.table
-        images = 1 if table is None else table.shape[0]
-        return super().__call__(hidden_states, *args, images=images, **kwargs)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        images: int = 1,
-        **kwargs: Any,
-    ) -> Tensor:
-        return self.run(hidden_states, position_embeddings, images)
-
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         images: int = host_args[1]
         if x.shape[0] == images:
             return super().run(x, *host_args)
         apart = x.view(images, x.shape[1] // images, x.shape[2])
-        _hand_stamp(x, apart)
+        hand_stamp(x, apart)
         out = super().run(apart, *host_args)
-        _hand_stamp(apart, x)
+        hand_stamp(apart, x)
         return out
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
@@ -70,7 +55,7 @@ class ReducedPixtralAttentionLayer(ReducedLayer, PixtralAttentionLayer):
         if x.shape[0] == 1 or not (self.last or state.full_grid):
             return x
         packed = x.reshape(1, x.shape[0] * x.shape[1], x.shape[2])
-        _hand_stamp(x, packed)
+        hand_stamp(x, packed)
         return packed
 
     @property
@@ -92,11 +77,6 @@ class ReducedPixtralAttentionLayer(ReducedLayer, PixtralAttentionLayer):
 
     def mlp_branch(self, x: Tensor) -> Tensor:
         return self.feed_forward(self.ffn_norm(x))  # type: ignore[no-any-return]
-
-
-def _hand_stamp(source: Tensor, target: Tensor) -> None:
-    if hasattr(source, STAMP):
-        setattr(target, STAMP, getattr(source, STAMP))
 
 
 class PackedForward:

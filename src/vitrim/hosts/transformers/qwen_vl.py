@@ -31,15 +31,16 @@ from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens
 from vitrim.core.padding import Group, run_groups
 from vitrim.core.registry import register_host
-from vitrim.core.tokens import STAMP, TokenState
+from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import NoMapsHook, ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import NoMapsHook, TransformersHost
+from vitrim.hosts.transformers.packed_layer import PackedLayer, hand_stamp
 
 USUAL_SIDE = 32
 """Patches a side for which amounts are checked, where the model does not say: 448 pixels."""
 
 
-class _ReducedPackedBlock(ReducedLayer):
+class _ReducedPackedBlock(PackedLayer):
     """The first block takes images of one size apart, (B*P, C) to (B, P, C); where all places are read, packs again."""
 
     scale_name = "scaling"
@@ -48,30 +49,14 @@ class _ReducedPackedBlock(ReducedLayer):
     norm2: Any
     mlp: Any
 
-    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        # outside of what gradient checkpointing repeats: by then the trace may hold another forward's images
-        table = self.trace.table
-        images = 1 if table is None else table.shape[0]
-        return super().__call__(hidden_states, *args, images=images, **kwargs)
-
-    def forward(  # type: ignore[override]
-        self,
-        hidden_states: Tensor,
-        cu_seqlens: Tensor | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        images: int = 1,
-        **kwargs: Any,
-    ) -> Tensor:
-        return self.run(hidden_states, position_embeddings, images)
-
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         if x.dim() == 3:
             return super().run(x, *host_args)
         images: int = host_args[1]
         apart = x.view(images, x.shape[0] // images, x.shape[1])
-        _hand_stamp(x, apart)
+        hand_stamp(x, apart)
         out = super().run(apart, *host_args)
-        _hand_stamp(apart, x)
+        hand_stamp(apart, x)
         return out
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
@@ -79,7 +64,7 @@ class _ReducedPackedBlock(ReducedLayer):
         if not (self.last or state.full_grid):
             return x
         packed = x.flatten(0, 1)
-        _hand_stamp(x, packed)
+        hand_stamp(x, packed)
         return packed
 
     @property
@@ -119,7 +104,7 @@ class _ReducedPackedBlock(ReducedLayer):
         return self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
 
-class ReducedQwen2VLVisionBlock(_ReducedPackedBlock, Qwen2VLVisionBlock):  # type: ignore[override]
+class ReducedQwen2VLVisionBlock(_ReducedPackedBlock, Qwen2VLVisionBlock):  # type: ignore[override, misc]
     """`Qwen2VLVisionBlock` under reduction."""
 
     host_class = Qwen2VLVisionBlock
@@ -131,11 +116,6 @@ class ReducedQwen3VLVisionBlock(_ReducedPackedBlock, Qwen3VLVisionBlock):  # typ
 
     host_class = Qwen3VLVisionBlock
     attention_class = Qwen3VLVisionAttention
-
-
-def _hand_stamp(source: Tensor, target: Tensor) -> None:
-    if hasattr(source, STAMP):
-        setattr(target, STAMP, getattr(source, STAMP))
 
 
 class PackedImages:
