@@ -1,4 +1,4 @@
-"""What towers of packed images share: their layers get the images of one size in one sequence (Pixtral, Qwen-VL)."""
+"""Layers of towers that get the images of one size in one sequence: Pixtral and Qwen-VL."""
 
 from __future__ import annotations
 
