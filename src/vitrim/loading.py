@@ -363,11 +363,16 @@ def has_weights(folder: Path) -> bool:
 
 
 def _hf_class(transformers: Any, config: Any) -> Any:
-    """The class the model was saved as if images alone can be given to it, else the classifier of its kind."""
+    """The class the model was saved as if images, or prompts with images, can be given to it, else one of its kind."""
+    from vitrim.core.registry import reads_prompts
+
     for name in config.architectures or ():
         kind = getattr(transformers, name, None)
-        if kind is not None and kind.main_input_name == "pixel_values":
+        if kind is not None and (kind.main_input_name == "pixel_values" or reads_prompts(kind)):
             return kind
+    prompted = transformers.AutoModelForImageTextToText._model_mapping
+    if type(config) in prompted and reads_prompts(prompted[type(config)]):
+        return prompted[type(config)]
     classifier = transformers.AutoModelForImageClassification
     return classifier if type(config) in classifier._model_mapping else transformers.AutoModel
 

@@ -43,6 +43,33 @@ class VisionLanguage:
         return 1
 
     @classmethod
+    def language(cls, model: nn.Module) -> list[nn.Module]:
+        """The parts of ``model`` that read a prompt: the language model, and its head if there is one."""
+        raise NotImplementedError
+
+    @classmethod
+    def connector(cls, model: nn.Module) -> list[nn.Module]:
+        """The parts of the connector that lie in the tower; what lies in neither is the connector's anyway."""
+        return []
+
+    @classmethod
+    def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
+        """The places that each of ``images`` (B, n, C, H, W) has in a prompt of the unreduced model."""
+        raise NotImplementedError
+
+    @classmethod
+    def prompts(cls, model: nn.Module, images: Tensor, text: int, places: int) -> dict[str, Any]:
+        """The inputs of ``model`` for prompts of one text and some images, to be run as the first step of generation.
+
+        Args:
+            model: reduced or not.
+            images: (B, n, C, H, W), n images for each of B prompts.
+            text: tokens of the text, at least n: some stand before every image.
+            places: those of an image, `image_tokens`.
+        """
+        raise NotImplementedError
+
+    @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
         """Let prompts follow the images. ``trace`` is shared by the blocks of the tower."""
         raise NotImplementedError
@@ -147,6 +174,26 @@ def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
     side = isqrt(patches)
     rows, columns = places // side // cell, places % side // cell
     return rows * (side // cell) + columns
+
+
+def prompt_rows(images: Tensor, text: int, places: int, word: int, placeholder: int) -> Tensor:
+    """(B, ``text`` + n ``places``) int64: prompts with the text in equal parts before, between and behind the images.
+
+    Args:
+        images: (B, n, C, H, W).
+        text: its tokens, each a ``word``.
+        places: of an image, each a ``placeholder``.
+
+    Example:
+        >>> prompt_rows(torch.zeros(1, 2, 3, 8, 8), 4, 2, word=7, placeholder=1)
+        tensor([[7, 7, 1, 1, 7, 1, 1, 7]])
+    """
+    number = images.shape[1]
+    row: list[int] = []
+    for part in range(number + 1):
+        row += [word] * (text // (number + 1) + (part < text % (number + 1)))
+        row += [placeholder] * (places if part < number else 0)
+    return torch.tensor(row, device=images.device).expand(len(images), -1).contiguous()
 
 
 FILL: Mapping[str, int] = {"labels": -100}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,14 @@ class Llava(HuggingFaceVLM):
         return _layers(model, given)
 
     @classmethod
+    def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        given = super().image_inputs(model, images)
+        if "image_sizes" in inspect.signature(cls.tower(model).forward).parameters:  # Pixtral's
+            sizes = torch.tensor(images.shape[-2:], device=images.device)
+            given["image_sizes"] = sizes.expand(len(given["pixel_values"]), 2)
+        return given
+
+    @classmethod
     def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
         # the places of packed images are counted behind the projector
         return given.get("image_sizes") is not None or super().reads_all(model, given)
@@ -69,6 +78,7 @@ class PaliGemma(HuggingFaceVLM):
 
     name = "PaliGemma"
     stacks = True
+    types = "token_type_ids"
 
 
 @register_vision_language(
@@ -80,6 +90,7 @@ class Gemma3(HuggingFaceVLM):
 
     name = "Gemma 3"
     stacks = True
+    types = "token_type_ids"
 
     @classmethod
     def cell(cls, model: Any) -> int:
@@ -110,6 +121,10 @@ class Idefics3(HuggingFaceVLM):
     @classmethod
     def cell(cls, model: Any) -> int:
         return model.config.scale_factor  # type: ignore[no-any-return]
+
+    @classmethod
+    def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        return {"pixel_values": images}
 
     @classmethod
     def images(cls, output: Any, number: int) -> list[Tensor]:
@@ -166,10 +181,28 @@ class _Qwen(HuggingFaceVLM):
 
     tower_name = "visual"
     cell_by_cell = True
+    types = "mm_token_type_ids"
 
     @classmethod
     def cell(cls, model: Any) -> int:
         return cls.base(model).visual.spatial_merge_size  # type: ignore[no-any-return]
+
+    @classmethod
+    def connector(cls, model: Any) -> list[nn.Module]:
+        tower = cls.base(model).visual
+        return [tower.merger, *getattr(tower, "deepstack_merger_list", [])]
+
+    @classmethod
+    def image_inputs(cls, model: Any, images: Tensor) -> dict[str, Tensor]:
+        # an image is a clip of equal frames; patches stand cell by cell
+        config = cls.base(model).visual.config
+        side, cell = config.patch_size, config.spatial_merge_size
+        rows, columns = images.shape[-2] // side, images.shape[-1] // side
+        shape = (-1, images.shape[-3], rows // cell, cell, side, columns // cell, cell, side)
+        patches = images.reshape(shape).permute(0, 2, 5, 3, 6, 1, 4, 7).flatten(0, 4)  # (patches, C, side, side)
+        clips = patches.unsqueeze(2).expand(-1, -1, config.temporal_patch_size, -1, -1)
+        grid = torch.tensor([1, rows, columns], device=images.device)
+        return {"pixel_values": clips.flatten(1), "image_grid_thw": grid.repeat(images.shape[:2].numel(), 1)}
 
     @classmethod
     def positioned(cls, model: nn.Module, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
