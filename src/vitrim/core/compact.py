@@ -27,6 +27,10 @@ class VisionLanguage:
 
     name: ClassVar[str] = ""
     """Name of the family in the documentation; its docstring says what it is."""
+    in_cells: ClassVar[bool] = False
+    """The connector makes one token of a square of patches, so these are reduced as wholes; see `cell`."""
+    refused: ClassVar[bool] = False
+    """`check` refuses every model of the family."""
 
     @classmethod
     def tower(cls, model: nn.Module) -> nn.Module:

@@ -192,6 +192,7 @@ def _map(output: Any, change: Any) -> Any:
 class _QwenTower(TransformersHost):
     """Cells of 2 x 2 patches are reduced as wholes, so that the merger behind reads what it would of equal cells."""
 
+    in_cells = True
     heads = ("grid",)
     hook_class = NoMapsHook
     layers_name = "blocks"

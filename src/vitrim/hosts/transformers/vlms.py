@@ -89,6 +89,7 @@ class Gemma3(HuggingFaceVLM):
     """A mean over cells of patches, 4 x 4 in the published models, which are reduced as wholes."""
 
     name = "Gemma 3"
+    in_cells = True
     stacks = True
     types = "token_type_ids"
 
@@ -116,6 +117,7 @@ class Idefics3(HuggingFaceVLM):
     """A pixel shuffle joins cells of patches, which are reduced as wholes, on images without padding."""
 
     name = "Idefics3, SmolVLM"
+    in_cells = True
     tower_name = "vision_model"
 
     @classmethod
@@ -141,6 +143,7 @@ class InternVL(HuggingFaceVLM):
     """A pixel shuffle joins cells of 2 x 2 patches, which are reduced as wholes."""
 
     name = "InternVL"
+    in_cells = True
     stacks = True
 
     @classmethod
@@ -164,6 +167,7 @@ class LlavaNext(HuggingFaceVLM):
     """Refused: tiles are put together as a map, cut to the shape of the image, and get a token after every row."""
 
     name = "LLaVA-NeXT, LLaVA-OneVision"
+    refused = True
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -180,6 +184,7 @@ class _Qwen(HuggingFaceVLM):
     """
 
     tower_name = "visual"
+    in_cells = True
     cell_by_cell = True
     types = "mm_token_type_ids"
 
@@ -257,6 +262,7 @@ class Qwen25VL(_Qwen):
     """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches."""
 
     name = "Qwen2.5-VL"
+    refused = True
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
