@@ -62,7 +62,7 @@ def methods(given: argparse.Namespace) -> None:
         "data": {"source": given.data[0], "split": given.split.get(""), "images": len(records[0])}
         | {"batch_size": given.batch_size},
     }
-    write_reports(given.out, records, given.rate, found)
+    write_reports(given.out, records, given.report or given.rate, found)
 
 
 def data(given: argparse.Namespace) -> None:
@@ -136,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--checkpoint", type=Path, help="weights of the model")
     parser.add_argument("--method", action="append", help="only these; may repeat")
     parser.add_argument("--rate", type=float, action="append", help="keep rate; may repeat; default: all four")
+    parser.add_argument("--report", type=float, action="append", help="`methods`: reports of these rates; default: all")
     parser.add_argument("--limit", type=int, help="so many images, spread evenly; default: all")
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--threads", type=int, default=2)

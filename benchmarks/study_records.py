@@ -1,4 +1,4 @@
-"""Records of a study: gathered method by method into a folder, so that a part that was stopped goes on where it did.
+"""Records of a study: gathered some settings at a time into a folder, so that a part that was stopped goes on.
 
 A record is a file ``record_METHOD_RATE.npz``, as `vitrim analyze` writes it, of one model under one setting on the same
 images. A folder holds records of one model, one data set and one number of images; others are refused.
@@ -28,6 +28,10 @@ RATES = (0.25, 0.5, 0.7, 0.9)
 SCHEDULED = {"keep_rate", "blocks", "rule"}
 SETTINGS = "settings.json"
 DENSE = "dense"
+MASKS = 255
+"""Classes that masks of 8 bits can have, for data that does not say: masks are not read."""
+TOGETHER = 13
+"""Settings in one pass, beside the dense model: so many records are in memory at once, and lost when it is stopped."""
 
 
 def names_of(only: Sequence[str] | None) -> list[str]:
@@ -57,7 +61,8 @@ def images_of(source: str, task: str | None, split: str | None) -> ImageDataset:
     """
     if task is not None and task not in TASKS:
         raise VitrimError(f"no task '{task}' of data; valid: {', '.join(TASKS)}")
-    found = load_data(source, task=task, split=split)
+    options = {"num_classes": MASKS} if task == "segmentation" else {}
+    found = load_data(source, task=task, split=split, **options)
     if isinstance(found, ImageDataset):
         return found
     return ImageDataset(found.images, [0] * len(found), source=source, split=found.split)
@@ -91,28 +96,27 @@ class Shelf:
         """
         self._check()
         self.dataset.transform = eval_transform(model)
-        found = [self._dense(model)]
-        for name in names:
-            missing = [rate for rate in rates if not self._file(name, rate).is_file()]
-            if missing:
-                self._make(model, name, missing)
-            found += [Record.load(self._file(name, rate)) for rate in rates]
-        return found
+        wanted = [(name, rate) for name in names for rate in rates]
+        missing = [setting for setting in wanted if not self._file(*setting).is_file()]
+        for start in range(0, len(missing), TOGETHER):
+            self._make(model, missing[start : start + TOGETHER])
+        return [self._dense(model), *(Record.load(self._file(*setting)) for setting in wanted)]
 
-    def _make(self, model: nn.Module, name: str, rates: Sequence[float]) -> None:
-        configs = {rate: scheduled(model, name, rate) for rate in rates}
-        made = self._pass(model, list(configs.values()))
-        for rate, config in configs.items():
+    def _make(self, model: nn.Module, settings: Sequence[tuple[str, float]]) -> None:
+        configs = [scheduled(model, *setting) for setting in settings]
+        made = self._pass(model, configs)
+        if not self._file(DENSE).is_file():
+            made[DENSE].save(self._file(DENSE))
+        for (name, rate), config in zip(settings, configs, strict=True):
             record = made[config.describe()]
             header = {**record.header, "method": f"{name}:{rate}", "setting": record.method, "rate": rate}
             replace(record, header=header).save(self._file(name, rate))
-        print(f"{self.header['data']}: {name} at {', '.join(map(str, rates))}", flush=True)
+        print(f"{self.header['data']}: {', '.join(f'{name} {rate}' for name, rate in settings)}", flush=True)
 
     def _dense(self, model: nn.Module) -> Record:
-        file = self.folder / "record_dense.npz"
-        if not file.is_file():
-            self._pass(model, [])[DENSE].save(file)
-        return Record.load(file)
+        if not self._file(DENSE).is_file():
+            self._pass(model, [])[DENSE].save(self._file(DENSE))
+        return Record.load(self._file(DENSE))
 
     def _pass(self, model: nn.Module, configs: Sequence[MethodConfig]) -> dict[str, Record]:
         read = batches(self.dataset, self.batch_size, limit=self.limit)
@@ -124,8 +128,8 @@ class Shelf:
     def _count(self) -> int:
         return len(self.dataset) if self.limit is None else min(self.limit, len(self.dataset))
 
-    def _file(self, name: str, rate: float) -> Path:
-        return self.folder / f"record_{name}_{rate}.npz"
+    def _file(self, name: str, rate: float | None = None) -> Path:
+        return self.folder / (f"record_{name}.npz" if rate is None else f"record_{name}_{rate}.npz")
 
     def _check(self) -> None:
         """Write what the records are of beside them; refuse a folder that says something else."""

@@ -29,6 +29,8 @@ from vitrim.plots.style import SMALL, TEXT, below, colours, markers, method_of, 
 
 DENSE, TOPK, KMEDOIDS = "dense", "topk", "kmedoids"
 FIXED = ("l1", "l2", "linf", "random")
+MOST = 100
+"""Rows of a table that is written out in Markdown."""
 MAPS = {
     "kl_bits_ab": kl_bits,
     "kl_bits_ba": lambda a, b: kl_bits(b, a),
@@ -51,7 +53,9 @@ def write_parts(folder: Path, tables: Sequence[Table], figures: Mapping[str, Any
     lines = ["# Tables of the study"]
     for table in tables:
         write_text(folder / "tables" / f"{table.name}.csv", table.csv())
-        lines += ["", f"## {table.title}", "", f"{len(table.rows)} rows: tables/{table.name}.csv", "", *markdown(table)]
+        lines += ["", f"## {table.title}", "", f"{len(table.rows)} rows: tables/{table.name}.csv"]
+        if len(table.rows) <= MOST:
+            lines += ["", *markdown(table)]
     for name, figure in figures.items():
         save(figure, folder / "figures" / f"{name}.png")
     write_text(folder / "study.md", "\n".join(lines) + "\n")
@@ -191,7 +195,7 @@ def draw_accuracy(table: Table) -> Any:
         axis.axhline(dense, color="black", linewidth=1)
         axis.set_title("pruning; fixed and random dashed" if shown is pruning else "merging", fontsize=TEXT)
         axis.set_xlabel("keep rate per stage", fontsize=TEXT)
-        axis.set_ylim(0, 1.05 * max(dense, *(row["top1"] for row in rows)))
+        axis.set_ylim(0, 1.05 * max(1.0, dense, *(row["top1"] for row in rows)))
     axes[0].set_ylabel("top-1 accuracy, % (black: dense)", fontsize=TEXT)
     below(figure, list(handles.values()), 5)
     return figure
@@ -206,7 +210,10 @@ def averaged(record: Record) -> Pattern:
 
 
 def across_data(groups: Mapping[str, Sequence[Record]]) -> Table:
-    """Likeness of averaged maps of depth: the same setting on two data sets, and two methods on one data set."""
+    """Likeness of averaged maps of depth: the same setting on two data sets, and two methods on one data set.
+
+    Fixed patterns are left out of the first: they are the same on all data, and so are random ones of one seed.
+    """
     columns = ("compared", "method_a", "data_a", "method_b", "data_b", "rate", "images_a", "images_b", *MAPS)
     maps = {
         (data, record.name): (record, averaged(record).mean.reshape(record.header["grid"]))
@@ -216,9 +223,11 @@ def across_data(groups: Mapping[str, Sequence[Record]]) -> Table:
     }
     rows: list[tuple[Any, ...]] = []
     for ((data_a, name_a), (a, one)), ((data_b, name_b), (b, other)) in combinations(maps.items(), 2):
-        if a.header["rate"] != b.header["rate"] or (name_a != name_b and data_a != data_b):
+        same = method_of(name_a) == method_of(name_b)
+        alike = method_of(name_a) in FIXED if same else data_a != data_b
+        if a.header["rate"] != b.header["rate"] or alike:
             continue
-        compared = "data sets" if name_a == name_b else "methods"
+        compared = "data sets" if same else "methods"
         measures = [measure(one, other) for measure in MAPS.values()]
         key = (compared, method_of(name_a), data_a, method_of(name_b), data_b, a.header["rate"])
         rows.append((*key, len(a), len(b), *measures))
@@ -249,12 +258,12 @@ def draw_maps(groups: Mapping[str, Sequence[Record]], rate: float) -> Any:
     figure = sheet(1.55 * len(found) + 1.6, 1.5 * len(names) + 0.3)
     axes = figure.subplots(len(names), len(found), squeeze=False)
     sides = {data: records[0].header["grid"] for data, records in groups.items()}
-    for row, name in zip(axes, names, strict=True):
+    for number, (row, name) in enumerate(zip(axes, names, strict=True)):
         limits = [(float(own[name].mean.min()), float(own[name].mean.max())) for own in found.values()]
         span = (min(low for low, _ in limits), max(high for _, high in limits))
         for axis, (data, own) in zip(row, found.items(), strict=True):
             image = heat(axis, own[name].mean.reshape(sides[data]), limits=span)
-            if row is axes[0]:
+            if number == 0:
                 axis.set_title(data, fontsize=TEXT)
         row[0].set_ylabel(method_of(name), fontsize=TEXT)
         figure.colorbar(image, ax=row.tolist(), shrink=0.85, aspect=12).ax.tick_params(labelsize=SMALL)
