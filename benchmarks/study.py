@@ -58,7 +58,7 @@ def methods(given: argparse.Namespace) -> None:
     write_parts(given.out, tables, {"accuracy": draw_accuracy(tables[0])})
     found = {
         "environment": common.environment(seed=0),
-        "models": [{"model": model, "weights": given.checkpoint or "its own", "model_options": {}}],
+        "models": [{"model": model, "weights": str(given.checkpoint or "its own"), "model_options": {}}],
         "data": {"source": given.data[0], "split": given.split.get(""), "images": len(records[0])}
         | {"batch_size": given.batch_size},
     }
