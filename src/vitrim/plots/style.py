@@ -39,6 +39,8 @@ ORDER = (
 )
 """Methods by their colours: those that are often compared come first. Others take colours behind them."""
 MARKERS = "osD^vP*X<>p"
+APART = 3
+"""Markers from one shade of a colour to the next."""
 BOUND, CHANCE = (0, (5, 2)), (0, (1, 1.5))
 """Dashes of lower bounds and of chance levels."""
 SMALL, TEXT, TITLE = 8, 9, 10
@@ -90,18 +92,19 @@ def _colour(place: int) -> str:
 
 
 def markers(names: Iterable[str]) -> dict[str, str]:
-    """The marker of every record by its name: settings of one method differ.
+    """The marker of every record by its name: settings of one method differ, and so do shades of one colour.
 
     Example:
-        >>> markers(["tome:r=4", "tome:r=8", "topk"])
-        {'tome:r=4': 'o', 'tome:r=8': 's', 'topk': 'o'}
+        >>> markers(["tome:r=4", "tome:r=8", "topk", "mctf:r=4"])
+        {'tome:r=4': 'o', 'tome:r=8': 's', 'topk': 'o', 'mctf:r=4': '^'}
     """
     seen: dict[str, int] = {}
     found = {}
     for name in dict.fromkeys(names):
         place = seen.get(method_of(name), 0)
         seen[method_of(name)] = place + 1
-        found[name] = MARKERS[place % len(MARKERS)]
+        shade = ORDER.index(method_of(name)) // len(OKABE_ITO) if method_of(name) in ORDER else 0
+        found[name] = MARKERS[(place + APART * shade) % len(MARKERS)]
     return found
 
 
