@@ -88,7 +88,10 @@ def _colour(place: int) -> str:
 
     light = SHADES[place // len(OKABE_ITO) % len(SHADES)]
     white = max(0.0, light - 1.0)
-    return to_hex([min(light, 1.0) * part * (1 - white) + white for part in to_rgb(OKABE_ITO[place % len(OKABE_ITO)])])
+    red, green, blue = (
+        min(light, 1.0) * part * (1 - white) + white for part in to_rgb(OKABE_ITO[place % len(OKABE_ITO)])
+    )
+    return to_hex((red, green, blue))
 
 
 def markers(names: Iterable[str]) -> dict[str, str]:
