@@ -197,6 +197,30 @@ def trimmed(given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler
     return out
 
 
+def check_prompt(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse a prompt whose inputs called ``names`` are not about the same tokens.
+
+    Raises:
+        VitrimError: ``input_ids`` of other axes than (B, L), a mask with rows and columns, or another length than L; a
+            mask may have more, of tokens in the cache.
+
+    Example:
+        >>> check_prompt({"input_ids": torch.zeros(1, 5), "labels": torch.zeros(1, 5)}, ["input_ids", "labels"])
+    """
+    ids = given["input_ids"]
+    if ids.dim() != 2:
+        raise VitrimError(f"expected input_ids (B, L) beside pixel_values, got {tuple(ids.shape)}")
+    length = ids.shape[1]
+    _past(given.get("attention_mask"), length)
+    for name in names:
+        value = given.get(name)
+        if not isinstance(value, Tensor):
+            continue
+        own = value.shape[-1] if value.dim() else 0
+        if own < length or (own > length and name != "attention_mask"):
+            raise VitrimError(f"expected {name} for the {length} tokens of input_ids, got {own}")
+
+
 def _past(mask: Any, length: int) -> tuple[Tensor | None, Tensor | None]:
     """The part of a mask that is about tokens in the cache, and that about the ``length`` tokens given.
 

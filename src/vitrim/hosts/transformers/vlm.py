@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.compact import Survivors, VisionLanguage, kept_in_prompt, survivors, trimmed
+from vitrim.core.compact import Survivors, VisionLanguage, check_prompt, kept_in_prompt, survivors, trimmed
 from vitrim.core.reduce import get_reduction, reduced_parts
 from vitrim.core.trace import Trace
 from vitrim.errors import VitrimError
@@ -150,6 +150,9 @@ class HuggingFaceVLM(VisionLanguage):
                 "a compact model needs input_ids beside pixel_values, to know which tokens of the prompt stand for "
                 "images; inputs_embeds do not say"
             )
+        check_prompt(given, PER_TOKEN)
+        if not len(given["pixel_values"]):
+            raise VitrimError("pixel_values holds no image: leave it out where a prompt has none")
         return True
 
     @classmethod
