@@ -63,6 +63,7 @@ PICTURES: dict[str, list[tuple[str, str]]] = {
         ("theta >= 0.9", "atm:alpha=1.0,beta=0.014,theta_min=0.9,granularity=image"),
         ("theta >= 0.8", "atm:alpha=0.985,beta=0.05,theta_min=0.8,granularity=image"),
     ],
+    "algm": [("0.88", "algm:threshold=0.88"), ("0.6", "algm:threshold=0.6")],
     "mctf": [("r = 4", "mctf:r=4"), ("r = 7", "mctf:r=7")],
     "pitome": [("keep 0.92", "pitome:keep_rate=0.92"), ("keep 0.84", "pitome:keep_rate=0.84")],
     "tofu": [("keep 0.92", "tofu:keep_rate=0.92"), ("keep 0.84", "tofu:keep_rate=0.84")],
