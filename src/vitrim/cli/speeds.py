@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
 PROMPT = "image_tokens"
-"""The columns of a prefill."""
+"""A column that only rows of a prefill have."""
 ALONE = "eager", "compile"
 """Engines that need no column, no engine being compared with another."""
 
