@@ -1,178 +1,153 @@
-"""Does the likeness of features tell how accurate a method is? Every training-free method at four cuts of its MACs.
+"""The study of "Which Tokens to Use?" on models at hand: one command per part, each of which goes on where it stopped.
 
-    python benchmarks/study.py --data CIFAR --json study.json --figure docs/images/study_proxies.png
+    python benchmarks/study.py methods --data CIFAR --split test --out study/cifar10
+    python benchmarks/study.py methods --data PHOTOS --model vit_tiny_patch16_224 --checkpoint WEIGHTS \\
+        --out study/photos
+    python benchmarks/study.py data --model vit_tiny_patch16_224 --checkpoint WEIGHTS --data photos=PHOTOS \\
+        --data cifar10=CIFAR --split cifar10=test --data camvid=CAMVID --task camvid=segmentation --out study/data
+    python benchmarks/study.py capacity --model run:runs/small --model vitrim:cifar10_vit --data CIFAR --split test \\
+        --out study/capacity
+    python benchmarks/study.py proxies --data CIFAR --json study/proxies.json --figure study/proxies.png
 
-"Which Tokens to Use?" finds that the class token's distance from the dense model's predicts accuracy, while
-the patterns of which tokens stay do not. Here its distances are taken between what the classifier of the reference
-checkpoint reads with and without each method, over the same test images, and ranked against top-1: over all settings,
-and within each cut, where the MACs no longer tell settings apart. Amounts are matched on 64 training images, as in
-benchmarks/cifar10.py. The bootstrap resamples settings; settings of one method are not independent, so intervals are
-too narrow.
+`methods`: every method that needs no training and can keep a share of the patches at three blocks, at four keep rates:
+accuracy, patterns across rates, rank correlations of likeness to an anchor with accuracy, and for each rate the report
+of `vitrim analyze` over all methods. `data`: averaged maps of depth of one model on several data sets; labels are not
+read. `capacity`: patterns of the same setting in several models of one grid and depth. `proxies`: likeness to the dense
+model against accuracy at equal MACs, see study_proxies.py.
+
+The first three keep a record per method and rate in `--out`, and read those that are there instead of running the model
+again. Tables are in `tables/`, figures in `figures/`, and `study.md` has the tables as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
-from cifar10 import CUTS, candidates, settings, some_images
-from vitrim.analysis.collect import collect
-from vitrim.analysis.features import cka, procrustes, pwcca
+import study_proxies
+from study_records import RATES, Shelf, images_of, names_of
+from study_tables import (
+    accuracy,
+    across_data,
+    across_models,
+    across_rates,
+    anchored,
+    draw_accuracy,
+    draw_maps,
+    means,
+    write_parts,
+    write_reports,
+)
 from vitrim.analysis.record import Record
-from vitrim.analysis.statistics import spearman_ci, spearman_kendall
 from vitrim.cli import common
-from vitrim.data import batches, eval_transform, load_images
-from vitrim.errors import ReductionWarning
-from vitrim.loading import load_reference
+from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.loading import create_model
 
-Row = dict[str, Any]
-
-MEASURES = {
-    "procrustes": "Procrustes",
-    "cka": "CKA distance",
-    "pwcca": "PWCCA distance",
-    "cosine": "cosine distance",
-    "kl": "KL of the predictions",
-}
-"""Distances from the dense model; higher is further."""
+REFERENCE = "vitrim:cifar10_vit"
 
 
-def rows_of_cut(model: nn.Module, cut: float, given: argparse.Namespace) -> list[Row]:
-    """A row for every method that makes the cut: its top-1 and how far its features are from the dense model's."""
-    chosen = settings(model, candidates(given.method), some_images(model, given.data), cut)
-    dataset = load_images(given.data, split="test")
-    dataset.transform = eval_transform(model)
-    read = batches(dataset, given.batch_size, limit=given.limit)
-    found = collect(model, [config.describe() for config in chosen.values()], read, blocks=[], patterns=False)
-    dense = found.pop("dense")
-    return [_row(record, dense, cut) for record in found.values()]
-
-
-def _row(record: Record, dense: Record, cut: float) -> Row:
-    own, other = record.feature(None), dense.feature(None)
-    correct = record.correct()
-    assert correct is not None
-    return {
-        "method": record.method,
-        "cut": cut,
-        "images": len(record),
-        "feature_images": len(own),
-        "top1": 100 * float(correct.mean()),
-        "procrustes": procrustes(other, own),
-        "cka": cka(other, own),
-        "pwcca": pwcca(other, own),
-        "cosine": 1 - float(record.arrays["head_cosine"].mean()),
-        "kl": float(record.arrays["kl"].mean()),
+def methods(given: argparse.Namespace) -> None:
+    """All methods on one data set."""
+    model, records = gathered(given, given.models[0], given.data[0], given.out / "records")
+    tables = [accuracy(records), *across_rates(records), anchored(records)]
+    write_parts(given.out, tables, {"accuracy": draw_accuracy(tables[0])})
+    found = {
+        "environment": common.environment(seed=0),
+        "models": [{"model": model, "weights": str(given.checkpoint or "its own"), "model_options": {}}],
+        "data": {"source": given.data[0], "split": given.split.get(""), "images": len(records[0])}
+        | {"batch_size": given.batch_size},
     }
+    write_reports(given.out, records, given.report or given.rate, found)
 
 
-def correlations(rows: Sequence[Row]) -> list[Row]:
-    """Rank correlations of every distance with top-1: over all rows, and over those of each cut."""
-    groups = {"all": list(rows)} | {
-        f"{cut:.0%}": [row for row in rows if row["cut"] == cut] for cut in dict.fromkeys(row["cut"] for row in rows)
-    }
-    found = []
-    for name, group in groups.items():
-        top1 = [row["top1"] for row in group]
-        for measure in MEASURES:
-            values = [row[measure] for row in group]
-            ranks = spearman_kendall(values, top1)
-            low, high = spearman_ci(np.stack([values, top1], axis=1))
-            found.append(
-                {
-                    "cut": name,
-                    "measure": measure,
-                    "settings": len(group),
-                    "spearman": ranks.spearman,
-                    "low": float(low),
-                    "high": float(high),
-                    "kendall": ranks.kendall,
-                }
-            )
-    return found
+def data(given: argparse.Namespace) -> None:
+    """One model on several data sets, told apart by the names in front of their paths."""
+    groups: dict[str, Sequence[Record]] = {}
+    for text in given.data:
+        name, equals, source = text.partition("=")
+        if not equals:
+            raise VitrimError(f"a data set of this part has a name, as in photos=PATH; got '{text}'")
+        _, groups[name] = gathered(given, given.models[0], source, given.out / "records" / name, name)
+    if len(groups) < 2:
+        raise VitrimError("give two data sets or more")
+    table = across_data(groups)
+    short = [means(table, ("compared", "rate", "method_a")), means(table, ("compared", "rate"))]
+    pairs = means(table, ("compared", "rate", "data_a", "data_b"))
+    figures = {f"maps_{rate}": draw_maps(groups, rate) for rate in given.rate}
+    write_parts(given.out, [*short, pairs, table], figures)
 
 
-def markdown(found: Sequence[Row]) -> str:
-    """A table with a row per distance and a column per group of settings: Spearman's rho, interval, Kendall's tau."""
-    groups = list(dict.fromkeys((row["cut"], row["settings"]) for row in found))
-    lines = [
-        f"| distance | {' | '.join(f'{name} ({number} settings)' for name, number in groups)} |",
-        "|" + "---|" * (len(groups) + 1),
-    ]
-    for measure, title in MEASURES.items():
-        cells = [
-            f"{row['spearman']:.2f} [{row['low']:.2f}, {row['high']:.2f}], {row['kendall']:.2f}"
-            for row in found
-            if row["measure"] == measure
-        ]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def capacity(given: argparse.Namespace) -> None:
+    """Several models on one data set."""
+    groups = {}
+    for name in given.models:
+        _, groups[name] = gathered(
+            given, name, given.data[0], given.out / "records" / Path(name).name.replace(":", "_")
+        )
+    if len(groups) < 2:
+        raise VitrimError("give two models or more")
+    write_parts(given.out, [*across_models(groups), *map(accuracy, groups.values())], {})
 
 
-def figure(rows: Sequence[Row], path: Path) -> None:
-    """Top-1 over the Procrustes distance, one colour per method and one marker per cut."""
-    import matplotlib
+def gathered(
+    given: argparse.Namespace, name: str, source: str, folder: Path, key: str = ""
+) -> tuple[str, list[Record]]:
+    """The records of one model on one data set, whose ``key`` tells its options apart."""
+    model = create_model(name, checkpoint=given.checkpoint)
+    task, split = given.task.get(key), given.split.get(key)
+    header = {"model": name, "data": key or source}
+    shelf = Shelf(folder, header, images_of(source, task, split), given.limit, given.batch_size, labelled=not key)
+    return name, shelf.gather(model, names_of(given.method), given.rate)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    from vitrim.plots.style import MARKERS, colours
+def named(texts: Sequence[str] | None) -> dict[str, str]:
+    """Values by the name of their data set; one without a name is under the empty one.
 
-    names = list(dict.fromkeys(row["method"].partition(":")[0] for row in rows))
-    colour, marker = colours(names), dict(zip(sorted({row["cut"] for row in rows}), MARKERS, strict=False))
-    drawn, axis = plt.subplots(figsize=(8.4, 5.0), layout="constrained")
-    for row in rows:
-        own = colour[row["method"].partition(":")[0]]
-        axis.scatter(row["procrustes"], row["top1"], color=own, marker=marker[row["cut"]], s=42)
-    for name in names:
-        axis.scatter([], [], color=colour[name], marker="o", label=name)
-    for cut, shape in marker.items():
-        axis.scatter([], [], color="black", marker=shape, label=f"{cut:.0%} fewer MACs")
-    axis.set_xlabel("Procrustes distance from the dense model's class token, in front of the classifier")
-    axis.set_ylabel("top-1 accuracy, %")
-    axis.set_title("CIFAR-10 ViT, without retraining", fontsize=10)
-    axis.grid(alpha=0.3)
-    drawn.legend(fontsize=8, loc="outside right upper")
-    drawn.savefig(path, dpi=110)
-    plt.close(drawn)
+    Example:
+        >>> named(["test", "camvid=val"])
+        {'': 'test', 'camvid': 'val'}
+    """
+    pairs = (text.rpartition("=") for text in texts or ())
+    return {name: value for name, _, value in pairs}
+
+
+PARTS = {"methods": methods, "data": data, "capacity": capacity}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Collect, correlate, and write the record after every cut; `--from` draws and prints a record again."""
+    """Run one part."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["proxies"]:
+        study_proxies.main(words[1:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="CIFAR-10 with its splits, as for vitrim eval")
-    parser.add_argument("--from", dest="record", type=Path, help="a record of this program; nothing is run")
+    parser.add_argument("part", choices=[*PARTS, "proxies"])
+    parser.add_argument(
+        "--data", action="append", required=True, help="as for vitrim eval; of `data` NAME=PATH, repeated"
+    )
+    parser.add_argument("--split", action="append", help="of the data; of `data` NAME=SPLIT; may repeat")
+    parser.add_argument("--task", action="append", help="of `data`: NAME=segmentation or NAME=detection; may repeat")
+    parser.add_argument("--model", dest="models", action="append", help=f"default: {REFERENCE}; `capacity`: repeated")
+    parser.add_argument("--checkpoint", type=Path, help="weights of the model")
     parser.add_argument("--method", action="append", help="only these; may repeat")
-    parser.add_argument("--cut", type=float, action="append", help="e.g. 0.5; may repeat; default: all four")
-    parser.add_argument("--limit", type=int, help="so many test images; default: all")
-    parser.add_argument("--batch-size", type=int, default=100)
+    parser.add_argument("--rate", type=float, action="append", help="keep rate; may repeat; default: all four")
+    parser.add_argument("--report", type=float, action="append", help="`methods`: reports of these rates; default: all")
+    parser.add_argument("--limit", type=int, help="so many images, spread evenly; default: all")
+    parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--figure", type=Path)
-    parser.add_argument("--json")
-    given = parser.parse_args(arguments)
-    if (given.data is None) == (given.record is None):
-        parser.error("give --data to run the study, or --from to show a record")
-    rows: list[Row] = json.loads(given.record.read_text())["rows"] if given.record else []
-    if given.data:
-        common.set_threads(given.threads)
-        torch.manual_seed(0)
-        warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
-        model = load_reference("cifar10_vit")
-        for cut in given.cut or CUTS:
-            rows += rows_of_cut(model, cut, given)
-            common.write_json(given.json, {"environment": common.environment(seed=0), "rows": rows})
-            print(f"{cut:.0%} fewer MACs: {sum(row['cut'] == cut for row in rows)} methods", flush=True)
-    print(markdown(correlations(rows)))
-    if given.figure is not None:
-        figure(rows, given.figure)
+    parser.add_argument("--out", type=Path, required=True, help="folder of records, tables and figures")
+    given = parser.parse_args(words)
+    given.models, given.rate = given.models or [REFERENCE], given.rate or list(RATES)
+    given.split, given.task = named(given.split), named(given.task)
+    common.set_threads(given.threads)
+    torch.manual_seed(0)
+    warnings.simplefilter("ignore", ReductionWarning)  # merging cannot halve more than once in a block
+    PARTS[given.part](given)
 
 
 if __name__ == "__main__":

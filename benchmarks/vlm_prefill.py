@@ -3,23 +3,27 @@
     python benchmarks/vlm_prefill.py                      # a tiny and a realistic random model, one thread
     python benchmarks/vlm_prefill.py --size realistic --method tome:r=16 --rounds 9
 
-Both models are LLaVA's, untrained: shapes are all that counts. MACs are those of tower, projector and language model in
-one forward of a prompt with one image. Dense and compact run in turn, and the ratio is that of their best times; "kept"
-is the speed-up over the one that MACs promise.
+Both models are LLaVA's, untrained: shapes are all that counts. What is counted and timed is what `vitrim bench` does
+with a vision-language model: one forward of a prompt with one image, dense and compact in turn. "faster" is the median
+of the ratio within a round, with its quartiles; "kept" is that over what MACs promise. For a model of your own:
+
+    vitrim profile hf:FOLDER -m tome:r=8
+    vitrim bench hf:FOLDER -m tome:r=8 -b 1 --threads 1
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-import vitrim
+from vitrim.core.registry import parse_method
+from vitrim.measure.bench import measure, random_images
+from vitrim.measure.latency import Budget
+from vitrim.measure.prefill import Prefill
 
 TEXT_TOKENS = 32
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
@@ -34,8 +38,8 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def create(size: str) -> tuple[Any, dict[str, Tensor]]:
-    """A random model on 14 x 14 patches, and a prompt of one image."""
+def create(size: str) -> nn.Module:
+    """A random model on 14 x 14 patches."""
     torch.manual_seed(0)
     parts = SIZES[size]
     config = LlavaConfig(
@@ -43,32 +47,17 @@ def create(size: str) -> tuple[Any, dict[str, Tensor]]:
         text_config=LlamaConfig(**parts["text"], vocab_size=1000, pad_token_id=0),
         image_token_id=1,
     )
-    ids = torch.cat([torch.full((1, 196), 1), torch.full((1, TEXT_TOKENS), 7)], dim=1)
-    return LlavaForConditionalGeneration(config).eval(), {"input_ids": ids, "pixel_values": torch.randn(1, 3, 224, 224)}
-
-
-def macs_of(model: Any, prompt: dict[str, Tensor]) -> float:
-    with FlopCounterMode(display=False) as counter:
-        model(**prompt)
-    return counter.get_total_flops() / 2
-
-
-def seconds_of(model: Any, prompt: dict[str, Tensor]) -> float:
-    start = time.perf_counter()
-    model(**prompt)
-    return time.perf_counter() - start
+    return LlavaForConditionalGeneration(config).eval()
 
 
 def compare(size: str, method: str, rounds: int) -> str:
     """One row of the table."""
-    dense, prompt = create(size)
-    few, _ = create(size)
-    reduction = vitrim.reduce_(few, method, compact=True)
-    promised = macs_of(dense, prompt) / macs_of(few, prompt)
-    times = [(seconds_of(dense, prompt), seconds_of(few, prompt)) for _ in range(rounds)]
-    faster = min(pair[0] for pair in times) / min(pair[1] for pair in times)
-    tokens = f"196 -> {reduction.image_tokens[0]}"
-    return f"| {size} | {method} | {tokens} | {promised:.2f} | {faster:.2f} | {faster / promised:.2f} |"
+    model = Prefill(create(size), text=TEXT_TOKENS)
+    budget = Budget(min_rounds=rounds, min_seconds=0.0)
+    _, row = measure(model, {method: parse_method(method)}, random_images(model, 1), budget=budget)
+    faster = f"{row['speedup']:.2f} [{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}]"
+    tokens = f"{model.places} -> {row['image_tokens']:g}"
+    return f"| {size} | {method} | {tokens} | {row['promised_speedup']:.2f} | {faster} | {row['ratio']:.2f} |"
 
 
 def main() -> None:
@@ -80,9 +69,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print("| model | method | image tokens | promised by MACs | prefill faster | kept |\n|---|---|---|---|---|---|")
-    with torch.no_grad():
-        for size in options.size or SIZES:
-            print(compare(size, options.method, options.rounds), flush=True)
+    for size in options.size or SIZES:
+        print(compare(size, options.method, options.rounds), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from vitrim.core.registry import parse_method
@@ -23,6 +25,7 @@ try:
     import kernels
     import plain_loops
     import resolution
+    import study
     from lines import Lines
 finally:
     sys.path.remove(FOLDER)
@@ -121,3 +124,54 @@ def test_channels_are_proportional_attention() -> None:
     given = kernels.inputs(2, 2, 9, 16, torch.bfloat16, torch.device("cpu"))
     assert kernels.error("channels", given) < 1.5 * kernels.error("bias", given) < 0.05
     assert kernels.error("without sizes", given) > 0.1
+
+
+# ---- the study -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of four images each."""
+    root = tmp_path_factory.mktemp("photos")
+    draw = np.random.default_rng(0)
+    for place in range(8):
+        file = root / f"class{place % 2}" / f"{place}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(file)
+    return root
+
+
+def test_a_part_of_the_study_goes_on_where_it_stopped(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ["--method", "topk", "--method", "l2", "--rate", "0.5", "--threads", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(study, "write_reports", lambda *given: None)  # of vitrim analyze, which has its own tests
+    study.main(["methods", "--data", str(photos), *common, "--rate", "0.9", "--method", "tome"])
+    records = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "records").glob("*.npz")}
+    assert len(records) == 1 + 3 * 2
+    (tmp_path / "records" / "record_l2_0.9.npz").unlink()
+    study.main(["methods", "--data", str(photos), *common, "--rate", "0.9", "--method", "tome"])
+    again = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "records").glob("*.npz")}
+    assert {name for name, time in again.items() if records[name] != time} == {"record_l2_0.9.npz"}
+    accuracy = (tmp_path / "tables" / "accuracy.csv").read_text().splitlines()
+    assert [row.split(",")[:2] for row in accuracy[1:3]] == [["dense", ""], ["l2", "0.5"]]
+    assert (tmp_path / "figures" / "accuracy.png").is_file()
+    with pytest.raises(VitrimError, match="holds records of"):
+        study.main(["methods", "--data", str(photos), *common, "--limit", "4"])
+
+
+def test_data_sets_are_compared_by_their_maps(photos: Path, tmp_path: Path) -> None:
+    data = ["--data", f"one={photos}", "--data", f"other={photos}", "--method", "topk", "--method", "l2"]
+    study.main(["data", *data, "--rate", "0.5", "--threads", "1", "--out", str(tmp_path)])
+    rows = [row.split(",") for row in (tmp_path / "tables" / "maps.csv").read_text().splitlines()]
+    same = [dict(zip(rows[0], row, strict=True)) for row in rows[1:] if row[0] == "data sets"]
+    assert [(row["method_a"], row["data_a"], row["data_b"]) for row in same] == [("topk", "one", "other")]
+    assert float(same[0]["pcc"]) == pytest.approx(1)
+    assert float(same[0]["emd_patches"]) == pytest.approx(0, abs=1e-9)
+
+
+def test_data_without_a_name_is_refused(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitrimError, match="has a name, as in photos=PATH"):
+        study.main(["data", "--data", str(photos), "--out", str(tmp_path)])
+    with pytest.raises(VitrimError, match="'cropr' does not follow the study's schedule"):
+        study.main(["methods", "--data", str(photos), "--method", "cropr", "--out", str(tmp_path)])

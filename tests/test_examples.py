@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from dense_files import write_boxes_table
+from full_matrix import cells
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SAYS = {
@@ -38,6 +39,8 @@ def load(name: str) -> ModuleType:
     return module
 
 
+SLOW = ("export_for_web", "onnx_pipeline")
+"""Those that export to ONNX as `export_onnx` does; `make test-full` runs them."""
 OWN_PROCESS = ("serve",)
 """Those that start servers and threads, which would outlive the test's capture of what is printed."""
 
@@ -49,7 +52,10 @@ def test_example_in_a_process_of_its_own(name: str, tmp_path: Path) -> None:
     assert SAYS[name] in done.stdout
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("*.py")} - set(OWN_PROCESS)))
+IN_PROCESS = sorted({path.stem for path in FOLDER.glob("*.py")} - set(OWN_PROCESS))
+
+
+@pytest.mark.parametrize("name", cells(IN_PROCESS, [name for name in IN_PROCESS if name not in SLOW]))
 def test_example(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -271,7 +271,9 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     config, unused = transformers.AutoConfig.from_pretrained(source, return_unused_kwargs=True, **options)
     if unused:
         raise unknown(f"option of {config.model_type}", next(iter(unused)), config.to_dict())
-    kind = _hf_class(transformers, config)
+    from vitrim.hosts.transformers.general import class_for
+
+    kind = class_for(config)
     transformers.utils.logging.disable_progress_bar()
     load = not _on_meta() and (pretrained or has_weights(folder))
     if load:
@@ -360,16 +362,6 @@ def _model_of(recipe: Path) -> tuple[str, Options]:
 def has_weights(folder: Path) -> bool:
     """Return whether a folder holds weights in a form that transformers reads."""
     return any((folder / file).is_file() for file in HF_WEIGHTS)
-
-
-def _hf_class(transformers: Any, config: Any) -> Any:
-    """The class the model was saved as if images alone can be given to it, else the classifier of its kind."""
-    for name in config.architectures or ():
-        kind = getattr(transformers, name, None)
-        if kind is not None and kind.main_input_name == "pixel_values":
-            return kind
-    classifier = transformers.AutoModelForImageClassification
-    return classifier if type(config) in classifier._model_mapping else transformers.AutoModel
 
 
 def _on_meta() -> bool:

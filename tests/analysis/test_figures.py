@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from vitrim.analysis.figures.sensitivity import draw_batch_sizes
 from vitrim.analysis.figures.throughput import draw_throughput
 from vitrim.analysis.figures.tsne import draw_tsne
 from vitrim.analysis.tables import Table
+from vitrim.core.registry import methods
+from vitrim.plots.style import ORDER, colours, encoded
 
 RECORDS = ("patterns", "depth", "counts", "features")
 
@@ -61,6 +64,30 @@ def test_a_method_has_one_colour_in_all_figures(made: Tables, drawing: Drawing) 
         for line in axis.lines:
             if line.get_label() in NAMES:
                 assert line.get_color() == colour[line.get_label()]
+
+
+def test_a_method_has_the_same_colour_in_every_report() -> None:
+    one, other = colours(["dense", "tome:r=4", "own", "topk"]), colours(["topk:keep_rate=0.5 on vit", "evit", "tome"])
+    assert one["topk"] == other["topk:keep_rate=0.5 on vit"]
+    assert one["tome:r=4"] == other["tome"]
+    built_in = [name for name in methods() if name != "none"]
+    assert set(built_in) == set(ORDER)
+    found = colours([*built_in, "dense", "own"])
+    assert len(set(found.values())) == len(found)
+
+
+@pytest.mark.parametrize("draw", [draw_overlap, draw_depth_pairs])
+def test_long_names_below_squares_are_whole(draw: Callable[[Tables], Any], made: Tables) -> None:
+    long = {name: f"{name},blocks=[3,6,9]" for name in NAMES}
+    table = made["overlap" if draw is draw_overlap else "depth_pairs"]
+    renamed = [tuple(long.get(value, value) for value in row) for row in table.rows]
+    figure = draw(Tables({table.name: replace(table, rows=renamed)}))
+    encoded(figure)
+    for text in texts(figure):
+        box = text.get_window_extent()
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.y1 <= figure.bbox.height, text
 
 
 def test_overlap_is_one_map_per_stage(made: Tables) -> None:

@@ -57,7 +57,8 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_more_tokens_than_a_byte_counts(tmp_path: Path) -> None:
     source = np.arange(-1, 299, dtype=np.int32).reshape(1, 1, 300)
-    Record(HEADER, {"ids": np.zeros(1, int), "source": source}).save(tmp_path / "many.npz")
+    many = Record({**HEADER, "grid": [13, 23]}, {"ids": np.zeros(1, int), "source": source})
+    many.save(tmp_path / "many.npz")
     assert np.array_equal(Record.load(tmp_path / "many.npz").arrays["source"], source)
 
 
@@ -112,6 +113,8 @@ def test_files_that_are_no_records(tmp_path: Path) -> None:
     (tmp_path / "empty.npz").write_bytes(b"")
     np.savez(tmp_path / "newer.npz", header=np.array(json.dumps({"format": 9})))
     np.savez(tmp_path / "other.npz", header=np.array(json.dumps({"format": 1})), ids=np.zeros(1))
+    (tmp_path / "text.npz").write_text("no record")
+    np.savez(tmp_path / "headless.npz", header=np.array("{}"))
     np.savez(tmp_path / "pickled.npz", header=np.array({"format": 1}, dtype=object))
     for name, message in (
         ("cut", "is no record of an analysis"),
@@ -119,8 +122,32 @@ def test_files_that_are_no_records(tmp_path: Path) -> None:
         ("newer", "has format 9, this vitrim reads 1"),
         ("other", "it has no blocks, grid, method"),
         ("pickled", "is no record of an analysis"),
+        ("text", "is no record of an analysis: it is no .npz file, or was cut short"),
+        ("headless", "is no record of an analysis: its header names no format"),
         ("none", "cannot read .*none.npz"),
     ):
         with pytest.raises(VitrimError, match=message) as caught:
             Record.load(tmp_path / f"{name}.npz")
         assert "\n" not in str(caught.value)
+
+
+DAMAGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "fewer images": ({}, {"source": record(3).arrays["source"]}, r"source has shape \(3, 1, 5\), expected 5, 1, 5"),
+    "another grid": ({"grid": [3, 3]}, {}, r"source has shape \(5, 1, 5\), expected 5, 1, 10"),
+    "fewer layers": ({"num_layers": 2}, {}, r"num_tokens has shape \(5, 3\), expected 5, 2"),
+    "fewer labels": ({}, {"targets": np.zeros(4)}, r"targets has shape \(4,\), expected 5"),
+    "other features": ({"feature_blocks": [0]}, {}, r"features has shape \(5, 2, 4\), expected 5, 1"),
+    "not a number": ({}, {"logits": np.full((5, 10), np.nan)}, "logits has values that are not finite numbers"),
+    "a header of other kinds": ({"grid": 4}, {}, "its header is damaged"),
+    "a number that is none": ({"num_layers": "many"}, {}, "its header is damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_arrays_that_do_not_belong_together(damage: str, tmp_path: Path) -> None:
+    header, arrays, message = DAMAGE[damage]
+    good = record()
+    Record({**good.header, **header}, {**good.arrays, **arrays}).save(tmp_path / "one.npz")
+    with pytest.raises(VitrimError, match=f"is no record of an analysis: {message}") as caught:
+        Record.load(tmp_path / "one.npz")
+    assert "\n" not in str(caught.value)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean, pstdev
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from vitrim.analysis.statistics import bootstrap_ci, mean_ci, spearman_ci, spearman_kendall
+from vitrim.analysis.tables import summary
 from vitrim.errors import VitrimError
 
 
@@ -57,6 +59,14 @@ def test_the_interval_of_spearman_is_that_of_every_draw(pairs: np.ndarray) -> No
     found = spearman_ci(pairs, n=50, seed=3)
     expected = bootstrap_ci(pairs, lambda rows: spearman_kendall(*rows.T).spearman, n=50, seed=3)
     assert np.allclose(found, expected, atol=1e-12, equal_nan=True)
+
+
+def test_a_summary_has_the_population_standard_deviation() -> None:
+    values = np.random.default_rng(4).exponential(size=(7, 2))
+    found = summary(values)
+    assert [row[0] for row in found] == pytest.approx([fmean(column) for column in values.T])
+    assert [row[1] for row in found] == pytest.approx([pstdev(column) for column in values.T])
+    assert [row[2:] for row in found] == [tuple(map(float, ends)) for ends in zip(*mean_ci(values), strict=True)]
 
 
 @pytest.mark.parametrize("wrong", [{"values": []}, {"n": 0}, {"level": 1.0}])

@@ -278,6 +278,12 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         (["--compare", "REPORT", "REPORT", "--from", "RECORD"], "leave out --from"),
         (["--compare", "REPORT", "REPORT", "--only", "patterns"], "patterns needs records of the same images"),
         (["--from", "RECORD", "--model", "two"], "leave out the model"),
+        (["--from", "RECORD", "--limit", "3"], "--from analyses stored records, and runs no model: leave out --limit"),
+        (["--from", "RECORD", "--pretrained"], "runs no model: leave out --pretrained"),
+        (["--from", "RECORD", "--model-option", "depth=2"], "runs no model: leave out --model-option"),
+        (["--compare", "REPORT", "REPORT", "--split", "test"], "finished analyses, and runs no model: leave out --spl"),
+        (["--from", "RECORD", "--only", ""], "unknown family ''; valid: attention"),
+        (["--from", "RECORD", "--sizes", "64"], "--sizes is of the family throughput"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -287,18 +293,21 @@ def test_bad_input_is_one_line(
     (tmp_path / "full" / "other.txt").write_text("mine")
     record = next(report.glob("record_tome*"))
     one = Record.load(next(report.glob("record_topk*")))
-    Record(one.header, {name: array[1:] for name, array in one.arrays.items()}).save(tmp_path / "other.npz")
+    cut = {name: array[1:] for name, array in one.arrays.items()}
+    Record({**one.header, "feature_images": 11}, cut).save(tmp_path / "other.npz")
     known = {name: str(tmp_path / f"{name.lower()}.npz") for name in ("OTHER", "NEWER", "TRUNCATED", "GRID", "DEEPER")}
     known |= {"RECORD": str(record), "FULL": str(tmp_path / "full"), "REPORT": str(report)}
-    for name, header in (("GRID", {"grid": [2, 8]}), ("DEEPER", {"num_layers": 9})):
-        Record({**one.header, **header}, one.arrays).save(known[name])
+    Record({**one.header, "grid": [2, 8]}, one.arrays).save(known["GRID"])
+    deeper = {name: np.tile(one.arrays[name][:, :1], 9) for name in ("num_tokens", "cosine")}
+    Record({**one.header, "num_layers": 9}, {**one.arrays, **deeper}).save(known["DEEPER"])
     Path(known["TRUNCATED"]).write_bytes(record.read_bytes()[:-200])
     with np.load(record) as stored:
         newer = {**json.loads(str(stored["header"])), "format": 2}
         np.savez(known["NEWER"], header=json.dumps(newer), ids=stored["ids"])
     for name, source in (("DENSE", records(report)["dense"]), ("FEW", one)):
         known[name] = str(tmp_path / f"{name.lower()}.npz")
-        Record(source.header, {key: array[:5] for key, array in source.arrays.items()}).save(known[name])
+        few = {key: array[:5] for key, array in source.arrays.items()}
+        Record({**source.header, "feature_images": 5}, few).save(known[name])
     before = {file: file.stat().st_mtime_ns for file in report.rglob("*")}
     given = [known.get(part, part.replace("FULL", known["FULL"])) for part in arguments]
     out = [] if "--out" in arguments else ["--out", str(tmp_path / "new")]

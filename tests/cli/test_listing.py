@@ -13,10 +13,11 @@ import torch
 import tiny
 import vitrim
 from cli_runs import Run, runner
+from tiny_vlms import VLMS
 from vitrim.cli import listing
 from vitrim.core import registry
 from vitrim.core.facts import Purpose
-from vitrim.core.registry import host_of, hosts
+from vitrim.core.registry import find_vision_language, host_of, hosts, vision_languages
 from vitrim.core.registry import methods as registered
 
 
@@ -66,6 +67,25 @@ def test_hosts_come_in_groups(run: Run) -> None:
         group = get_args(Purpose).index(row["purpose"])
         end = places[group + 1] if group + 1 < len(places) else len(out)
         assert places[group] < out.index(f"│ {row['name']} ") < end
+
+
+def test_families_in_cells_and_compact_ones_are_named(run: Run) -> None:
+    """The marks of a class are what its models answer, and one line each says which they are."""
+    for name, vlm in VLMS.items():
+        model = vlm.create()
+        family = find_vision_language(model)
+        assert family is not None
+        assert not family.refused, name
+        assert family.in_cells is (family.cell(model) > 1), name
+        tower = family.tower(model)
+        assert host_of(tower).in_cells is (host_of(tower).facts(tower).cell > 1), name
+    refused = {family.name for family in vision_languages().values() if family.refused}
+    assert refused == {"LLaVA-NeXT, LLaVA-OneVision", "Qwen2.5-VL"}
+    _, out, _ = run("hosts", "qwen")
+    lines = " ".join(out.split())
+    assert "as wholes (docs/hosts.md, cells): transformers Qwen2-VL, transformers Qwen3-VL" in lines
+    assert "image tokens one by one: LLaVA; PaliGemma; ViP-LLaVA" in lines
+    assert "refused: LLaVA-NeXT, LLaVA-OneVision; Qwen2.5-VL" in lines
 
 
 def test_heads_are_explained_where_a_family_has_them(run: Run) -> None:

@@ -150,7 +150,7 @@ def test_a_recipe_is_trained_at_the_points_of_a_grid(run: Run) -> None:
         (["-m", "tome", "--proxy", "loss"], "unknown proxy 'loss'"),
         (["-m", "none"], "there is nothing to tune"),
         (["-m", "@gone.json"], "no file gone.json"),
-        (["-m", "tome", "--limit", "3"], "3 images are too few"),
+        (["-m", "tome", "--limit", "3"], "too few images: searching, selecting and checking need 2 each, and get 1"),
         (
             ["-m", "tome", "--engine", "torch.export"],
             "an engine is for speedup targets: macs=0.8",
@@ -183,6 +183,12 @@ def test_bad_input_is_one_line_before_any_file(run: Run, arguments: list[str], m
         (["--grid", "tome:q=1|2"], "unknown option of tome 'q'"),
         (["--grid", "tome:r=1", "-m", "tome"], "name the method in --grid"),
         (["--front", "0.5,0.5", "-m", "tome"], "has a target twice"),
+        (
+            ["--front", "0.5,speedup=2", "-m", "tome"],
+            "cannot read 'speedup=2' of --front '0.5,speedup=2': write values of",
+        ),
+        (["--front", "", "-m", "tome"], "cannot read '' of --front ''"),
+        (["--grid", "study"], "is a value of a recipe or nothing that is known: give --train RECIPE too"),
         (["--front", "agree=0.5,0.9", "-m", "tome"], "a front is over targets of one kind"),
         (["--train", "cifar10_vit", "--grid", "epochs=1"], "the recipe names the model"),
         (["--grid", "tome:r=1", "--engine", "openvino"], "--engine is for a search"),

@@ -40,6 +40,8 @@ plain_pair = pytest.mark.parametrize(
 ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
 """Plain hosts whose attention is the code of another one. YOLOS is compiled in its own tests."""
 DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
+COMPILED = DIFFERENT if FULL_MATRIX else [*tiny.LIBRARIES, "eva"]
+"""Hosts that one method is compiled on: `make test` takes one of each library, and one with rotary positions."""
 # compiling and exporting take seconds each: all methods on ViT, one on every kind of attention, and even in the full
 # matrix all methods on every kind of attention and not on every form of it; EoMT, which reads in every forward whether
 # attention is masked, is no one graph itself
@@ -50,7 +52,7 @@ static_pair = pytest.mark.parametrize(
     PAIR,
     tiny.matrix(
         STATIC if FULL_MATRIX else [config for config in STATIC if config.name not in ONE_SCORE],
-        DIFFERENT,
+        COMPILED,
         thorough=[],
         once=["vit"],
         others=["tome"],

@@ -533,6 +533,23 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: weights(f, lambda t: t.update({"3.direction.bias": t.pop("2.direction.bias")})),
         "missing 2.direction.bias; unexpected 3.direction.bias",
     ),
+    "complex": (
+        lambda f: weights(f, lambda t: t.update({"1.direction.bias": t["1.direction.bias"].to(torch.complex64)})),
+        "1.direction.bias is complex64, expected float32$",
+    ),
+    "integers": (
+        lambda f: weights(f, lambda t: t.update({"1.direction.bias": t["1.direction.bias"].long()})),
+        "1.direction.bias is int64, expected float32$",
+    ),
+    "not a number": (
+        lambda f: weights(f, lambda t: t["1.direction.bias"].fill_(torch.nan)),
+        "1.direction.bias has values that are not finite numbers in float32$",
+    ),
+    "too large": (
+        lambda f: weights(f, lambda t: t.update({"1.direction.bias": torch.full((1,), 1e300, dtype=torch.float64)})),
+        "1.direction.bias has values that are not finite numbers in float32$",
+    ),
+    "compact in words": (lambda f: edit(f, compact="yes"), "says compact .yes., which must be true or false$"),
     "other shape": (
         lambda f: weights(f, lambda t: t.update({"1.direction.weight": torch.ones(1, 31)})),
         r"1.direction.weight has shape \(1, 31\), expected \(1, 32\)",

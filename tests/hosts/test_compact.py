@@ -388,3 +388,39 @@ def test_calls_that_cannot_be_compact_are_refused() -> None:
         model(**given, past_key_values=cache)
     with pytest.raises(vitrim.UnsupportedModelError, match="is none that is known: see 'Fewer image tokens"):
         vitrim.reduce_(model.model.vision_tower, "tome:r=2", compact=True)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a short mask": (
+        {"attention_mask": torch.ones(2, 4)},
+        r"expected attention_mask for the \d+ tokens of input_ids, got 4",
+    ),
+    "short labels": ({"labels": torch.ones(2, 3)}, r"expected labels for the \d+ tokens of input_ids, got 3"),
+    "a mask of rows and columns": ({"attention_mask": torch.ones(2, 1, 9, 9)}, "one number per token"),
+    "a prompt without rows": (
+        {"input_ids": torch.ones(9)},
+        r"expected input_ids \(B, L\) beside pixel_values, got \(9,\)",
+    ),
+    "no image": ({"pixel_values": torch.ones(0, 3, 24, 24)}, "holds no image: leave it out where a prompt has none"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_a_prompt_that_does_not_fit_is_one_line(name: str, what: str) -> None:
+    model, given = VLMS[name].create(), prompt(name)
+    vitrim.reduce_(model, "tome:r=1", compact=True)
+    wrong, message = WRONG[what]
+    with pytest.raises(vitrim.VitrimError, match=message):
+        logits(model, {**given, **wrong})
+    logits(model, given)
+
+
+def test_images_that_keep_different_numbers_of_cells() -> None:
+    """ATS, which scores by the lengths of values, samples cells of a tower with a class token."""
+    model = VLMS["internvl"].create()
+    given = prompt("internvl")
+    reduction = vitrim.reduce_(model, "ats:keep_rate=0.5", compact=True)
+    out = logits(model, given)
+    assert all(0 < number < 9 for number in reduction.image_tokens)
+    assert out.shape[1] == max(len(TEXTS[0]) * 2 - 1 + sum(reduction.image_tokens[:2]), 3 + reduction.image_tokens[2])

@@ -151,3 +151,17 @@ def test_windowed_towers_are_refused_with_the_reason() -> None:
     )
     with pytest.raises(vitrim.UnsupportedModelError, match="attends within windows of"):
         vitrim.reduce_(model, "tome:r=2")
+
+
+@pytest.mark.parametrize(
+    "grids",
+    [[[1, 5, 6]], [[0, 6, 6]], [[1, -6, -6]], [[1, 6, 6], [1, 6, 6]], [[1, 6.0, 6]], [[6, 6]], [[1, 3, 12]]],
+    ids=str,
+)
+def test_grids_that_are_not_those_of_the_patches_are_refused(grids: list[list[float]]) -> None:
+    model, (packed, _) = tower("qwen2_vl"), patches(((1, 6, 6),))
+    vitrim.reduce_(model, "tome:r=1")
+    with pytest.raises(
+        vitrim.VitrimError, match=r"expected grid_thw .* with 36 patches in all, .* multiples of 2, got"
+    ):
+        model(packed, grid_thw=torch.tensor(grids))

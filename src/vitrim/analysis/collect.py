@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.analysis.record import LARGEST, MOST_FEATURES, Record
+from vitrim.analysis.record import FEATURES, LARGEST, MOST_FEATURES, Record, unfinished
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.core.schedule import quarter_blocks
@@ -29,8 +29,6 @@ __all__ = ["Collect", "collect", "records_of"]
 
 MANY_CLASSES = 1000
 TOP = 16
-FEATURES = ("features", "head")
-"""Arrays of at most `MOST_FEATURES` images."""
 ARRAYS = (
     *("ids", "targets", "batch", "source", "kept", "num_tokens", "features", "head", "cosine", "head_cosine"),
     *("kl", "logits", "top_logits", "top_classes"),
@@ -188,6 +186,9 @@ class _Collected(Gauge):
         found = {name: tensor.numpy() for name, tensor in self.lists.compute().items()}
         order = found["ids"].argsort(kind="stable")
         found = {name: array[order] for name, array in found.items()}
+        problem = unfinished(found)
+        if problem is not None:
+            raise VitrimError(f"the model under {self.contestant.name} cannot be analysed: {problem}")
         blocks: list[int] = []
         if "source" in found:
             blocks = _changed(found["source"], found.get("kept"))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, first_line
 from vitrim.measure.arrays import narrowed, read_arrays, widened, write_arrays
 from vitrim.measure.decisions import Decisions
 
@@ -21,6 +21,9 @@ LARGEST = 2 * 2**30
 """Bytes of the arrays of one record."""
 MOST_FEATURES = 5000
 """Images of which a record keeps features: noise does not compress, and distances of features need no more."""
+
+FEATURES = ("features", "head")
+"""Arrays of at most `MOST_FEATURES` images."""
 
 LAST = ("split", "report")
 """Entries of the header that are named only where no others tell two records apart."""
@@ -183,12 +186,50 @@ class Record:
             raise VitrimError(f"{path} is no record of an analysis: it has no {', '.join(sorted(missing) or ['ids'])}")
         if "source" in arrays:
             arrays["source"] = widened(arrays["source"], header.pop("pruned"))
+        try:
+            problem = _damage(header, arrays)
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            problem = f"its header is damaged ({first_line(error)})"
+        if problem is not None:
+            raise VitrimError(f"{path} is no record of an analysis: {problem}")
         return cls({name: value for name, value in header.items() if name != "format"}, arrays)
 
     def _array(self, name: str, what: str) -> NDArray[Any]:
         if name not in self.arrays:
             raise VitrimError(f"the record of {self.name} has no {what}")
         return self.arrays[name]
+
+
+def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str | None:
+    """Say which array does not have the shape that the header names, or holds no numbers; None where all do."""
+    images, layers, stages = len(arrays["ids"]), int(header["num_layers"]), len(header["blocks"])
+    rows, columns = header["grid"]
+    features = header.get("feature_images", images)
+    expected: dict[str, tuple[int, ...]] = {
+        "source": (images, stages, int(header["num_prefix"]) + rows * columns),
+        "kept": (images, stages, -(-rows * columns // 8)),
+        "num_tokens": (images, layers),
+        "cosine": (images, layers),
+        "features": (features, len(header.get("feature_blocks", ()))),
+        "head": (features,),
+    }
+    for name, array in arrays.items():
+        shape = expected.get(name, (images,))
+        if array.shape[: len(shape)] != shape:
+            return f"{name} has shape {array.shape}, expected {', '.join(map(str, shape))} ..."
+    return unfinished(arrays)
+
+
+def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
+    """Say which array has values that are not finite numbers; None where none has.
+
+    Example:
+        >>> unfinished({"ids": np.arange(2), "kl": np.array([0.5, np.nan])})
+        'kl has values that are not finite numbers'
+    """
+    wrong = (name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all())
+    name = next(wrong, None)
+    return None if name is None else f"{name} has values that are not finite numbers"
 
 
 def titled(records: Sequence[Record]) -> list[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -138,7 +138,9 @@ def analyze(
     from vitrim.analysis.output import check_output, read_report
     from vitrim.analysis.report import check_formats
 
-    families = chosen(only.split(",")) if only else []
+    families = chosen(only.split(",")) if only is not None else []
+    if sizes is not None and "throughput" not in families:
+        raise VitrimError("--sizes is of the family throughput, which runs only if it is named: --only throughput")
     kinds = check_formats(formats)
     _check_packages()
     check_output(out)
@@ -195,6 +197,11 @@ def _check_alone(
         raise VitrimError("--compare reads finished analyses: leave out --from, --model, --data and the methods")
     if not compare and (source.names or source.more or pictures.source is not None or configs):
         raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
+    given = {field.name: getattr(group, field.name) for group in (source, pictures) for field in fields(group)}
+    without_effect = next((name for name, value in given.items() if value and name != "names"), None)
+    if without_effect is not None:
+        read = "--compare reads finished analyses" if compare else "--from analyses stored records"
+        raise VitrimError(f"{read}, and runs no model: leave out --{without_effect.replace('_', '-')}")
 
 
 def _prepared(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from vitrim.cli import common
-from vitrim.cli.setup import Images, Machine, Model, Record
+from vitrim.cli.setup import Images, Machine, Model, Prompt, Record
 from vitrim.cli.speeds import print_notes, print_setting
 from vitrim.errors import VitrimError
 
@@ -60,6 +60,7 @@ def bench(
     compiled: Compiled = False,
     repeats: Repeats = 10,
     min_seconds: MinSeconds = 1.0,
+    prompt: Prompt,
     images: Images,
     machine: Machine,
     record: Record,
@@ -68,7 +69,8 @@ def bench(
 
     Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines, measured in the
     same run. Speed-up is the median over rounds of the ratio within a round, with its quartiles; peak memory is what
-    one forward allocates.
+    one forward allocates. Of a vision-language model, prefill is timed: tower, connector and language model on a batch
+    of prompts, from which reduced models leave out the image tokens that are gone.
     """
     sizes = _batch_sizes(["1", "8", "32"] if batch_size is None else batch_size)
     dtypes = _dtypes(["fp32"] if dtype is None else dtype)
@@ -78,7 +80,7 @@ def bench(
     from vitrim.measure.latency import Budget
 
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
-    host = model.load(machine.select())
+    host = prompt.around(model.load(machine.select()), images.source)
     _check(host, methods, engines, dtypes)
     dataset = _open(images, host, max(sizes))
     out = record.console()

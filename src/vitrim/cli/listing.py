@@ -92,6 +92,7 @@ def hosts() -> list[dict[str, Any]]:
             "classes": ", ".join(name.rpartition(".")[2] for name in names),
             "model_classes": names,
             "heads": list(host.heads),
+            "in_cells": host.in_cells,
             "methods": {method: {head: fit(method, head) for head in host.heads} for method in registry.methods()},
         }
         for host, names in sorted(classes.items(), key=lambda entry: (_place(entry[0].purpose), entry[0].name))
@@ -139,10 +140,29 @@ def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
             names = [method for method, found in answers.items() if found == answer]
             which = f"all {len(names)} methods" if len(names) == len(answers) else ", ".join(names)
             lines.append(f"  {answer}: {which}")
+    cells = [row["name"] for row in rows if row["in_cells"]]
+    if cells:
+        lines.append(f"squares of patches are reduced as wholes (docs/hosts.md, cells): {', '.join(cells)}")
+    if any(row["purpose"] == "vision-language models" for row in rows):
+        lines += _compact()
     missing = missing_libraries()
     if missing:
         lines.append(f"not installed, so their families are not listed: {', '.join(missing)}")
     return lines
+
+
+def _compact() -> list[str]:
+    """The vision-language models that can have fewer image tokens for their language model, and those that cannot."""
+    from vitrim.core.registry import vision_languages
+
+    families = sorted(set(vision_languages().values()), key=lambda family: family.name)
+    groups = {
+        "image tokens one by one": [family for family in families if not family.in_cells and not family.refused],
+        "squares of patches as wholes": [family for family in families if family.in_cells and not family.refused],
+        "refused": [family for family in families if family.refused],
+    }
+    named = [f"  {what}: {'; '.join(family.name for family in group)}" for what, group in groups.items() if group]
+    return ["compact=True, whole models with fewer image tokens for the language model:", *named]
 
 
 def _order(answer: str) -> tuple[bool, bool, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli import common
-from vitrim.cli.setup import MODEL_NAMES, Compute, Images, Record, Weights
+from vitrim.cli.setup import MODEL_NAMES, Compute, Images, Prompt, Record, Weights
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from vitrim.core.config import MethodConfig
     from vitrim.data import ImageDataset
-    from vitrim.measure.macs import Profile
+    from vitrim.measure.macs import PrefillCost, Profile
 
 DENSE = "none"
 GROUPS_SHOWN = 6
@@ -41,6 +41,7 @@ def profile(
     convention: Convention = "all",
     batch_size: common.BatchSize = 8,
     limit: Limit = None,
+    prompt: Prompt,
     images: Images,
     weights: Weights,
     compute: Compute,
@@ -49,7 +50,8 @@ def profile(
     """Count parameters, MACs per image and tokens per block, dense and reduced.
 
     The four parts are counted apart: linear and convolution layers, attention products, a method's matching, LayerNorm.
-    Random weights are enough, unless the method adapts to the images: then give --pretrained and --images.
+    Random weights are enough, unless the method adapts to the images: then give --pretrained and --images. Of a
+    vision-language model the prefill of a prompt is counted: tower, connector and language model.
     """
     configs = [config for config in common.parse_methods(methods or ()) if config.describe() != DENSE]
     if weights.checkpoint is not None and len(models) > 1:
@@ -68,7 +70,7 @@ def profile(
     rows: list[Profile] = []
     for name in models:
         compute.start()
-        host = _create(weights, name, device)
+        host = prompt.around(_create(weights, name, device), images.source)
         with one_line_errors(name, kept=""):
             rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, count, compute.seed))
     of = "random" if device == "meta" else ", ".join(dict.fromkeys(weights.of(name) for name in models))
@@ -90,9 +92,12 @@ def profile(
 def _create(weights: Weights, name: str, device: str) -> nn.Module:
     """The model ``name``, on the processor instead of the meta ``device`` if it does not run there."""
     from vitrim.core.ask import ask
+    from vitrim.core.registry import reads_prompts
 
     host = weights.create(name, device)
-    return host if device != "meta" or ask(host).runs_on_meta else weights.create(name, "cpu")
+    # which tokens of a prompt stay is read from values, so those are needed
+    shapes_alone = ask(host).runs_on_meta and not reads_prompts(type(host))
+    return host if device != "meta" or shapes_alone else weights.create(name, "cpu")
 
 
 def _profiles(
@@ -122,10 +127,16 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 
 
 def _input_size(model: nn.Module) -> tuple[int, ...]:
-    """Channels, height and width of the images that ``model`` takes: a host, or any other model that declares them."""
+    """Channels, height and width of the images that ``model`` takes: a host, or any other model that declares them.
+
+    Of a prefill, with the number of images of a prompt in front.
+    """
     from vitrim.core.ask import ask
     from vitrim.core.registry import has_trunk, host_of
+    from vitrim.measure.prefill import Prefill
 
+    if isinstance(model, Prefill):
+        return model.shape
     told = None if has_trunk(model) else ask(model).input_size(model)
     return host_of(model).facts(model).input_size if told is None else told
 
@@ -142,6 +153,16 @@ def _row(row: Profile) -> dict[str, Any]:
         "gmacs": row.macs.gmacs(),
         "exchange_gmacs": row.macs.exchange / 1e9,
         "tokens_per_block": list(row.tokens_per_block),
+        **({} if row.prefill is None else {"prefill": _prefill(row.prefill)}),
+    }
+
+
+def _prefill(cost: PrefillCost) -> dict[str, Any]:
+    return {
+        "text_tokens": cost.text,
+        "prompt_images": cost.images,
+        "image_tokens": cost.image_tokens,
+        "gmacs": {share: macs.gmacs() for share, macs in cost.shares.items()},
     }
 
 
@@ -149,6 +170,7 @@ def _print(out: Console, rows: Sequence[Profile], convention: str) -> None:
     """Print one table; every model starts with its dense row."""
     from rich.markup import escape
 
+    prompts = [(row, row.prefill) for row in rows if row.prefill is not None]
     several = len({row.model for row in rows}) > 1
     columns = ["method", "params M", "tokens per block", "linear", "attention", "matching", "norm", "total", "saved %"]
     cells = []
@@ -168,8 +190,31 @@ def _print(out: Console, rows: Sequence[Profile], convention: str) -> None:
                 f"{100 * (1 - total / dense):.1f}",
             ]
         )
-    title = "GMACs per image" if several else f"{escape(rows[0].model)}: GMACs per image"
+    unit = "GMACs per prompt" if len(prompts) == len(rows) else "GMACs per image" + (" or prompt" if prompts else "")
+    title = unit if several else f"{escape(rows[0].model)}: {unit}"
     common.print_table(out, title, ["model", *columns] if several else columns, cells)
+    if prompts:
+        _print_prompts(out, prompts, convention)
+
+
+def _print_prompts(out: Console, rows: Sequence[tuple[Profile, PrefillCost]], convention: str) -> None:
+    """Print a table of what the prefill of a prompt is spent in."""
+    from rich.markup import escape
+
+    cells = []
+    dense = 1
+    for row, cost in rows:
+        shares = [macs.under(convention) for macs in cost.shares.values()]
+        dense = sum(shares) if row.method == DENSE else dense
+        numbers = [_number(value / 1e9) for value in (*shares, sum(shares))]
+        model = escape(row.model) if row.method == DENSE else ""
+        cells.append(
+            [model, escape(row.method), f"{cost.image_tokens:g}", *numbers, f"{100 * (1 - sum(shares) / dense):.1f}"]
+        )
+    cost = rows[0][1]
+    title = f"prefill: GMACs per prompt of {cost.text} tokens of text and {cost.images} image{'s' * (cost.images > 1)}"
+    columns = ["model", "method", "image tokens", *cost.shares, "total", "saved %"]
+    common.print_table(out, title, columns, cells, text_columns=2)
 
 
 def _number(gmacs: float) -> str:

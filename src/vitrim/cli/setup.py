@@ -75,6 +75,16 @@ TaskName = Annotated[
 ImagesSource = Annotated[
     str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
 ]
+TextTokens = Annotated[
+    int | None,
+    typer.Option("--text-tokens", min=1, max=2**20, help="of a vision-language model: text of a prompt; default: 32"),
+]
+PromptImages = Annotated[
+    int | None,
+    typer.Option(
+        "--prompt-images", min=1, max=2**12, help="of a vision-language model: images of a prompt; default: 1"
+    ),
+]
 Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
@@ -232,6 +242,27 @@ class Images(Reading):
     def open(self) -> ImageDataset | None:
         """Open the images if there is a source; see `load`."""
         return None if self.source is None else self.load(self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt(Setup):
+    """The prompt that a vision-language model reads; other models read none."""
+
+    text_tokens: TextTokens = None
+    prompt_images: PromptImages = None
+
+    def around(self, model: nn.Module, images: str | None) -> nn.Module:
+        """The prefill of ``model`` if it reads prompts, else ``model``; see `vitrim.measure.prefill.as_measured`.
+
+        Raises:
+            VitrimError: images of a source are given, too: prompts have random ones.
+        """
+        from vitrim.measure.prefill import Prefill, as_measured
+
+        measured = as_measured(model, text=self.text_tokens, images=self.prompt_images)
+        if images is not None and isinstance(measured, Prefill):
+            raise VitrimError("--images is for models of images alone: prompts are made of random images and text")
+        return measured
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vitrim.measure.records import Row
 
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
+PROMPT = "image_tokens"
+"""The columns of a prefill."""
 ALONE = "eager", "compile"
 """Engines that need no column, no engine being compared with another."""
 
@@ -30,6 +32,7 @@ def print_notes(
 ) -> None:
     """Print what the numbers to come depend on, and what is not timed."""
     from vitrim.measure.bench import cost_varies
+    from vitrim.measure.prefill import Prefill
 
     if cost_varies(host):
         _say(
@@ -37,6 +40,9 @@ def print_notes(
             "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
             f"random of which is drawn from seed {seed}",
         )
+    if isinstance(host, Prefill):
+        what = f"{host.text} tokens of text and {host.shape[0]} x {host.places} of images"
+        _say(out, f"prefill: batches are prompts of {what}; methods leave out the image tokens that are gone")
     adaptive = [name for name, config in methods.items() if config.is_adaptive()]
     if adaptive:
         given = f"images of {images}" if images else "random images (give real ones with --images)"
@@ -55,7 +61,13 @@ def print_setting(out: Console, rows: Sequence[Row]) -> None:
     first = rows[0]
     kernels = "; ".join(_kernel_text(row, several) for row in dense)
     _say(out, f"{first['model']}, {setting_text(first, several)}; {kernels}; rounds: {first['rounds']}")
-    columns = [COLUMNS[0], *(["part"] if "part" in first else []), *(["engine"] if several else []), *COLUMNS[1:]]
+    columns = [
+        COLUMNS[0],
+        *(["part"] if "part" in first else []),
+        *(["image tokens"] if PROMPT in first else []),
+        *(["engine"] if several else []),
+        *COLUMNS[1:],
+    ]
     text = len(columns) - len(COLUMNS) + 1 if several else 1
     common.print_table(out, "", columns, [_cells(row, several) for row in rows], text_columns=text)
     if several:
@@ -94,6 +106,7 @@ def _cells(row: Row, several: bool) -> list[str]:
     return [
         row["method"],
         *([row["part"]] if "part" in row else []),
+        *([f"{row[PROMPT]:g}"] if PROMPT in row else []),
         *([row["engine"]] if several else []),
         f"{row['images_per_second']:.1f}",
         f"{latency['p50']:.2f}",

@@ -229,7 +229,13 @@ def _targets(target: str | None, front: str | None) -> list[Any]:
     if front is None:
         return [Target.parse(target or "")]
     kind, equals, values = front.partition("=")
+    equals = "" if "," in kind else equals
     texts = (values if equals else front).split(",")
+    wrong = next((text for text in texts if "=" in text or not text.strip()), None)
+    if wrong is not None:
+        raise VitrimError(
+            f"cannot read '{wrong}' of --front '{front}': write values of one kind, e.g. 0.35,0.5 or speedup=1.2,1.5"
+        )
     found = [Target.parse(f"{kind if equals else 'macs'}={text.strip()}") for text in texts]
     if len({one.value for one in found}) < len(found):
         raise VitrimError(f"--front {front} has a target twice")

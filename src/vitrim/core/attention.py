@@ -50,6 +50,13 @@ class Attention:
         """(B, H, N, d) keys for matching: before rotary embedding."""
         return self.k if self.k_raw is None else self.k_raw
 
+    @property
+    def values(self) -> Tensor:
+        """(B, H, N, d) values, for methods that score by them."""
+        if self.v is None:
+            raise RuntimeError("the values of this attention have not been projected yet")
+        return self.v
+
     def mean_keys(self) -> Tensor:
         """(B, N, d) keys averaged over heads, in at least float32: the similarity metric of ToMe and its successors."""
         return self.keys.mean(dim=1, dtype=decision_dtype(self.k.dtype))

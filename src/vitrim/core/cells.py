@@ -50,6 +50,11 @@ class CellAttention(Attention):
         """(B, H, p + Q, area * d) the keys of every cell's patches side by side."""
         return side_by_side(super().keys, self.area, self.num_prefix)
 
+    @property
+    def values(self) -> Tensor:
+        """(B, H, p + Q, area * d) the values of every cell's patches side by side."""
+        return side_by_side(super().values, self.area, self.num_prefix)
+
     def mean_keys(self) -> Tensor:
         keys = Attention.keys.fget(self).mean(dim=1, dtype=decision_dtype(self.k.dtype))  # type: ignore[attr-defined]
         return side_by_side(keys, self.area, self.num_prefix)

@@ -27,6 +27,10 @@ class VisionLanguage:
 
     name: ClassVar[str] = ""
     """Name of the family in the documentation; its docstring says what it is."""
+    in_cells: ClassVar[bool] = False
+    """The connector makes one token of a square of patches, so these are reduced as wholes; see `cell`."""
+    refused: ClassVar[bool] = False
+    """`check` refuses every model of the family."""
 
     @classmethod
     def tower(cls, model: nn.Module) -> nn.Module:
@@ -41,6 +45,33 @@ class VisionLanguage:
     def cell(cls, model: nn.Module) -> int:
         """Patches a side of the squares that the connector makes one token of; 1 where it reads each by itself."""
         return 1
+
+    @classmethod
+    def language(cls, model: nn.Module) -> list[nn.Module]:
+        """The parts of ``model`` that read a prompt: the language model, and its head if there is one."""
+        raise NotImplementedError
+
+    @classmethod
+    def connector(cls, model: nn.Module) -> list[nn.Module]:
+        """The parts of the connector that lie in the tower; what lies in neither is the connector's anyway."""
+        return []
+
+    @classmethod
+    def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
+        """The places that each of ``images`` (B, n, C, H, W) has in a prompt of the unreduced model."""
+        raise NotImplementedError
+
+    @classmethod
+    def prompts(cls, model: nn.Module, images: Tensor, text: int, places: int) -> dict[str, Any]:
+        """The inputs of ``model`` for prompts of one text and some images, to be run as the first step of generation.
+
+        Args:
+            model: reduced or not.
+            images: (B, n, C, H, W), n images for each of B prompts.
+            text: tokens of the text, at least n: some stand before every image.
+            places: those of an image, `image_tokens`.
+        """
+        raise NotImplementedError
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
@@ -149,6 +180,26 @@ def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
     return rows * (side // cell) + columns
 
 
+def prompt_rows(images: Tensor, text: int, places: int, word: int, placeholder: int) -> Tensor:
+    """(B, ``text`` + n ``places``) int64: prompts with the text in equal parts before, between and behind the images.
+
+    Args:
+        images: (B, n, C, H, W).
+        text: its tokens, each a ``word``.
+        places: of an image, each a ``placeholder``.
+
+    Example:
+        >>> prompt_rows(torch.zeros(1, 2, 3, 8, 8), 4, 2, word=7, placeholder=1)
+        tensor([[7, 7, 1, 1, 7, 1, 1, 7]])
+    """
+    number = images.shape[1]
+    row: list[int] = []
+    for part in range(number + 1):
+        row += [word] * (text // (number + 1) + (part < text % (number + 1)))
+        row += [placeholder] * (places if part < number else 0)
+    return torch.tensor(row, device=images.device).expand(len(images), -1).contiguous()
+
+
 FILL: Mapping[str, int] = {"labels": -100}
 """The value that stands in the padding of a prompt, by the name of the input; otherwise 0."""
 
@@ -195,6 +246,30 @@ def trimmed(given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler
         own = real.to(torch.long if mask is None else mask.dtype)
         out["attention_mask"] = own if past is None else torch.cat([past, own], dim=1)
     return out
+
+
+def check_prompt(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse a prompt whose inputs called ``names`` are not about the same tokens.
+
+    Raises:
+        VitrimError: ``input_ids`` of other axes than (B, L), a mask with rows and columns, or another length than L; a
+            mask may have more, of tokens in the cache.
+
+    Example:
+        >>> check_prompt({"input_ids": torch.zeros(1, 5), "labels": torch.zeros(1, 5)}, ["input_ids", "labels"])
+    """
+    ids = given["input_ids"]
+    if ids.dim() != 2:
+        raise VitrimError(f"expected input_ids (B, L) beside pixel_values, got {tuple(ids.shape)}")
+    length = ids.shape[1]
+    _past(given.get("attention_mask"), length)
+    for name in names:
+        value = given.get(name)
+        if not isinstance(value, Tensor):
+            continue
+        own = value.shape[-1] if value.dim() else 0
+        if own < length or (own > length and name != "attention_mask"):
+            raise VitrimError(f"expected {name} for the {length} tokens of input_ids, got {own}")
 
 
 def _past(mask: Any, length: int) -> tuple[Tensor | None, Tensor | None]:

@@ -29,6 +29,8 @@ class Host(DenseAnswers):
 
     name: ClassVar[str] = ""
     """Name of the family in `vitrim list hosts`."""
+    in_cells: ClassVar[bool] = False
+    """Squares of patches are reduced as wholes, since what follows joins them; see `HostFacts.cell`."""
     purpose: ClassVar[Purpose] = "images"
     """The group in which `vitrim list hosts` shows the family."""
     heads: ClassVar[tuple[Head, ...]] = ("class token", "patches", "no class token")

@@ -164,12 +164,22 @@ def vision_languages() -> dict[str, type[VisionLanguage]]:
 
 def find_host(model: nn.Module) -> type[Host] | None:
     """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
-    return _find(_HOSTS, model)
+    return _find(_HOSTS, type(model))
 
 
 def find_vision_language(model: nn.Module) -> type[VisionLanguage] | None:
     """The family of vision-language models of ``model``; None if it is of none."""
-    return _find(_VISION_LANGUAGE, model)
+    return _find(_VISION_LANGUAGE, type(model))
+
+
+def reads_prompts(kind: type) -> bool:
+    """Tell whether models of a class are of a family of vision-language models.
+
+    Example:
+        >>> reads_prompts(nn.Linear)
+        False
+    """
+    return _find(_VISION_LANGUAGE, kind) is not None
 
 
 def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
@@ -187,9 +197,9 @@ def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
     )
 
 
-def _find(table: Mapping[str, T], model: nn.Module) -> T | None:
-    """The entry of the class of ``model``, or else of the first that has one among those it inherits from."""
-    for base in type(model).__mro__:
+def _find(table: Mapping[str, T], kind: type) -> T | None:
+    """The entry of a class, or else of the first that has one among those it inherits from."""
+    for base in kind.__mro__:
         library = base.__module__.partition(".")[0]
         key = f"{base.__module__}.{base.__qualname__}"
         if key not in table and library in libraries():
@@ -227,7 +237,7 @@ def host_of(model: nn.Module) -> type[Host]:
         more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
         raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
     for where, part in model.named_modules():
-        if reason := _find(_REFUSED, part):
+        if reason := _find(_REFUSED, type(part)):
             raise UnsupportedModelError(f"{access(where)} ({type(part).__name__}) is refused: {reason}")
         if where and (reason := refusal(part)):
             raise UnsupportedModelError(

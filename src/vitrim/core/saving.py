@@ -99,6 +99,8 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
     saved = record(text, path)
     if not isinstance(saved.get("module", ""), str):
         raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
+    if not isinstance(saved.get("compact", False), bool):
+        raise VitrimError(f"{path} says compact {saved['compact']!r}, which must be true or false")
     if saved.get("weights") not in (None, REDUCERS_FILE):
         raise VitrimError(
             f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"
@@ -160,6 +162,8 @@ def _folder(given: str | Path) -> Path:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
+    except FileNotFoundError:
+        raise VitrimError(f"cannot read {path}: there is no such file") from None
     except (OSError, SafetensorError) as error:
         raise VitrimError(f"cannot read {path}: {error}") from None
 
@@ -173,6 +177,15 @@ def _mismatch(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str | No
             if names
         )
     for name, value in given.items():
-        if value.shape != expected[name].shape:
-            return f"{name} has shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
+        own = expected[name]
+        if value.shape != own.shape:
+            return f"{name} has shape {tuple(value.shape)}, expected {tuple(own.shape)}"
+        if value.is_complex() or value.is_floating_point() != own.is_floating_point():  # torch would cast silently
+            return f"{name} is {_dtype(value)}, expected {_dtype(own)}"
+        if own.is_floating_point() and not value.to(own.dtype).isfinite().all():
+            return f"{name} has values that are not finite numbers in {_dtype(own)}"
     return None
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -73,11 +73,17 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
         VitrimError: there is no such file, it is no such file or damaged, or of another format.
     """
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            header = json.loads(str(stored[HEADER]))
-            if header["format"] != version:
-                raise VitrimError(f"{file} has format {header['format']}, this vitrim reads {version}")
-            return header, {name: stored[name] for name in stored.files if name != HEADER}
+        with Path(file).open("rb") as opened:
+            if not zipfile.is_zipfile(opened):  # else numpy says how to unpickle it, which nobody should
+                raise VitrimError(f"{file} is no {what}: it is no .npz file, or was cut short")
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as stored:
+                header = json.loads(str(stored[HEADER]))
+                if not isinstance(header, dict) or "format" not in header:
+                    raise VitrimError(f"{file} is no {what}: its header names no format")
+                if header["format"] != version:
+                    raise VitrimError(f"{file} has format {header['format']}, this vitrim reads {version}")
+                return header, {name: stored[name] for name in stored.files if name != HEADER}
     except OSError as error:
         raise VitrimError(f"cannot read {file}: {error.strerror or first_line(error)}") from error
     except VitrimError:

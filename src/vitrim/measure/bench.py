@@ -31,6 +31,7 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
+from vitrim.measure.prefill import Prefill
 from vitrim.measure.records import DENSE, Row
 from vitrim.tasks import tasks
 
@@ -53,9 +54,9 @@ def measure(
     The baseline is the dense model on the fastest of the engines, with the faster attention kernel there.
 
     Args:
-        model: an unreduced host in eval mode; it is not changed.
+        model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; it is not changed.
         methods: configs by the name that the rows should carry.
-        images: (B, C, H, W) on the device and in the dtype of the model.
+        images: (B, C, H, W) on the device and in the dtype of the model; (B, n, C, H, W) for a `Prefill`.
         engines: names (`vitrim.measure.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
             engines. Every model runs on each, but for methods without a fixed graph on those that need one.
         compiled: in place of ``engines``, torch.compile in its default mode alone.
@@ -71,6 +72,9 @@ def measure(
 
         Of a dense model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) two rows each, with ``part``: what runs in
         front of its heads, against the same part of the dense model, and the whole model.
+
+        Of the prefill of a vision-language model (`vitrim.measure.prefill.Prefill`) rows have ``text_tokens,
+        prompt_images, image_tokens`` of a prompt, too, and images per second count all images of the prompts.
 
     Raises:
         VitrimError: a method does not fit the model or runs on none of the engines, or an engine cannot run here.
@@ -163,6 +167,8 @@ def check_engines(
     part = ask(model).front_name(model)
     for engine in engines:
         engine.check(device, dtype)
+        if isinstance(model, Prefill) and not engine.runs_prompts:
+            raise VitrimError(f"engine {engine.label} runs models of images, not prompts: time prefill on eager")
         if part is not None and engine.whole_models_only:
             raise VitrimError(f"engine {engine.label} runs whole models only, and the {part} is timed by itself here")
     for name, config in methods.items():
@@ -191,11 +197,23 @@ def _rows(entries: Sequence[Entry], times: Mapping[str, FloatArray], names: Sequ
         facts: dict[str, Any] = {} if entry.part is None else {"part": entry.part}
         facts |= {"engine": entry.engine.label, "compiled": entry.engine.compiled}
         facts |= {"dense_engine": baseline[entry.part].engine.label, "dense_kernel": baseline[entry.part].kernel}
+        facts |= _prompt(entry.model, images)
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels[place]}
         peak = entry.engine.peak_mib(entry.model, entry.call, images)
-        numbers = _numbers(times, entry, baseline[entry.part], dense[place], len(images))
+        numbers = _numbers(times, entry, baseline[entry.part], dense[place], _number(entry.model, images))
         rows.append(Row(entry.name, {**facts, **numbers, "peak_memory_mib": peak}))
     return rows
+
+
+def _prompt(model: nn.Module, images: Tensor) -> dict[str, Any]:
+    """The tokens of a prompt of the last forward, if ``model`` reads any."""
+    if not isinstance(model, Prefill):
+        return {}
+    return {"text_tokens": model.text, "prompt_images": model.shape[0], "image_tokens": model.image_tokens(images)}
+
+
+def _number(model: nn.Module, images: Tensor) -> int:
+    return len(images) * (model.shape[0] if isinstance(model, Prefill) else 1)
 
 
 class Front(nn.Module):
@@ -304,6 +322,10 @@ def one_line_errors(setting: str, kept: str = "; settings finished before are ke
 
 
 def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
-    """Standard normal images (count, C, H, W), float32 on the CPU, of the size and channels that ``model`` takes."""
+    """Standard normal images (count, C, H, W), float32 on the CPU, of the size and channels that ``model`` takes.
+
+    (count, n, C, H, W) for a `Prefill` of prompts with n images.
+    """
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, *host_of(model).facts(model).input_size, generator=generator)
+    shape = model.shape if isinstance(model, Prefill) else host_of(model).facts(model).input_size
+    return torch.randn(count, *shape, generator=generator)

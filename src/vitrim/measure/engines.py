@@ -61,6 +61,11 @@ class Engine(ABC):
         """Tell whether parts of a model (`Host.front`) cannot run on it."""
         return False
 
+    @property
+    def runs_prompts(self) -> bool:
+        """Tell whether the prefill of a vision-language model can run on it."""
+        return False
+
     @abstractmethod
     def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Call:
         """Make ``model`` ready for these images.
@@ -132,6 +137,7 @@ class Eager(Engine):
     """PyTorch as it runs without further ado."""
 
     label = "eager"
+    runs_prompts = True
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         """It runs everywhere."""

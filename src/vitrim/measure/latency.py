@@ -21,6 +21,7 @@ from vitrim.core.config import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import find_host
 from vitrim.errors import VitrimError
+from vitrim.measure.prefill import Prefill
 
 FloatArray = NDArray[np.float64]
 
@@ -213,13 +214,13 @@ def shared_copy(model: nn.Module) -> nn.Module:
 
 
 def reduced_copy(model: nn.Module, method: MethodConfig | str) -> nn.Module:
-    """A copy of ``model`` that shares its weights and is reduced by ``method``.
+    """A copy of ``model`` that shares its weights and is reduced by ``method``; a `Prefill` gets fewer image tokens.
 
     Raises:
         VitrimError: as `vitrim.reduce_`. ``model`` is never changed.
     """
     reduced = shared_copy(model)
-    reduce_(reduced, method)
+    reduce_(reduced, method, compact=isinstance(model, Prefill))
     return reduced
 
 

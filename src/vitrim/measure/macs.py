@@ -7,26 +7,19 @@ be reproduced; `CONVENTIONS` names the common ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from math import prod
-from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitrim.core.ask import ask
-from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
-from vitrim.core.exchange import Exchange
 from vitrim.core.reduce import Reduction, reduce_, restore_
 from vitrim.core.registry import has_trunk, parse_method
 from vitrim.errors import VitrimError
-
-PARTS = ("linear", "attention", "matching", "norm")
+from vitrim.measure.counter import PARTS, WHOLE, count_parts, count_shares
+from vitrim.measure.prefill import Prefill
 
 CONVENTIONS: dict[str, tuple[str, ...]] = {
     "all": PARTS,
@@ -43,11 +36,6 @@ with two streams write the exchange between them as products, which it sees (ViT
 
 DENSE = "none"
 """The method that reduces nothing."""
-
-NORM_PER_ELEMENT = 5  # as fvcore: mean, variance, normalise, scale, shift
-BATCH_NORM_PER_ELEMENT = 2  # as fvcore: in evaluation it scales and shifts
-
-Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -98,6 +86,23 @@ class Macs:
 
 
 @dataclass(frozen=True)
+class PrefillCost:
+    """The cost of a prompt of a vision-language model, by what it is spent in.
+
+    Attributes:
+        text: tokens of text in the prompt.
+        images: images in it.
+        image_tokens: tokens of all its images, the mean over prompts.
+        shares: multiply-accumulates per prompt of tower, connector and language model, by these names.
+    """
+
+    text: int
+    images: int
+    image_tokens: float
+    shares: Mapping[str, Macs]
+
+
+@dataclass(frozen=True)
 class Profile:
     """The cost of one model under one method.
 
@@ -111,6 +116,7 @@ class Profile:
             Empty for a model that vitrim cannot reduce.
         unused_params: parameters that the authors' code of a published architecture holds besides and never uses;
             published counts are the sum of both.
+        prefill: of a `Prefill`, the same MACs in another division; ``macs`` are then those of a prompt.
     """
 
     model: str
@@ -119,6 +125,7 @@ class Profile:
     macs: Macs
     tokens_per_block: tuple[float, ...]
     unused_params: int = 0
+    prefill: PrefillCost | None = None
 
 
 def profile(
@@ -135,9 +142,10 @@ def profile(
     counts may depend on who shares a batch), and the results are means over the images.
 
     Args:
-        model: a supported host that is not reduced; without a method, any model.
+        model: a supported host that is not reduced, or the `Prefill` of one; without a method, any model.
         method: the method's config or its text, e.g. ``"tome:r=13"``; None or ``"none"`` is the dense model.
-        images: one batch (B, C, H, W) or several, on the device and in the dtype of the model.
+        images: one batch (B, C, H, W) or several, on the device and in the dtype of the model; (B, n, C, H, W) for a
+            `Prefill`.
         name: what the result calls the model; default timm's name of the architecture, else the class name.
 
     Raises:
@@ -145,7 +153,7 @@ def profile(
             on the meta device, which has none.
 
     Example:
-        >>> import timm
+        >>> import timm, torch
         >>> model = timm.create_model("test_vit")
         >>> profile(model, "tome:r=10", torch.zeros(1, 3, 160, 160)).tokens_per_block
         (91, 81, 71, 61, 51, 41)
@@ -153,16 +161,20 @@ def profile(
     config = method if isinstance(method, MethodConfig) else parse_method(DENSE if method is None else method)
     batches = _batches(config, images)
     unused = getattr(model, "published_unused_params", 0)
-    if config.describe() == DENSE and not has_trunk(model):
+    whole = model.model if isinstance(model, Prefill) else model
+    name = name or ask(whole).architecture(whole)
+    if config.describe() == DENSE and (isinstance(model, Prefill) or not has_trunk(model)):
         params = sum(parameter.numel() for parameter in model.parameters())
-        return Profile(name or ask(model).architecture(model), DENSE, params, _dense_macs(model, batches), (), unused)
-    reduction = reduce_(model, config, record=True)
+        macs, cost = _dense(model, batches)
+        tokens = model.dense_tokens() if isinstance(model, Prefill) else ()
+        return Profile(name, DENSE, params, macs, tokens, unused, cost)
+    reduction = reduce_(model, config, record=True, compact=isinstance(model, Prefill))
     try:
         params = sum(parameter.numel() for parameter in model.parameters())
-        macs, tokens = _measure(model, reduction, batches)
+        macs, tokens, cost = _measure(model, reduction, batches)
     finally:
         restore_(model)
-    return Profile(name or ask(model).architecture(model), config.describe(), params, macs, tokens, unused)
+    return Profile(name, config.describe(), params, macs, tokens, unused, cost)
 
 
 def count_macs(model: nn.Module, images: Tensor) -> Macs:
@@ -181,6 +193,7 @@ def count_macs(model: nn.Module, images: Tensor) -> Macs:
             than a wrong one.
 
     Example:
+        >>> import torch
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 2, stride=2), nn.Flatten(), nn.Linear(32, 10))
         >>> count_macs(model, torch.zeros(5, 3, 4, 4))
         Macs(linear=704, attention=0, matching=0, norm=0, exchange=0)
@@ -188,24 +201,41 @@ def count_macs(model: nn.Module, images: Tensor) -> Macs:
     return _per_image(count_parts(model, images), images.shape[0])
 
 
-def _measure(model: nn.Module, reduction: Reduction, batches: Iterable[Tensor]) -> tuple[Macs, tuple[float, ...]]:
-    """MACs and tokens per block, as means over the images of all batches."""
-    counted: Counter[str] = Counter()
+def _measure(
+    model: nn.Module, reduction: Reduction, batches: Iterable[Tensor]
+) -> tuple[Macs, tuple[float, ...], PrefillCost | None]:
+    """MACs, tokens per block and the shares of a `Prefill`, as means over the images of all batches."""
+    counted: dict[str, Counter[str]] = {}
     tokens: list[list[float]] = []
-    number = 0
+    number, image_tokens = 0, 0.0
     for batch in batches:
-        counted.update(count_parts(model, batch))
+        for share, parts in count_shares(model, batch).items():
+            counted.setdefault(share, Counter()).update(parts)
         tokens.append([len(batch) * count for count in reduction.mean_tokens_per_block])
         number += len(batch)
+        image_tokens += sum(reduction.image_tokens) if reduction.compact else 0
     if number == 0:
         raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
-    return _per_image(counted, number), tuple(_tidy(sum(block) / number) for block in zip(*tokens, strict=True))
+    per_block = tuple(_tidy(sum(block) / number) for block in zip(*tokens, strict=True))
+    return _per_image(counted[WHOLE], number), per_block, _prefill_cost(model, counted, number, image_tokens)
 
 
-def _dense_macs(model: nn.Module, batches: Iterable[Tensor]) -> Macs:
+def _dense(model: nn.Module, batches: Iterable[Tensor]) -> tuple[Macs, PrefillCost | None]:
     for images in batches:
-        return count_macs(model, images)
+        counted, number = count_shares(model, images), len(images)
+        places = number * model.places * model.shape[0] if isinstance(model, Prefill) else 0
+        return _per_image(counted[WHOLE], number), _prefill_cost(model, counted, number, places)
     raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
+
+
+def _prefill_cost(
+    model: nn.Module, counted: Mapping[str, Counter[str]], number: int, image_tokens: float
+) -> PrefillCost | None:
+    """The cost of a prompt, of what was counted on ``number`` of them; None if ``model`` reads no prompts."""
+    if not isinstance(model, Prefill):
+        return None
+    shares = {share: _per_image(parts, number) for share, parts in counted.items() if share != WHOLE}
+    return PrefillCost(model.text, model.shape[0], _tidy(image_tokens / number), shares)
 
 
 def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
@@ -222,134 +252,5 @@ def _tidy(count: float) -> float:
     return int(count) if float(count).is_integer() else count
 
 
-# ---- the counter -----------------------------------------------------------------------------------------------------
-
-
 def _per_image(counted: Mapping[str, int], number: int) -> Macs:
     return Macs(**{part: round(counted[part] / number) for part in (*PARTS, "exchange")})
-
-
-def count_parts(model: nn.Module, images: Tensor) -> Counter[str]:
-    """MACs of each part, attributes of `Macs`, in one forward of the whole batch (B, C, H, W); see `count_macs`.
-
-    Example:
-        >>> count_parts(nn.Sequential(nn.Conv2d(3, 8, 2, stride=2)), torch.zeros(5, 3, 4, 4))["linear"]
-        1920
-    """
-    if images.ndim == 0 or images.shape[0] == 0:
-        raise VitrimError("no images to count on; give at least one image (1, C, H, W)")
-    with _as_written(model, images.device), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
-        model(images.detach())
-    by_module = counter.get_flop_counts()
-    flops: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
-    for operation, count in by_module.get("Global", {}).items():
-        if operation not in _PART_OF:
-            raise RuntimeError(f"{operation} ran {count} FLOPs that belong to no part; add it to vitrim.measure.macs")
-        flops[_PART_OF[operation]] += count
-    if not any(flops.values()):
-        raise RuntimeError(f"{type(model).__name__} ran no product that can be counted")
-    for name in _names_of(Reducer, model):
-        deciding = _attention(by_module.get(name, {}))
-        flops["attention"] -= deciding
-        flops["matching"] += deciding
-    flops["exchange"] = sum(_attention(by_module.get(name, {})) for name in _names_of(Exchange, model))
-    return Counter({part: count // 2 for part, count in flops.items()})  # a MAC is two FLOPs
-
-
-def _attention(operations: Mapping[Any, int]) -> int:
-    return sum(flops for operation, flops in operations.items() if _PART_OF[operation] == "attention")
-
-
-def _names_of(kind: type[nn.Module], model: nn.Module) -> list[str]:
-    """Names of a class's modules in the counter's module tracker; a reducer decides in such a module call."""
-    root = type(model).__name__
-    modules = model.named_modules(remove_duplicate=False)  # the tracker knows a shared module by its last name
-    return [f"{root}.{name}" for name, module in modules if isinstance(module, kind)]
-
-
-@contextmanager
-def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run in eval mode, without gradients or autocast; operations reach the counter as the model wrote them.
-
-    Below autograd, PyTorch hands over ``linear`` and ``scaled_dot_product_attention`` themselves and not what they
-    become: a linear layer on tokens that are not contiguous runs as the same batched product as attention, and
-    attention as one of many kernels, so parts and devices could not be told apart. (Inference mode does that too, but
-    would leave tensors behind that can never be trained with, in models that cache some.) The counter's module tracker
-    hooks the gradient of every input that wants one, which is not possible there, so no parameter wants one. The fast
-    path of ``nn.MultiheadAttention`` is one opaque operation and therefore off.
-    """
-    training = [(module, module.training) for module in model.modules()]
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    model.eval()
-    model.requires_grad_(False)
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(torch._C._AutoDispatchBelowAutograd())
-            if torch.amp.is_autocast_available(device.type):
-                stack.enter_context(torch.autocast(device.type, enabled=False))
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        for module, mode in training:
-            module.training = mode
-        for parameter in trainable:
-            parameter.requires_grad_(True)
-
-
-# FLOPs of operations that PyTorch's counter has no formula for, from shapes. A MAC is two.
-
-
-def _linear_flops(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    return 2 * prod(x) * prod(weight[:-1])
-
-
-def _vector_flops(matrix: Shape, *_: Any, **__: Any) -> int:
-    return 2 * prod(matrix)
-
-
-def _attention_flops(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
-
-
-def _distance_flops(a: Shape, b: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
-    return 2 * prod(out_shape) * a[-1]
-
-
-def _norm_flops(x: Shape, *_: Any, **__: Any) -> int:
-    return 2 * NORM_PER_ELEMENT * prod(x)
-
-
-def _batch_norm_flops(x: Shape, *_: Any, **__: Any) -> int:
-    return 2 * BATCH_NORM_PER_ELEMENT * prod(x)
-
-
-_aten = torch.ops.aten
-
-_FORMULAS = {
-    _aten.linear: _linear_flops,
-    _aten.mv: _vector_flops,
-    _aten.dot: _vector_flops,
-    _aten.scaled_dot_product_attention: _attention_flops,
-    _aten.cdist: _distance_flops,
-    _aten.native_layer_norm: _norm_flops,
-    _aten.batch_norm: _batch_norm_flops,
-}
-
-# A batched product outside of a reducer is attention, however it is written; a plain one is a learned layer.
-_PART_OF = {
-    _aten.linear: "linear",
-    _aten.mm: "linear",
-    _aten.addmm: "linear",
-    _aten.mv: "linear",
-    _aten.dot: "linear",
-    _aten.convolution: "linear",
-    _aten.bmm: "attention",
-    _aten.baddbmm: "attention",
-    _aten.scaled_dot_product_attention: "attention",
-    _aten.cdist: "attention",
-    _aten.native_layer_norm: "norm",
-    _aten.batch_norm: "norm",
-}

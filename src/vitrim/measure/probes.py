@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from vitrim.measure.contestants import Contestant, Output
-from vitrim.measure.macs import PARTS
+from vitrim.measure.counter import PARTS
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 

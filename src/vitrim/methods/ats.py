@@ -172,8 +172,7 @@ def _reducer(config: ATS, layer: Layer) -> type[ATSReducer] | None:
 
 def significance(class_row: Tensor, attention: Attention, per_head: bool) -> Tensor:
     """(B, N) attention from the class token (B, H, N) times the length of the values, per head or over all heads."""
-    assert attention.v is not None
-    values = attention.v.to(class_row.dtype)
+    values = attention.values.to(class_row.dtype)
     if per_head:
         return (class_row * values.square().sum(-1).sqrt()).sum(1)
     return class_row.sum(1) * values.square().sum((1, 3)).sqrt()

@@ -29,9 +29,18 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "
 """The colours of Okabe and Ito, which are told apart with any sight; those that show best on white come first."""
 DENSE_COLOUR = "#000000"
 DENSE = "dense"
-SHADES = (1.0, 0.6, 0.35)
-"""Light of the first seven colours, and of those that follow."""
+SHADES = (1.0, 0.6, 0.35, 1.5)
+"""Light of the first seven colours, and of those that follow: dark ones, then pale ones."""
+ORDER = (
+    *("tome", "topk", "evit", "atm", "ats", "cropr", "dynamicvit"),
+    *("mctf", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
+    *("gtp", "linf", "l1", "tofu", "bat", "diffrate", "algm"),
+    *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
+)
+"""Methods by their colours: those that are often compared come first. Others take colours behind them."""
 MARKERS = "osD^vP*X<>p"
+APART = 3
+"""Markers from one shade of a colour to the next."""
 BOUND, CHANCE = (0, (5, 2)), (0, (1, 1.5))
 """Dashes of lower bounds and of chance levels."""
 SMALL, TEXT, TITLE = 8, 9, 10
@@ -51,42 +60,54 @@ def method_of(name: str) -> str:
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """The colour of every record by its name: one per method, whatever its options, in order of appearance.
+    """The colour of every record by its name: one per method, whatever its options, and the same in every report.
 
-    After seven methods the colours come again darker. The dense model is black.
+    The dense model is black. Methods that are not in `ORDER` come behind those, in order of appearance.
 
     Args:
         names: of all records of a report, so that a method has one colour in all its figures.
 
     Example:
-        >>> colours(["dense", "tome:r=4", "tome:r=8", "topk"])
-        {'dense': '#000000', 'tome:r=4': '#0072b2', 'tome:r=8': '#0072b2', 'topk': '#e69f00'}
+        >>> colours(["dense", "topk", "tome:r=4", "tome:r=8"])
+        {'dense': '#000000', 'topk': '#e69f00', 'tome:r=4': '#0072b2', 'tome:r=8': '#0072b2'}
+    """
+    every = list(dict.fromkeys(names))
+    methods = list(dict.fromkeys([*ORDER, *(method_of(name) for name in every if method_of(name) != DENSE)]))
+    found = {method: _colour(place) for place, method in enumerate(methods)}
+    return {name: DENSE_COLOUR if method_of(name) == DENSE else found[method_of(name)] for name in every}
+
+
+def _colour(place: int) -> str:
+    """The colour of one place: those of Okabe and Ito, then darker, then mixed with white.
+
+    Example:
+        >>> [_colour(place) for place in (0, 7, 21)]
+        ['#0072b2', '#00446b', '#80b8d8']
     """
     from matplotlib.colors import to_hex, to_rgb
 
-    every = list(dict.fromkeys(names))
-    methods = [method for method in dict.fromkeys(map(method_of, every)) if method != DENSE]
-    found = {DENSE: DENSE_COLOUR}
-    for place, method in enumerate(methods):
-        shade = SHADES[place // len(OKABE_ITO) % len(SHADES)]
-        red, green, blue = to_rgb(OKABE_ITO[place % len(OKABE_ITO)])
-        found[method] = to_hex((shade * red, shade * green, shade * blue))
-    return {name: found[method_of(name)] for name in every}
+    light = SHADES[place // len(OKABE_ITO) % len(SHADES)]
+    white = max(0.0, light - 1.0)
+    red, green, blue = (
+        min(light, 1.0) * part * (1 - white) + white for part in to_rgb(OKABE_ITO[place % len(OKABE_ITO)])
+    )
+    return to_hex((red, green, blue))
 
 
 def markers(names: Iterable[str]) -> dict[str, str]:
-    """The marker of every record by its name: settings of one method differ.
+    """The marker of every record by its name: settings of one method differ, and so do shades of one colour.
 
     Example:
-        >>> markers(["tome:r=4", "tome:r=8", "topk"])
-        {'tome:r=4': 'o', 'tome:r=8': 's', 'topk': 'o'}
+        >>> markers(["tome:r=4", "tome:r=8", "topk", "mctf:r=4"])
+        {'tome:r=4': 'o', 'tome:r=8': 's', 'topk': 'o', 'mctf:r=4': '^'}
     """
     seen: dict[str, int] = {}
     found = {}
     for name in dict.fromkeys(names):
         place = seen.get(method_of(name), 0)
         seen[method_of(name)] = place + 1
-        found[name] = MARKERS[place % len(MARKERS)]
+        shade = ORDER.index(method_of(name)) // len(OKABE_ITO) if method_of(name) in ORDER else 0
+        found[name] = MARKERS[(place + APART * shade) % len(MARKERS)]
     return found
 
 

@@ -13,6 +13,7 @@ import copy
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ def recipes() -> dict[str, Path]:
         >>> found["cifar10_vit"].name, found["study/coco"].name, found["study/coco/topk@25"].name
         ('cifar10_vit.yaml', 'coco.yaml', 'study.csv')
     """
+    return dict(_recipes())
+
+
+@cache
+def _recipes() -> Mapping[str, Path]:
+    """`recipes`, read once: every recipe looks there for its base."""
     files = {_name(path): path for path in FOLDER.rglob("*.yaml")}
     return dict(sorted((files | dict.fromkeys(study.names(), study.TABLE)).items()))
 
@@ -131,7 +138,7 @@ def _find(name: str | Path) -> tuple[str, Path]:
 
 def _shipped(name: str) -> Path:
     """The file of a recipe of the package."""
-    known = recipes()
+    known = _recipes()
     if name in known:
         return known[name]
     better = study.hint(name)
@@ -164,7 +171,7 @@ def _given(path: Path) -> dict[str, Any]:
 
 def _base(path: Path, base: Any) -> tuple[str, Path]:
     """The base of a recipe by name, and its file: one next to the recipe's own, or one of the package's."""
-    known = recipes()
+    known = _recipes()
     if not isinstance(base, str) or not base or (base != Path(base).name and base not in known):
         wanted = "the name of a recipe: a file beside this one, without .yaml, or one of the package"
         raise VitrimError(f"{path}: base is {wanted}, not {short(base)}")

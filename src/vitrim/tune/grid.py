@@ -117,6 +117,11 @@ def parse(texts: Sequence[str], *, recipe: bool = False) -> Grid:
     axes: dict[str, tuple[str, ...]] = {}
     method: str | None = None
     if not recipe:
+        if texts and not any(":" in text.partition("=")[0] for text in texts):
+            raise VitrimError(
+                f"{texts[0]} is a value of a recipe or nothing that is known: give --train RECIPE too, or write the "
+                "grid of a method, e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02"
+            )
         if len(texts) != 1:
             raise VitrimError(f"a grid is of one method, got {len(texts)}: {', '.join(texts)}")
         method, colon, rest = texts[0].partition(":")

@@ -103,7 +103,8 @@ class DatasetImages:
     def __init__(self, dataset: Any, each: int, batch_size: int, *, workers: int = 0, collate: Any = None) -> None:
         places = spread(len(dataset), len(PARTS) * each)
         if len(places) < 2 * len(PARTS):
-            raise VitrimError(f"{len(places)} images are too few: searching, selecting and checking need 2 each")
+            given = len(places) // len(PARTS)
+            raise VitrimError(f"too few images: searching, selecting and checking need 2 each, and get {given}")
         self.places = {part: places[number :: len(PARTS)].tolist() for number, part in enumerate(PARTS)}
         self.dataset, self.batch_size, self.workers, self.collate = dataset, batch_size, workers, collate
 

@@ -16,7 +16,7 @@ from vitrim.analysis.tables import Outcome, Table, named, summary
 __all__ = ["patterns"]
 
 AMI_IMAGES = 200
-"""Images of which adjusted mutual information is the mean: scikit-learn needs milliseconds for each."""
+"""Images of which adjusted mutual information is the mean."""
 
 PAIR = ("method_a", "method_b", "block", "images")
 

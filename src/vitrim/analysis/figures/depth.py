@@ -82,6 +82,7 @@ def draw_depth_pairs(tables: Tables) -> Any:
     side, across = square(names, 3)
     figure, axes = panels(len(LIKENESS), across=across, size=(side + 0.7, side + 0.35), above=1.4)
     figure.set_figwidth(figure.get_figwidth() + 1.4)
+    figure.set_layout_engine("compressed")  # else names below squares are cut off
     for place, (axis, (measure, (label, turned))) in enumerate(zip(axes, LIKENESS.items(), strict=True)):
         grid = matrix(table.records(), names, measure, turned)
         np.fill_diagonal(grid, SAME.get(measure, 0.0))

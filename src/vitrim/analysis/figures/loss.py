@@ -97,7 +97,8 @@ def draw_loss_alone(tables: Tables) -> Any:
         axis.xaxis.get_major_locator().set_params(integer=True)
         if place < len(groups):
             axis.set_title(short(method), fontsize=TEXT)
-            axis.legend(fontsize=SMALL, frameon=False)
+            axis.set_ylim(top=1.8 * axis.get_ylim()[1])  # the legend stands above the lines
+            axis.legend(fontsize=SMALL, frameon=False, loc="upper right")
         else:
             axis.set_xlabel("block that reduces alone", fontsize=TEXT)
         if place % len(groups) == 0:

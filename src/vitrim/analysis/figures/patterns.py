@@ -130,6 +130,7 @@ def _maps(table: Table, columns: dict[str, str], label: str) -> Any:
     side, across = square(names, STAGES)
     figure, axes = panels(len(blocks), across=across, size=(side + 0.2, side + 0.3), above=1.5)
     figure.set_figwidth(figure.get_figwidth() + 2.2)
+    figure.set_layout_engine("compressed")  # else names below squares are cut off
     image = None
     for place, (axis, block) in enumerate(zip(axes, blocks, strict=True)):
         grid = matrix([row for row in rows if row["block"] == block], names, straight, turned)

@@ -40,4 +40,5 @@ def draw_tsne(tables: Tables) -> Any:
         axis.set_title(f"{short(method)}, {fusion.replace('_', ' ')}{silhouette}", fontsize=SMALL)
         axis.set(xticks=[], yticks=[])
     colour_bar(figure, drawn, axes, "block that pruned")
+    figure.axes[-1].yaxis.get_major_locator().set_params(integer=True)
     return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+import transformers
 from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
@@ -12,6 +13,7 @@ from vitrim.core.ask import register_library
 from vitrim.core.facts import Part, Preprocessing
 from vitrim.core.host import Host
 from vitrim.core.layers import input_channels, pair
+from vitrim.core.registry import reads_prompts
 from vitrim.errors import VitrimError, first_line
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
@@ -115,3 +117,16 @@ class TransformersModel(Host):
     @classmethod
     def has_idle_parameters(cls, model: nn.Module) -> bool:
         return True  # some classifiers have poolers and second towers that classification does not reach
+
+
+def class_for(config: Any) -> Any:
+    """The class a model was saved as if images, or prompts with images, can be given to it, else one of its kind."""
+    for name in config.architectures or ():
+        kind = getattr(transformers, name, None)
+        if kind is not None and (kind.main_input_name == "pixel_values" or reads_prompts(kind)):
+            return kind
+    prompted: Any = transformers.AutoModelForImageTextToText._model_mapping
+    if type(config) in prompted and reads_prompts(prompted[type(config)]):
+        return prompted[type(config)]
+    classifier = transformers.AutoModelForImageClassification
+    return classifier if type(config) in classifier._model_mapping else transformers.AutoModel

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from math import isqrt
+from math import isqrt, prod
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +33,7 @@ from vitrim.core.padding import Group, run_groups
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
+from vitrim.errors import VitrimError
 from vitrim.hosts.transformers.common import NoMapsHook, TransformersHost
 from vitrim.hosts.transformers.packed_layer import PackedLayer, hand_stamp
 
@@ -149,6 +150,7 @@ class PackedImages:
     def run(self, patches: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
         """Run the forward on packed ``patches`` (sum of t h w, values), ``grid_thw`` (images, 3)."""
         forward: Any = type(self.tower).forward
+        _check_grids(grid_thw, len(patches), self.tower.spatial_merge_size)
         grids = [(1, rows, columns) for frames, rows, columns in grid_thw.tolist() for _ in range(frames)]
         counts = [rows * columns for _, rows, columns in grids]
         places: dict[tuple[int, int, int], list[int]] = {}
@@ -174,6 +176,19 @@ class PackedImages:
         return _map(joined, lambda x: _packed(x, counts))
 
 
+def _check_grids(grid_thw: Tensor, patches: int, cell: int) -> None:
+    """Refuse grids that are not those of so many ``patches`` in cells of ``cell`` x ``cell``."""
+    whole = not grid_thw.is_floating_point() and grid_thw.dim() == 2 and grid_thw.shape[1] == 3 and len(grid_thw) > 0
+    grids = grid_thw.tolist()
+    if whole:
+        whole = all(min(grid) > 0 and grid[1] % cell == grid[2] % cell == 0 for grid in grids)
+    if not whole or sum(prod(grid) for grid in grids) != patches:
+        raise VitrimError(
+            f"expected grid_thw (images, 3) of frames, rows and columns with {patches} patches in all, rows and "
+            f"columns multiples of {cell}, got {grids}"
+        )
+
+
 def _packed(x: Tensor, counts: Sequence[int]) -> Tensor:
     """Images (B, P, C) of so many patches each, or (B, Q, C) of so many cells, as one sequence."""
     share = max(counts) // x.shape[1]
@@ -192,6 +207,7 @@ def _map(output: Any, change: Any) -> Any:
 class _QwenTower(TransformersHost):
     """Cells of 2 x 2 patches are reduced as wholes, so that the merger behind reads what it would of equal cells."""
 
+    in_cells = True
     heads = ("grid",)
     hook_class = NoMapsHook
     layers_name = "blocks"

@@ -15,7 +15,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.compact import Survivors, VisionLanguage, kept_in_prompt, survivors, trimmed
+from vitrim.core.compact import (
+    Survivors,
+    VisionLanguage,
+    check_prompt,
+    kept_in_prompt,
+    prompt_rows,
+    survivors,
+    trimmed,
+)
 from vitrim.core.reduce import get_reduction, reduced_parts
 from vitrim.core.trace import Trace
 from vitrim.errors import VitrimError
@@ -105,6 +113,8 @@ class HuggingFaceVLM(VisionLanguage):
     """See `vitrim.core.facts.HostFacts`."""
     stacks: ClassVar[bool] = False
     """The model takes the features as one tensor and not as a list."""
+    types: ClassVar[str | None] = None
+    """The name of the input that says which tokens of a prompt are images'; None: the model takes none."""
 
     @classmethod
     def base(cls, model: Any) -> Any:
@@ -114,6 +124,39 @@ class HuggingFaceVLM(VisionLanguage):
     @classmethod
     def tower(cls, model: nn.Module) -> nn.Module:
         return getattr(cls.base(model), cls.tower_name)  # type: ignore[no-any-return]
+
+    @classmethod
+    def language(cls, model: Any) -> list[nn.Module]:
+        head = model.get_output_embeddings()
+        return [model.get_decoder(), *([] if head is None else [head])]
+
+    @classmethod
+    def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """The inputs that bring ``images`` (B, n, C, H, W), in the form that the library's processor gives them."""
+        return {"pixel_values": images.flatten(0, 1)}
+
+    @classmethod
+    @torch.no_grad()
+    def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
+        output = cls.base(model).get_image_features(**cls.image_inputs(model, images[:1, :1]), return_dict=True)
+        return len(cls.images(output, 1)[0])
+
+    @classmethod
+    def prompts(cls, model: Any, images: Tensor, text: int, places: int) -> dict[str, Any]:
+        placeholder = model.config.image_token_id
+        taken = {value for name, value in model.config.to_dict().items() if name.endswith("token_id")}
+        word = next(number for number in range(len(taken) + 1) if number not in taken)
+        ids = prompt_rows(images, text, places, word, placeholder)
+        given: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            **cls.image_inputs(model, images),
+        }
+        if cls.types is not None:
+            given[cls.types] = (ids == placeholder).long()
+        if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
+            given["logits_to_keep"] = 1  # as in the first step of `generate`
+        return given
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
@@ -150,6 +193,9 @@ class HuggingFaceVLM(VisionLanguage):
                 "a compact model needs input_ids beside pixel_values, to know which tokens of the prompt stand for "
                 "images; inputs_embeds do not say"
             )
+        check_prompt(given, PER_TOKEN)
+        if not len(given["pixel_values"]):
+            raise VitrimError("pixel_values holds no image: leave it out where a prompt has none")
         return True
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,14 @@ class Llava(HuggingFaceVLM):
         return _layers(model, given)
 
     @classmethod
+    def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        given = super().image_inputs(model, images)
+        if "image_sizes" in inspect.signature(cls.tower(model).forward).parameters:  # Pixtral's
+            sizes = torch.tensor(images.shape[-2:], device=images.device)
+            given["image_sizes"] = sizes.expand(len(given["pixel_values"]), 2)
+        return given
+
+    @classmethod
     def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
         # the places of packed images are counted behind the projector
         return given.get("image_sizes") is not None or super().reads_all(model, given)
@@ -69,6 +78,7 @@ class PaliGemma(HuggingFaceVLM):
 
     name = "PaliGemma"
     stacks = True
+    types = "token_type_ids"
 
 
 @register_vision_language(
@@ -79,7 +89,9 @@ class Gemma3(HuggingFaceVLM):
     """A mean over cells of patches, 4 x 4 in the published models, which are reduced as wholes."""
 
     name = "Gemma 3"
+    in_cells = True
     stacks = True
+    types = "token_type_ids"
 
     @classmethod
     def cell(cls, model: Any) -> int:
@@ -105,11 +117,16 @@ class Idefics3(HuggingFaceVLM):
     """A pixel shuffle joins cells of patches, which are reduced as wholes, on images without padding."""
 
     name = "Idefics3, SmolVLM"
+    in_cells = True
     tower_name = "vision_model"
 
     @classmethod
     def cell(cls, model: Any) -> int:
         return model.config.scale_factor  # type: ignore[no-any-return]
+
+    @classmethod
+    def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        return {"pixel_values": images}
 
     @classmethod
     def images(cls, output: Any, number: int) -> list[Tensor]:
@@ -126,6 +143,7 @@ class InternVL(HuggingFaceVLM):
     """A pixel shuffle joins cells of 2 x 2 patches, which are reduced as wholes."""
 
     name = "InternVL"
+    in_cells = True
     stacks = True
 
     @classmethod
@@ -149,6 +167,7 @@ class LlavaNext(HuggingFaceVLM):
     """Refused: tiles are put together as a map, cut to the shape of the image, and get a token after every row."""
 
     name = "LLaVA-NeXT, LLaVA-OneVision"
+    refused = True
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -165,11 +184,30 @@ class _Qwen(HuggingFaceVLM):
     """
 
     tower_name = "visual"
+    in_cells = True
     cell_by_cell = True
+    types = "mm_token_type_ids"
 
     @classmethod
     def cell(cls, model: Any) -> int:
         return cls.base(model).visual.spatial_merge_size  # type: ignore[no-any-return]
+
+    @classmethod
+    def connector(cls, model: Any) -> list[nn.Module]:
+        tower = cls.base(model).visual
+        return [tower.merger, *getattr(tower, "deepstack_merger_list", [])]
+
+    @classmethod
+    def image_inputs(cls, model: Any, images: Tensor) -> dict[str, Tensor]:
+        # an image is a clip of equal frames; patches stand cell by cell
+        config = cls.base(model).visual.config
+        side, cell = config.patch_size, config.spatial_merge_size
+        rows, columns = images.shape[-2] // side, images.shape[-1] // side
+        shape = (-1, images.shape[-3], rows // cell, cell, side, columns // cell, cell, side)
+        patches = images.reshape(shape).permute(0, 2, 5, 3, 6, 1, 4, 7).flatten(0, 4)  # (patches, C, side, side)
+        clips = patches.unsqueeze(2).expand(-1, -1, config.temporal_patch_size, -1, -1)
+        grid = torch.tensor([1, rows, columns], device=images.device)
+        return {"pixel_values": clips.flatten(1), "image_grid_thw": grid.repeat(images.shape[:2].numel(), 1)}
 
     @classmethod
     def positioned(cls, model: nn.Module, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
@@ -224,6 +262,7 @@ class Qwen25VL(_Qwen):
     """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches."""
 
     name = "Qwen2.5-VL"
+    refused = True
 
     @classmethod
     def check(cls, model: nn.Module) -> None:

@@ -1,0 +1,114 @@
+"""The prefill of a vision-language model: its MACs against PyTorch's own counter, its tokens, its rows of `bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlavaNextForConditionalGeneration
+from typer.testing import CliRunner
+
+from tiny_vlms import IMAGE, VLMS
+from vitrim.cli import app
+from vitrim.core.reduce import reduced_parts
+from vitrim.core.registry import parse_method
+from vitrim.errors import VitrimError
+from vitrim.loading import create_model
+from vitrim.measure.bench import measure, random_images
+from vitrim.measure.latency import Budget
+from vitrim.measure.macs import profile
+from vitrim.measure.prefill import Prefill, as_measured
+
+TEXT = 5
+QUICK = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
+
+
+def flops(model: Any, inputs: dict[str, Any]) -> float:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(**inputs)
+    return counter.get_total_flops() / 2
+
+
+@pytest.mark.parametrize("name", [name for name in VLMS if name != "qwen2_vl"])  # its image has 1024 patches
+def test_macs_of_a_prompt_are_those_that_torch_counts(name: str) -> None:
+    """Dense: all of a prompt that is made here by hand. Reduced: what falls, and in which share."""
+    model = VLMS[name].create()
+    prefill = Prefill(model, text=TEXT, images=2)
+    images = random_images(prefill, 1)
+    assert prefill.places == VLMS[name].tokens
+    dense, few = profile(prefill, None, images), profile(prefill, "tome:r=1", images)
+    for row in (dense, few):
+        assert row.prefill is not None
+        assert list(row.prefill.shares) == ["tower", "connector", "language model"]
+        assert sum(share.total for share in row.prefill.shares.values()) == row.macs.total
+    assert dense.prefill is not None
+    assert few.prefill is not None
+
+    ids = torch.tensor([[7, 7, *[IMAGE] * prefill.places, 7, 7, *[IMAGE] * prefill.places, 7]])
+    inputs = prefill.family.prompts(model, images, TEXT, prefill.places)
+    assert torch.equal(inputs["input_ids"] == IMAGE, ids == IMAGE)
+    assert dense.macs.total - dense.macs.norm == flops(model, inputs)
+    # the language model alone, on as many tokens of text: it does not know which are images'
+    for row in (dense.prefill, few.prefill):
+        words = torch.full((1, TEXT + int(row.image_tokens)), 7)
+        alone = flops(model, {"input_ids": words, "logits_to_keep": 1})
+        assert row.shares["language model"].total - row.shares["language model"].norm == alone
+    assert dense.prefill.image_tokens == 2 * prefill.places
+    assert few.prefill.image_tokens == 2 * (prefill.places - VLMS[name].blocks)
+    assert len(dense.tokens_per_block) == len(few.tokens_per_block) == 4
+    assert not reduced_parts(model)
+
+
+def test_rows_of_bench_are_those_of_the_engine() -> None:
+    model = Prefill(VLMS["llava"].create(), text=TEXT, images=2)
+    methods = {"tome:r=4": parse_method("tome:r=4")}
+    images = random_images(model, 3)
+    assert images.shape == (3, 2, 3, 24, 24)
+    dense, row = measure(model, methods, images, budget=QUICK)
+    assert (dense["image_tokens"], row["image_tokens"]) == (72, 48)
+    promised = profile(model, None, images).macs.total / profile(model, "tome:r=4", images).macs.total
+    assert row["promised_speedup"] == pytest.approx(promised)
+    assert row["images_per_second"] == pytest.approx(6e3 / row["latency_ms"]["p50"])
+    with pytest.raises(VitrimError, match=r"^engine compile runs models of images, not prompts"):
+        measure(model, methods, images, engines=["compile"])
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """A folder with the config alone: random weights, as for other models, and the language model's head."""
+    VLMS["llava"].create().config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]
+    name = f"hf:{tmp_path}"
+    assert type(create_model(name)).__name__ == "LlavaForConditionalGeneration"
+    shown = CliRunner().invoke(app, ["profile", name, "-m", "tome:r=4", "--json", str(tmp_path / "p")])
+    assert shown.exit_code == 0, shown.output
+    assert "GMACs per prompt of 32 tokens of text and 1 image " in shown.output
+    rows = json.loads((tmp_path / "p").read_text())["rows"]
+    assert [row["prefill"]["image_tokens"] for row in rows] == [36, 24]
+    options = ["-m", "tome:r=4", "-b", "1", "--text-tokens=4", "--repeats=1", "--min-seconds=0"]
+    shown = CliRunner().invoke(app, ["bench", name, *options, "--json", str(tmp_path / "b")])
+    assert shown.exit_code == 0, shown.output
+    assert "batches are prompts of 4 tokens of text and 1 x 36 of images" in shown.output
+    assert [row["image_tokens"] for row in json.loads((tmp_path / "b").read_text())["rows"]] == [36, 24]
+    refused = CliRunner().invoke(app, ["profile", name, "--images", str(tmp_path), "-m", "tome:r=4"])
+    assert str(refused.exception).startswith("--images is for models of images alone")
+
+
+def test_what_has_no_prefill_is_refused() -> None:
+    with pytest.raises(VitrimError, match=r"^a prompt is described, and Linear reads none$"):
+        as_measured(torch.nn.Linear(2, 2), text=3)
+    with pytest.raises(VitrimError, match=r"a token of text before each, got 3 images and 2 tokens$"):
+        Prefill(VLMS["llava"].create(), text=2, images=3)
+    with torch.device("meta"):
+        config = LlavaNextForConditionalGeneration.config_class
+        next_model = LlavaNextForConditionalGeneration(config(**small()))
+    with pytest.raises(VitrimError, match=r"^LlavaNextForConditionalGeneration puts the tiles"):
+        Prefill(next_model)
+
+
+def small() -> dict[str, Any]:
+    """Parts of a LLaVA-NeXT, as small as LLaVA's."""
+    config: Any = VLMS["llava"].create().config
+    return {"vision_config": config.vision_config, "text_config": config.text_config}
