@@ -7,7 +7,8 @@ the full map exist only for the methods that are defined by them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,10 @@ class Attention:
     k_raw: Tensor | None = None
     queries: Tensor | None = None
     fused: bool = True
+
+    def parts(self) -> dict[str, Any]:
+        """Give the fields by name, for another kind of attention. torch.compile of 2.11 cannot read `vars`."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def keys(self) -> Tensor:

@@ -353,7 +353,7 @@ class ReducedBlock(nn.Module):
         """Note the state, un-merge where the output must be complete, and stamp the state on the tokens."""
         if state.banking and self.last:
             x, state = state.bring_back(x)
-        restored = state.banking and bool(state.bank)
+        restored = state.banking and len(state.bank) > 0
         if state.full_grid and (state.mixed or restored) and not self.last:
             state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)

@@ -43,7 +43,7 @@ class CellAttention(Attention):
 
     @classmethod
     def of(cls, attention: Attention, area: int, num_prefix: int) -> CellAttention:
-        return cls(**vars(attention), area=area, num_prefix=num_prefix)
+        return cls(**attention.parts(), area=area, num_prefix=num_prefix)
 
     @property
     def keys(self) -> Tensor:
@@ -63,7 +63,7 @@ class CellAttention(Attention):
         return self._mean(super().class_row())
 
     def column_mean(self) -> Tensor:
-        heads = vars(self)
+        heads = self.parts()
         plain = Attention(**{name: heads[name] for name in Attention.__dataclass_fields__})
         return self._mean(plain.column_mean())
 

@@ -61,7 +61,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     Entering it costs as much as several small operations, so that happens only where autocast is on.
     """
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):  # meta has no autocast to ask
+    # meta has no autocast to ask for; whether a device has is what torch.compile could not ask before torch 2.12
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
 

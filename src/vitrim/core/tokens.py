@@ -154,7 +154,7 @@ class TokenState:
     @property
     def pruned(self) -> bool:
         """Tell whether some input tokens have no current index: lost, or waiting in the bank."""
-        return self.lost or bool(self.bank)
+        return self.lost or len(self.bank) > 0
 
     @property
     def num_tokens(self) -> int:

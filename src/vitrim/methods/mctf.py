@@ -300,7 +300,7 @@ class KnownMap(Attention):
     @classmethod
     def of(cls, attention: Attention) -> KnownMap:
         """``attention`` with its map, in at least float32: B*H*N*N memory."""
-        return cls(**vars(attention), known=attention.probabilities())
+        return cls(**attention.parts(), known=attention.probabilities())
 
     def output(self) -> Tensor:
         return self.weigh(self.known)
@@ -312,14 +312,14 @@ class KnownMap(Attention):
         return self.known.mean(dim=(1, 2))
 
     def rows(self, count: int) -> Attention:
-        return KnownMap(**{**vars(super().rows(count)), "known": self.known[:, :, :count]})
+        return KnownMap(**{**super().rows(count).parts(), "known": self.known[:, :, :count]})
 
     def select(self, index: Tensor) -> Attention:
         rows = index[:, None, :, None].expand(-1, self.known.shape[1], -1, self.known.shape[3])
-        return KnownMap(**{**vars(super().select(index)), "known": self.known.gather(2, rows)})
+        return KnownMap(**{**super().select(index).parts(), "known": self.known.gather(2, rows)})
 
     def detach(self) -> Attention:
-        return KnownMap(**{**vars(super().detach()), "known": self.known.detach()})
+        return KnownMap(**{**super().detach().parts(), "known": self.known.detach()})
 
 
 def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
