@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import vitrim
 from made_tables import BLOCKS, NAMES, tables
 from vitrim.analysis.drawings import Drawing, Tables, drawings, fullest, pictures, styles
 from vitrim.analysis.figures.attention import draw_attention, draw_attention_maps
@@ -22,8 +23,9 @@ from vitrim.analysis.figures.sensitivity import draw_batch_sizes
 from vitrim.analysis.figures.throughput import draw_throughput
 from vitrim.analysis.figures.tsne import draw_tsne
 from vitrim.analysis.tables import Table
+from vitrim.core import registry
 from vitrim.core.registry import methods
-from vitrim.plots.style import ORDER, colours, encoded
+from vitrim.plots.style import ORDER, colours, encoded, markers
 
 RECORDS = ("patterns", "depth", "counts", "features")
 
@@ -70,10 +72,15 @@ def test_a_method_has_the_same_colour_in_every_report() -> None:
     one, other = colours(["dense", "tome:r=4", "own", "topk"]), colours(["topk:keep_rate=0.5 on vit", "evit", "tome"])
     assert one["topk"] == other["topk:keep_rate=0.5 on vit"]
     assert one["tome:r=4"] == other["tome"]
-    built_in = [name for name in methods() if name != "none"]
-    assert set(built_in) == set(ORDER)
-    found = colours([*built_in, "dense", "own"])
+    assert set(ORDER) <= set(methods())
+    found = colours([*ORDER, "dense", "own"])
     assert len(set(found.values())) == len(found)
+
+
+def test_a_new_method_has_its_colour_without_being_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._METHODS, "norms", vitrim.TopK)
+    assert colours(["norms", "unknown"])["norms"] == colours(["unknown", "norms"])["norms"]
+    assert markers(["unknown", "norms"])["norms"] == markers(["norms"])["norms"]
 
 
 @pytest.mark.parametrize("draw", [draw_overlap, draw_depth_pairs])

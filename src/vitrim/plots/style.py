@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrim.core.registry import methods as registered
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, replaced
 
@@ -37,7 +38,7 @@ ORDER = (
     *("gtp", "linf", "l1", "tofu", "bat", "diffrate", "algm"),
     *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
 )
-"""Methods by their colours: those that are often compared come first. Others take colours behind them."""
+"""Methods by their colours: those that are often compared come first. The registry's others follow by name."""
 MARKERS = "osD^vP*X<>p"
 APART = 3
 """Markers from one shade of a colour to the next."""
@@ -62,7 +63,7 @@ def method_of(name: str) -> str:
 def colours(names: Iterable[str]) -> dict[str, str]:
     """The colour of every record by its name: one per method, whatever its options, and the same in every report.
 
-    The dense model is black. Methods that are not in `ORDER` come behind those, in order of appearance.
+    The dense model is black. Methods that are not registered come last, in order of appearance.
 
     Args:
         names: of all records of a report, so that a method has one colour in all its figures.
@@ -72,9 +73,15 @@ def colours(names: Iterable[str]) -> dict[str, str]:
         {'dense': '#000000', 'topk': '#e69f00', 'tome:r=4': '#0072b2', 'tome:r=8': '#0072b2'}
     """
     every = list(dict.fromkeys(names))
-    methods = list(dict.fromkeys([*ORDER, *(method_of(name) for name in every if method_of(name) != DENSE)]))
-    found = {method: _colour(place) for place, method in enumerate(methods)}
-    return {name: DENSE_COLOUR if method_of(name) == DENSE else found[method_of(name)] for name in every}
+    places = _places(every)
+    return {name: DENSE_COLOUR if method_of(name) == DENSE else _colour(places[method_of(name)]) for name in every}
+
+
+def _places(names: Iterable[str]) -> dict[str, int]:
+    """The place of every method in the order of colours, those of ``names`` that nobody registered last."""
+    reducing = [name for name, config in registered().items() if config.kind != "none"]
+    known = dict.fromkeys([*ORDER, *reducing, *(method_of(name) for name in names if method_of(name) != DENSE)])
+    return {method: place for place, method in enumerate(known)}
 
 
 def _colour(place: int) -> str:
@@ -101,12 +108,14 @@ def markers(names: Iterable[str]) -> dict[str, str]:
         >>> markers(["tome:r=4", "tome:r=8", "topk", "mctf:r=4"])
         {'tome:r=4': 'o', 'tome:r=8': 's', 'topk': 'o', 'mctf:r=4': '^'}
     """
+    every = list(dict.fromkeys(names))
+    places = _places(every)
     seen: dict[str, int] = {}
     found = {}
-    for name in dict.fromkeys(names):
+    for name in every:
         place = seen.get(method_of(name), 0)
         seen[method_of(name)] = place + 1
-        shade = ORDER.index(method_of(name)) // len(OKABE_ITO) if method_of(name) in ORDER else 0
+        shade = places.get(method_of(name), 0) // len(OKABE_ITO)  # the dense model has none
         found[name] = MARKERS[(place + APART * shade) % len(MARKERS)]
     return found
 
