@@ -61,7 +61,7 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     Entering it costs as much as several small operations, so that happens only where autocast is on.
     """
     kind = x.device.type
-    # meta has no autocast to ask for; whether a device has is what torch.compile could not ask before torch 2.12
+    # meta has no autocast to ask for; torch.compile of 2.11 cannot ask which devices have one
     if kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()

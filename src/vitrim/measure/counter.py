@@ -48,7 +48,7 @@ def count_shares(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
     """`count_parts`, and where ``model`` is a `Prefill` the same for tower, connector and language model, by name."""
     if images.ndim == 0 or images.shape[0] == 0:
         raise VitrimError("no images to count on; give at least one image (1, C, H, W)")
-    with _as_written(model, images.device), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
+    with _as_written(model, images.device), FlopCounterMode(display=False, custom_mapping=_MAPPING) as counter:
         model(images.detach())
     by_module = counter.get_flop_counts()
     whole = _parts_of(by_module, model, WHOLE)
@@ -175,6 +175,10 @@ _FORMULAS = {
     _aten.native_layer_norm: _norm_flops,
     _aten.batch_norm: _batch_norm_flops,
 }
+
+# Older versions of the counter (torch 2.11 and 2.13) look the overload up before they take an operation apart, and the
+# packet when they count it: without the overloads, linear layers and attention would reach them as kernels.
+_MAPPING: dict[Any, Any] = {**_FORMULAS, **{operation.default: formula for operation, formula in _FORMULAS.items()}}
 
 # A batched product outside of a reducer is attention, however it is written; a plain one is a learned layer.
 _PART_OF = {
