@@ -26,6 +26,7 @@ try:
     import plain_loops
     import resolution
     import study
+    import upstream
     from lines import Lines
 finally:
     sys.path.remove(FOLDER)
@@ -175,3 +176,40 @@ def test_data_without_a_name_is_refused(photos: Path, tmp_path: Path) -> None:
         study.main(["data", "--data", str(photos), "--out", str(tmp_path)])
     with pytest.raises(VitrimError, match="'cropr' does not follow the study's schedule"):
         study.main(["methods", "--data", str(photos), "--method", "cropr", "--out", str(tmp_path)])
+
+
+# ---- the libraries' own tests ----------------------------------------------------------------------------------------
+
+
+def test_a_failure_of_reduced_models_alone_needs_a_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = dict.fromkeys(("same", "traced", "wrong", "gone"), ("passed", "")) | {"broken": ("failed", "own fault")}
+    reduced = own | {"traced": ("failed", "Foo: torch.fx cannot trace it"), "wrong": ("failed", "1 != 2")}
+    del reduced["gone"]
+    runs = {"": {"outcomes": own}, "tome:r=0": {"outcomes": reduced, "reduced": 4, "refused": {"Swin: no host": 2}}}
+    monkeypatch.setattr(upstream, "outcomes", lambda sources, file, method, choice: runs[method])
+    assert upstream.compare(Path(), Path("test_models.py"), "tome:r=0", []) == 2
+    row, *notes = capsys.readouterr().out.splitlines()
+    assert row == "| test_models.py | 4 | 2 | 5 | 4 | 1 | 3 | 2 |"
+    assert "NO REASON: wrong: 1 != 2" in notes[1]
+    assert "NO REASON: gone: did not run" in notes[2]
+
+
+@pytest.mark.full  # starts pytest twice; the command fails by itself where no test ran
+def test_models_of_other_peoples_tests_are_reduced(tmp_path: Path) -> None:
+    file = tmp_path / "test_models.py"
+    file.write_text(
+        "import timm, torch, vitrim\n"
+        "def make():\n"
+        "    return timm.create_model('test_vit', img_size=32, patch_size=8).eval()\n"
+        "def test_logits():\n"
+        "    assert make()(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)\n"
+        "def test_it_is_dense():\n"
+        "    assert type(make().blocks[0]).__name__ == 'Block', 'reduced'\n"
+    )
+    own, found = (upstream.outcomes(tmp_path, file, method, []) for method in ("", "tome:r=0"))
+    ends = [{name.partition("::")[2]: end[0] for name, end in run["outcomes"].items()} for run in (own, found)]
+    assert ends[0] == {"test_logits": "passed", "test_it_is_dense": "passed"}
+    assert ends[1] == {"test_logits": "passed", "test_it_is_dense": "failed"}
+    assert (own["reduced"], found["reduced"]) == (0, 2)

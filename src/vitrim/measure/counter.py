@@ -179,6 +179,8 @@ _FORMULAS = {
 # Older versions of the counter (torch 2.11 and 2.13) look the overload up before they take an operation apart, and the
 # packet when they count it: without the overloads, linear layers and attention would reach them as kernels.
 _MAPPING: dict[Any, Any] = {**_FORMULAS, **{operation.default: formula for operation, formula in _FORMULAS.items()}}
+# torch 2.11 has no formula for this kernel: called by its own name it would be missed, and not refused as of no part
+_MAPPING[_aten._scaled_dot_product_flash_attention_for_cpu] = _attention_flops
 
 # A batched product outside of a reducer is attention, however it is written; a plain one is a learned layer.
 _PART_OF = {
