@@ -2,15 +2,18 @@
 
     python benchmarks/upstream.py --timm SOURCES                  # timm's tests/test_models.py
     python benchmarks/upstream.py --timm SOURCES -k "vit_tiny"    # pytest's choice of tests
-    python benchmarks/upstream.py --transformers SOURCES          # tests/models/NAME/test_modeling_NAME.py, all of them
-    python benchmarks/upstream.py --transformers SOURCES --family vit --family clip
+    python benchmarks/upstream.py --transformers SOURCES          # its models' tests, all that vitrim knows
+    python benchmarks/upstream.py --transformers CHECKOUT --family vit --family clip
 
 SOURCES is the unpacked source of the library, of the version that is installed. Wheels have no tests; timm's source
-distribution has them, that of transformers only those that its models share, so there it takes a checkout.
+distribution has them. That of transformers has the tests that its models share, without the models' own files: there
+they run on the tiny models of `upstream_families.py` (and need the package ``parameterized``). A checkout has the
+files, ``tests/models/NAME/test_modeling_NAME.py``, which then run.
 
 Each file runs twice, in processes of their own: as it is, and with every model that a test makes reduced by METHOD
-(default tome:r=0) as soon as it is made. Models that vitrim refuses stay as they are and are counted. A test that
-passes as it is and fails on reduced models needs a reason from `REASONS`; without one the exit code is 1.
+(default tome:r=0) as soon as it is made; a vision-language model with ``compact=True``. Models that vitrim refuses stay
+as they are and are counted. A test that passes as it is and does not on reduced models needs a reason from `REASONS`;
+without one the exit code is 1.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from typing import Any
 
 METHOD, REPORT = "VITRIM_UPSTREAM_METHOD", "VITRIM_UPSTREAM_REPORT"
 """Environment variables of the run that is compared: the method, empty for none; the file that it writes."""
+
+FAMILIES = Path(__file__).parent / "upstream_families.py"
+"""The test file of sources that have none for each model."""
 
 TINY = "test_vit or test_eva or vit_tiny_patch16_224 or deit_tiny or eva02_tiny or beit_base_patch16_224"
 """The models of timm that run by default: one run of all takes hours."""
@@ -68,10 +74,11 @@ class Reducing:
     def reduce(self, model: Any) -> Any:
         """Reduce ``model`` in place; a refusal leaves it as it is."""
         import vitrim
+        from vitrim.core.registry import reads_prompts
         from vitrim.errors import VitrimError
 
         try:
-            vitrim.reduce_(model, self.method)
+            vitrim.reduce_(model, self.method, compact=reads_prompts(type(model)))
             self.reduced += 1
         except VitrimError as error:
             self.refused[f"{type(model).__name__}: {str(error).partition(';')[0]}"] += 1
@@ -93,9 +100,9 @@ class Reducing:
         """Reduce every model of a class that vitrim knows at the end of the outermost constructor."""
         import importlib
 
-        from vitrim.core.registry import hosts
+        from vitrim.core.registry import hosts, vision_languages
 
-        for key in hosts():
+        for key in (*hosts(), *vision_languages()):
             module, _, name = key.rpartition(".")
             if module.startswith("transformers."):
                 kind = getattr(importlib.import_module(module), name)
@@ -164,48 +171,71 @@ def reason_for(test: str, message: str) -> str | None:
 
 
 def compare(sources: Path, file: Path, method: str, choice: list[str]) -> int:
-    """Print one row, and below it new failures; return how many of these have no reason."""
+    """Print the rows of a file, and below them new failures; return how many of these have no reason."""
     own = outcomes(sources, file, "", choice)["outcomes"]
     found = outcomes(sources, file, method, choice)
     passed = [test for test, (outcome, _) in own.items() if outcome == "passed"]
-    failed = {test: found["outcomes"].get(test, ("missing", "did not run")) for test in passed}
-    failed = {test: end for test, end in failed.items() if end[0] not in ("passed", "skipped")}
+    ends = {test: found["outcomes"].get(test, ("missing", "did not run")) for test in passed}
+    failed = {test: end for test, end in ends.items() if end[0] != "passed"}
     reasons = {test: reason_for(test, message) for test, (_, message) in failed.items()}
-    unlisted = [test for test, why in reasons.items() if why is None]
-    counts = f"{len(own)} | {len(passed)} | {len(passed) - len(failed)} | {len(failed)} | {len(unlisted)}"
-    print(f"| {file.name} | {found['reduced']} | {sum(found['refused'].values())} | {counts} |", flush=True)
+    for name in dict.fromkeys(_row_of(file, test) for test in own):
+        own_row, passed_row, failed_row, unlisted_row = (
+            sum(_row_of(file, test) == name for test in tests)
+            for tests in (own, passed, failed, [test for test, why in reasons.items() if why is None])
+        )
+        print(f"| {name} | {own_row} | {passed_row} | {passed_row - failed_row} | {failed_row} | {unlisted_row} |")
     for why, number in Counter(why for why in reasons.values() if why is not None).items():
         print(f"    {number}: {why}")
+    unlisted = [test for test, why in reasons.items() if why is None]
     for test in unlisted:
         print(f"    NO REASON: {test}: {failed[test][1]}")
+    print(f"    {found['reduced']} models were reduced, {sum(found['refused'].values())} refused", flush=True)
     for refusal, number in Counter(found["refused"]).most_common(5):
         print(f"    left as it is, {number} times: {refusal}")
     return len(unlisted)
+
+
+def _row_of(file: Path, test: str) -> str:
+    """The row that a test counts in: its model class in `FAMILIES`, its file elsewhere."""
+    return test.split("::")[1].removesuffix("Test") if file.name == FAMILIES.name else file.name
+
+
+def files_of(
+    timm: Path | None, transformers: Path | None, families: list[str], choice: str | None
+) -> list[tuple[Path, Path, list[str]]]:
+    """The test files to run: each with the sources that it belongs to and pytest's choice of its tests."""
+    files: list[tuple[Path, Path, list[str]]] = []
+    if timm is not None:
+        files.append((timm, timm / "tests" / "test_models.py", ["-k", choice or TINY]))
+    if transformers is None:
+        return files
+    chosen = ["-k", choice] if choice else []
+    if not (transformers / "tests" / "models").is_dir():
+        return [*files, (transformers, FAMILIES, chosen)]
+    from vitrim.core.registry import hosts, vision_languages
+
+    known = {key.split(".")[2] for key in (*hosts(), *vision_languages()) if key.startswith("transformers.models.")}
+    for family in families or sorted(known):
+        files.append((transformers, transformers / "tests" / "models" / family / f"test_modeling_{family}.py", chosen))
+    return files
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--timm", type=Path, metavar="SOURCES")
     parser.add_argument("--transformers", type=Path, metavar="SOURCES")
-    parser.add_argument("--family", action="append", help="of transformers, e.g. vit; default: all that vitrim knows")
+    parser.add_argument(
+        "--family", action="append", help="of a checkout of transformers, e.g. vit; default: all that vitrim knows"
+    )
     parser.add_argument("--method", default="tome:r=0")
     parser.add_argument("-k", dest="choice", help="tests, as pytest chooses them")
     options = parser.parse_args()
-    files: list[tuple[Path, Path, list[str]]] = []
-    if options.timm is not None:
-        files.append((options.timm, options.timm / "tests" / "test_models.py", ["-k", options.choice or TINY]))
-    if options.transformers is not None:
-        from vitrim.core.registry import hosts, vision_languages
-
-        known = {key.split(".")[2] for key in (*hosts(), *vision_languages()) if key.startswith("transformers.models.")}
-        for family in options.family or sorted(known):
-            file = options.transformers / "tests" / "models" / family / f"test_modeling_{family}.py"
-            files.append((options.transformers, file, ["-k", options.choice] if options.choice else []))
+    files = files_of(options.timm, options.transformers, options.family or [], options.choice)
     missing = [str(file) for _, file, _ in files if not file.is_file()]
     if missing or not files:
         parser.error(f"no such test file: {', '.join(missing)}" if files else "give --timm or --transformers")
-    print("| tests of | models reduced | refused | tests | pass as they are | and reduced | fail reduced | no reason |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| tests of | tests | pass as they are | and reduced | not reduced | no reason |")
+    print("|---|---|---|---|---|---|")
     sys.exit(
         1
         if sum([compare(sources.resolve(), file.resolve(), options.method, choice) for sources, file, choice in files])

@@ -191,7 +191,7 @@ def test_a_failure_of_reduced_models_alone_needs_a_reason(
     monkeypatch.setattr(upstream, "outcomes", lambda sources, file, method, choice: runs[method])
     assert upstream.compare(Path(), Path("test_models.py"), "tome:r=0", []) == 2
     row, *notes = capsys.readouterr().out.splitlines()
-    assert row == "| test_models.py | 4 | 2 | 5 | 4 | 1 | 3 | 2 |"
+    assert row == "| test_models.py | 5 | 4 | 1 | 3 | 2 |"
     assert "NO REASON: wrong: 1 != 2" in notes[1]
     assert "NO REASON: gone: did not run" in notes[2]
 

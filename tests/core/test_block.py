@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import tiny
 import vitrim
-from vitrim.core.block import Idle, merge_heads, split_heads
+from vitrim.core.attention import merge_heads, split_heads
+from vitrim.core.block import Idle
 from vitrim.core.schedule import Amount, Remove
 from vitrim.core.tokens import STAMP, TokenState
 
@@ -28,6 +30,35 @@ def reduced(config: vitrim.MethodConfig, host: str = "vit") -> tuple[nn.Module, 
 def hand_on_a_copy(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """A user's hook that loses the stamp."""
     return output.clone()
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+NEED_KEYS = [config for config in tiny.configs() if getattr(config, "attention", None) == "after"]
+
+
+@pytest.mark.parametrize(
+    "config", [config for config in tiny.configs() if config not in NEED_KEYS], ids=lambda config: config.describe()
+)
+def test_keys_do_not_live_through_the_mlp(config: vitrim.MethodConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There memory peaks. `mctf` with attention after the block is the one that needs them later."""
+    model, _ = reduced(config)
+    block_class = type(model.blocks[0])
+    keys: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+    project = block_class.project
+
+    def noting(self: Any, *args: Any) -> Any:
+        attention = project(self, *args)
+        keys.append(weakref.ref(attention.k))
+        return attention
+
+    monkeypatch.setattr(block_class, "project", noting)
+    for block in model.blocks:
+        block.mlp.register_forward_pre_hook(lambda module, args: alive.append(keys[-1]() is not None))
+    with torch.no_grad():
+        model(tiny.images())
+    assert alive[:3] == [False] * 3  # the last computes one row for the head
 
 
 # ---- hooks of the user -----------------------------------------------------------------------------------------------

@@ -12,7 +12,14 @@ from vitrim.core.attention import MAP_BYTES
 from vitrim.core.matching import best_partners, unit
 from vitrim.core.registry import make_method
 from vitrim.core.tokens import take
-from vitrim.methods.zero_tprune import TwoStages, ZeroTPrune, combine_heads, page_rank, similar_patches
+from vitrim.methods.zero_tprune import (
+    TwoStages,
+    ZeroTPrune,
+    combine_heads,
+    importance,
+    page_rank,
+    similar_patches,
+)
 
 FILE = "interpretation/zero_tprune_units"
 ALL = torch.ones(2, 17, dtype=torch.bool)
@@ -53,34 +60,30 @@ def test_units(ref: golden.Reference) -> None:
 
 
 def test_restriction_equals_a_smaller_graph() -> None:
-    config = ZeroTPrune(blocks=(1,), iterations=4)
-    model = tiny.HOSTS["vit"]().double()
-    vitrim.reduce_(model, config)
-    reducer = model.blocks[1].reducer
     graph = torch.rand(2, 3, 9, 9, dtype=torch.float64).softmax(-1)
     left = torch.ones(2, 9, dtype=torch.bool)
     left[:, [2, 5]] = False
     index = left[0].nonzero().flatten()
     small = graph[:, :, index][..., index]
     small = small / small.sum(-1, keepdim=True)
-    expected = reducer.importance(small, torch.ones(2, 7, dtype=torch.bool), 4)
-    torch.testing.assert_close(reducer.importance(graph, left, 4)[:, index], expected)
+    expected = importance(small, torch.ones(2, 7, dtype=torch.bool), 4, True, (0.01, 0.7))
+    torch.testing.assert_close(importance(graph, left, 4, True, (0.01, 0.7))[:, index], expected)
 
 
 def test_method_drops_similar_then_unimportant() -> None:
     model = tiny.HOSTS["vit"]().double()
     reduction = vitrim.reduce_(model, ZeroTPrune(blocks=(1,), num_similar=6, keep_rate=0.5, iterations=3), record=True)
     seen = []
-    model.blocks[1].reducer.register_forward_hook(lambda module, args, out: seen.append(args[1]))
+    model.blocks[1].reducer.ranker.register_forward_hook(lambda module, args, out: seen.append(args[0]))
     with torch.no_grad():
         model(tiny.images().double())
-    reducer, attention = model.blocks[1].reducer, seen[0]
+    attention = seen[0]
     graph = attention.probabilities()
     left = torch.ones(2, 37, dtype=torch.bool)
-    rank = reducer.importance(graph, left, 1)
+    rank = importance(graph, left, 1, True, (0.01, 0.7))
     dropped = similar_patches(rank[:, 1:], attention.mean_keys()[:, 1:], 6) + 1
     left.scatter_(1, dropped, False)
-    score = reducer.importance(graph, left, 3).masked_fill(~left, 0)[:, 1:]
+    score = importance(graph, left, 3, True, (0.01, 0.7)).masked_fill(~left, 0)[:, 1:]
     expected = score.topk(15, dim=1).indices + 1
     assert torch.equal(reduction.states[2].position[:, 1:], expected)
 

@@ -226,3 +226,14 @@ def unfused_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
     to 1.5 times; in float32 the two are close there.
     """
     return device.type == "cpu" and dtype == torch.bfloat16 and CPU_HAS_BFLOAT16
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, H*d) to (B, H, N, d)."""
+    batch, n, width = x.shape
+    return x.view(batch, n, num_heads, width // num_heads).transpose(1, 2)  # no -1: an empty batch leaves it ambiguous
+
+
+def merge_heads(out: Tensor) -> Tensor:
+    """(B, H, M, d) to (B, M, H*d)."""
+    return out.transpose(1, 2).flatten(2)

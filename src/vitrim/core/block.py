@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from vitrim.core.assignment import Hard, Soft
-from vitrim.core.attention import Attention
+from vitrim.core.attention import Attention, merge_heads
 from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import effective_keep
@@ -182,6 +182,13 @@ class Reducer(nn.Module, Generic[C]):
         """(B, H, M, d), the attention output of this block."""
         return attention.output()
 
+    def remember(self, attention: Attention, state: TokenState) -> Any:
+        """What the site ``after`` gets in the place of ``attention``; called in front of the MLP.
+
+        All of it, unless a method says that less will do: q, k and v then need not live through the MLP.
+        """
+        return attention
+
 
 class Idle(Reducer[C]):
     """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
@@ -250,7 +257,7 @@ class ReducedBlock(nn.Module):
         x = self.add_attention(x, out)
         del out
         x, state = self.reducer.reduce("between", x, attention, state)
-        seen = attention if self.reducer.site == "after" else None
+        seen = self.reducer.remember(attention, state) if self.reducer.site == "after" else None
         del attention  # or q, k and v would live through the MLP, where memory peaks
         x = self.add_mlp(x)
         return self.reducer.reduce("after", x, seen, state)
@@ -387,14 +394,3 @@ class ReducedBlock(nn.Module):
 def recomputes() -> bool:
     """Return whether a backward pass runs: a block then repeats a forward, which did not leave the latest state."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, N, H*d) to (B, H, N, d)."""
-    batch, n, width = x.shape
-    return x.view(batch, n, num_heads, width // num_heads).transpose(1, 2)  # no -1: an empty batch leaves it ambiguous
-
-
-def merge_heads(out: Tensor) -> Tensor:
-    """(B, H, M, d) to (B, M, H*d)."""
-    return out.transpose(1, 2).flatten(2)

@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.core.attention import Attention, project_parts
-from vitrim.core.block import ReducedBlock, split_heads
+from vitrim.core.attention import Attention, project_parts, split_heads
+from vitrim.core.block import ReducedBlock
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 

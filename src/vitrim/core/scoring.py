@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
@@ -78,6 +78,14 @@ class ScorerReducer(Reducer[C]):
     def keep_best(self, order: Tensor, state: TokenState) -> Hard:
         """Keep the first patches of ``order``."""
         return prune(state, order[:, : self.num_keep(state)])
+
+
+class EarlyScorer(nn.Module):
+    """Computes scores in `Reducer.remember`, before its reducer is called.
+
+    A module, so that the MAC counter can tell what is spent on deciding. Not to be called by a reducer's own forward,
+    which counts by itself.
+    """
 
 
 def patch_score(attention: Attention, state: TokenState, score: Score, *, gradient: bool = False) -> Tensor:

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitrim.core.block import Reducer
 from vitrim.core.exchange import Exchange
+from vitrim.core.scoring import EarlyScorer
 from vitrim.errors import VitrimError
 from vitrim.measure.prefill import Prefill
 
@@ -81,7 +82,7 @@ def _parts_of(by_module: Mapping[str, Mapping[Any, int]], model: nn.Module, plac
             )
         flops[_PART_OF[operation]] += count
     inside = "" if place == WHOLE else f"{place}."
-    for name in _names_of(Reducer, model, inside):
+    for name in (*_names_of(Reducer, model, inside), *_names_of(EarlyScorer, model, inside)):
         deciding = _attention(by_module.get(name, {}))
         flops["attention"] -= deciding
         flops["matching"] += deciding

@@ -89,6 +89,9 @@ class AViTReducer(Reducer[AViT]):
             x, state = assignment.apply(x, state)
         return x, self.mask_prefix(state)
 
+    def remember(self, attention: Attention, state: TokenState) -> None:
+        """Nothing: tokens halt by what they are after the block, so q, k and v need not live through the MLP."""
+
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         alive, p = self.alive(state), state.num_prefix
         running = alive[:, :p].any(1, keepdim=True)  # some token the head may read still changes

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
-from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, merge_heads, split_heads
+from vitrim.core.attention import Attention, merge_heads, split_heads
+from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.knob import Knob
 from vitrim.core.matching import full_precision
@@ -169,6 +169,9 @@ class ConcatReducer(FusingReducer):
     """Token Concat: all pruned tokens rejoin after the block."""
 
     site = "after"
+
+    def remember(self, attention: Attention, state: TokenState) -> None:
+        """Nothing: q, k and v need not live through the MLP."""
 
 
 @reduces(Cropr)

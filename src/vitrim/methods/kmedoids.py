@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -121,12 +121,13 @@ class WeighingReducer(KMedoidsReducer):
 
     site = "after"
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
-        if site == "after" and attention is not None:
-            weight = attention.detach().column_mean().detach()
-            return x, replace(state, carry={**state.carry, WEIGHT: weight})
+    def remember(self, attention: Attention, state: TokenState) -> Tensor:
+        """(B, N) attention that each token received."""
+        return attention.detach().column_mean().detach()
+
+    def reduce(self, site: Site, x: Tensor, attention: Any, state: TokenState) -> tuple[Tensor, TokenState]:
+        if site == "after":
+            return x, replace(state, carry={**state.carry, WEIGHT: attention})
         return super().reduce(site, x, attention, state)
 
 

@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
-from vitrim.core.attention import CPU_HAS_BFLOAT16, Attention
-from vitrim.core.block import ReducedBlock, Reducer, merge_heads
+from vitrim.core.attention import CPU_HAS_BFLOAT16, Attention, merge_heads
+from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
 from vitrim.core.matching import alternate_split, full_precision, most_similar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -14,9 +14,10 @@ from vitrim.core.attention import Attention
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
 from vitrim.core.matching import best_partners, full_precision, most_similar, unit
+from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Keep, check_blocks, quarter_blocks
-from vitrim.core.scoring import ScorerReducer
+from vitrim.core.scoring import EarlyScorer, ScorerReducer
 from vitrim.core.tokens import TokenState, take
 from vitrim.errors import VitrimError
 
@@ -126,41 +127,66 @@ class ZeroTPrune(MethodConfig):
 class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
     site = "after"
 
-    def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
-        """Some images at a time: the maps of all of them would be the most memory that the model needs."""
-        step, batch = attention.images_at_once(), x.shape[0]  # len(x) would fix the batch size of an exported model
-        if step >= batch:
-            return self.score_some(attention, state)
-        return torch.cat([self.score_some(attention.images(at, step), state) for at in range(0, batch, step)])
+    def __init__(self, config: ZeroTPrune, layer: Layer) -> None:
+        super().__init__(config, layer)
+        self.ranker = Ranker()
 
-    def score_some(self, attention: Attention, state: TokenState) -> Tensor:
-        """(B, P) scores of the patches of the images of ``attention``."""
-        amount, p = self.layer.amount, state.num_prefix
+    @torch.no_grad()
+    def remember(self, attention: Attention, state: TokenState) -> Tensor | None:
+        """The scores, which take nothing but attention: q, k and v need not live through the MLP for them.
+
+        Some images at a time: the maps of all of them would be the most memory that the model needs.
+        """
+        if self.num_removed(state) == 0:
+            return None
+        step, batch = attention.images_at_once(), attention.q.shape[0]  # len(q) would fix an exported batch size
+        parts = [attention] if step >= batch else [attention.images(at, step) for at in range(0, batch, step)]
+        return torch.cat([self.ranker(part, state, self.config, self.layer) for part in parts])
+
+    def score(self, x: Tensor, attention: Any, state: TokenState) -> Tensor:
+        remembered: Tensor = attention
+        return remembered
+
+
+class Ranker(EarlyScorer):
+    """Scores patches by attention alone."""
+
+    def forward(self, attention: Attention, state: TokenState, config: ZeroTPrune, layer: Layer) -> Tensor:
+        """(B, P) scores of the patches; minus infinity for those that the S-stage drops."""
+        amount, p = layer.amount, state.num_prefix
         assert isinstance(amount, TwoStages)
+        boost = config.boost_class_token and layer.has_class_token
         similar = amount.similar(state.num_patches)
         graph = attention.probabilities()
         left = None
         if similar:
-            rank = self.importance(graph, None, 1)[:, p:]
+            rank = importance(graph, None, 1, boost, config.variance_range)[:, p:]
             dropped = similar_patches(rank, attention.mean_keys()[:, p:], similar)
             left = torch.ones_like(graph[:, 0, 0], dtype=torch.bool).scatter(1, dropped + p, 0)
-        score = self.importance(graph, left, self.config.iterations_at(self.layer.depth, self.layer.num_layers))
+        iterations = config.iterations_at(layer.depth, layer.num_layers)
+        score = importance(graph, left, iterations, boost, config.variance_range)
         if left is not None:
             score = score.masked_fill(~left, -torch.inf)
         return score[:, p:]
 
-    def importance(self, graph: Tensor, left: Tensor | None, iterations: int) -> Tensor:
-        """(B, N) importance among the tokens ``left`` (B, N), None for all, of the attention map (B, H, N, N)."""
-        if left is None:
-            left = torch.ones_like(graph[:, 0, 0], dtype=torch.bool)
-        else:
-            graph = graph * left[:, None, None, :]
-            graph = graph / graph.sum(-1, keepdim=True).clamp_min(torch.finfo(graph.dtype).tiny)
-        start = left.to(graph.dtype)
-        if self.config.boost_class_token and self.layer.has_class_token:
-            boosted = start[:, :1] * start.sum(1, keepdim=True).sqrt()
-            start = torch.cat([boosted, start[:, 1:]], dim=1)
-        return combine_heads(page_rank(graph, start, iterations), left, self.config.variance_range)
+
+def importance(
+    graph: Tensor, left: Tensor | None, iterations: int, boost: bool, variance_range: Sequence[float]
+) -> Tensor:
+    """(B, N) importance among the tokens ``left`` (B, N), None for all, of the attention map (B, H, N, N).
+
+    With ``boost`` the first token starts sqrt(N) times higher than the others.
+    """
+    if left is None:
+        left = torch.ones_like(graph[:, 0, 0], dtype=torch.bool)
+    else:
+        graph = graph * left[:, None, None, :]
+        graph = graph / graph.sum(-1, keepdim=True).clamp_min(torch.finfo(graph.dtype).tiny)
+    start = left.to(graph.dtype)
+    if boost:
+        boosted = start[:, :1] * start.sum(1, keepdim=True).sqrt()
+        start = torch.cat([boosted, start[:, 1:]], dim=1)
+    return combine_heads(page_rank(graph, start, iterations), left, variance_range)
 
 
 def page_rank(graph: Tensor, start: Tensor, iterations: int) -> Tensor:

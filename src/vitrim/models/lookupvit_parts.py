@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm, Mlp
 from torch import Tensor, nn
 
-from vitrim.core.block import merge_heads, split_heads
+from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.exchange import Exchange
 
 __all__ = ["Gather", "Infuse", "LookupLayer", "SharedGather", "SharedLayer", "SharedParts"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
-from vitrim.core.block import merge_heads, split_heads
+from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.exchange import Exchange
 from vitrim.models.streams import Grid, grid_of, position_table, resample_positions
 

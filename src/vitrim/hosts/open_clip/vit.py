@@ -10,8 +10,8 @@ from open_clip.transformer import Attention as CustomAttention
 from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
-from vitrim.core.attention import Attention, project_parts
-from vitrim.core.block import ReducedBlock, split_heads
+from vitrim.core.attention import Attention, project_parts, split_heads
+from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts
 from vitrim.core.hooks import DenseCall
 from vitrim.core.host import no_tokens, refuse_altered

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from vitrim.core.attention import Attention, add_bias, project_parts
-from vitrim.core.block import ReducedBlock, split_heads
+from vitrim.core.attention import Attention, add_bias, project_parts, split_heads
+from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts, Starting
 from vitrim.core.hooks import DenseCall
 from vitrim.core.host import refuse_altered

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from transformers.models.blip.modeling_blip import BlipAttention, BlipEncoderLayer, BlipModel, BlipVisionModel
 from transformers.models.blip_2.modeling_blip_2 import Blip2Attention, Blip2EncoderLayer, Blip2VisionModel
 
-from vitrim.core.attention import Attention, project_parts
-from vitrim.core.block import split_heads
+from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from vitrim.core.attention import Attention
-from vitrim.core.block import ReducedBlock, split_heads
+from vitrim.core.attention import Attention, split_heads
+from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens, refuse_altered
 from vitrim.core.sharding import class_of

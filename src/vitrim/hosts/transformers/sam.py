@@ -21,8 +21,7 @@ from transformers.models.vitdet.modeling_vitdet import (
     get_rel_pos,
 )
 
-from vitrim.core.attention import Attention
-from vitrim.core.block import split_heads
+from vitrim.core.attention import Attention, split_heads
 from vitrim.core.facts import HostFacts, Part
 from vitrim.core.host import no_tokens, refuse_altered
 from vitrim.core.registry import register_host
