@@ -207,3 +207,33 @@ def test_trials_are_told_as_they_end(found: Found) -> None:
     assert tuple(found.told) == found.result.outcome.trials
     assert [trial.number for trial in found.told] == list(range(len(found.told)))
     assert Target.parse("macs=0.7") == found.result.target
+
+
+def test_the_dense_model_runs_once_on_each_image(model: VisionTransformer) -> None:
+    """Also where pieces overlap, and where one ends within a batch; the scores stay those of a fresh scorer."""
+    scorer, asked = ModelScorer(model, make_task("classification", 5), images()), [vitrim.ToMe(r=4)]
+    seen: list[int] = []
+    scorer.dense.forward.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    pieces: list[tuple[Any, int, int]] = [
+        ("search", 0, 4),
+        ("search", 4, 12),
+        ("search", 0, 12),
+        ("search", 8, 10),
+        ("check", 0, 4),
+        ("check", 0, 4),
+    ]
+    for piece in pieces:
+        expected = ModelScorer(model, make_task("classification", 5), images())(asked, *piece)[0]
+        scores = scorer(asked, *piece)[0]
+        assert all(np.array_equal(scores[name], expected[name]) for name in expected)
+    assert seen == [4, 4, 4, 2, 4]
+
+
+def test_outputs_beyond_the_room_are_not_kept(model: VisionTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrim.tune.proxy.REMEMBERED_BYTES", 8 * (5 + model.num_features) * 4)
+    scorer, asked = ModelScorer(model, make_task("classification", 5), images()), [vitrim.ToMe(r=4)]
+    seen: list[int] = []
+    scorer.dense.forward.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    first, second = (scorer(asked, "search", 0, 12)[0] for _ in range(2))
+    assert seen == [4, 4, 4, 4]  # two of three batches are remembered
+    assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset
 
 from vitrim.core.config import MethodConfig
@@ -149,8 +150,45 @@ class BatchImages:
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
+REMEMBERED_BYTES = 2**30
+"""Outputs of the dense model that a search keeps, at most: those of further batches are computed again."""
+
+
+class Remembering(Contestant):
+    """The dense model of a search, which passes over the same images many times: it runs once on each batch.
+
+    Args:
+        model: a private copy.
+        task: makes the prediction.
+
+    Attributes:
+        place: which batch `run` gets next; the same place always holds the same images.
+    """
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__(model, task, watched=True)
+        self.place: tuple[str, int] = ("", 0)
+        self.room = REMEMBERED_BYTES
+        self._outputs: dict[tuple[str, int, int], Output] = {}
+
+    def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> Output:
+        """The output for a batch, as `Contestant.run`; kept while there is room."""
+        key = (*self.place, len(images))  # a piece may end within a batch
+        if key in self._outputs and not count:
+            return self._outputs[key]
+        output = super().run(images, targets, count=count)
+        kept = [one for one in tree_leaves((output.prediction, output.feature)) if isinstance(one, Tensor)]
+        size = sum(one.nbytes for one in kept)
+        if size <= self.room:
+            self.room -= size
+            self._outputs[key] = output
+        return output
+
+
 class ModelScorer:
     """Scores by running the dense model and its reductions in one pass of the measuring engine.
+
+    The dense model runs once on each image, whatever number of settings is scored.
 
     Args:
         model: the dense model; left as it was.
@@ -164,6 +202,7 @@ class ModelScorer:
         self, model: nn.Module, task: Task, images: Images, *, seed: int = 0, processes: Processes | None = None
     ) -> None:
         self.model, self.task, self.source, self.seed = copy.deepcopy(model).eval(), task, images, seed
+        self.dense = Remembering(copy.deepcopy(self.model), task)
         self.processes = processes or Processes()
 
     @property
@@ -178,11 +217,17 @@ class ModelScorer:
     def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
         """One pass over the images for all settings."""
         with quiet():
-            models = contestants(self.model, configs, self.task)
-        measurement = Measurement(models, [Damage(self.task)], self.task, seed=self.seed)
-        measurement.follow(self.source.batches(part, start, stop, self.processes))
+            reduced = contestants(self.model, configs, self.task)[1:]
+        measurement = Measurement([self.dense, *reduced], [Damage(self.task)], self.task, seed=self.seed)
+        measurement.follow(self._placed(part, start, stop))
         own = [_scores(gauges[0], measurement.images) for gauges in measurement.gauges[1:]]
         return _in_order(self.processes.gather(own), stop - start, self.batch_size)
+
+    def _placed(self, part: Part, start: int, stop: int) -> Iterator[Batch]:
+        """The batches of a piece, after telling the dense model which one it is."""
+        for number, batch in enumerate(self.source.batches(part, start, stop, self.processes)):
+            self.dense.place = (part, start + number * self.batch_size * self.processes.count)
+            yield batch
 
 
 def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) -> list[Scores]:
