@@ -11,6 +11,7 @@ where SOURCES has no test files of models; by hand, in SOURCES:
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import unittest
 from pathlib import Path
@@ -25,7 +26,7 @@ if OWN_TESTS not in sys.path:
     sys.path.append(OWN_TESTS)
 
 from tiny_hosts import families, inputs  # noqa: E402
-from tiny_vlms import VLMS  # noqa: E402
+from tiny_vlms import SECOND, VLMS  # noqa: E402
 
 MISSING = {
     "tests.exporters.test_export": "ExportTesterMixin",
@@ -95,8 +96,8 @@ def images(model: nn.Module, host: str) -> dict[str, Tensor]:
     """Two inputs of a tiny host, under the name that its forward has for them."""
     make = inputs().get(host)
     given = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(3)) if make is None else make(2)
-    name: str = model.main_input_name
-    return {name: given}
+    names = list(inspect.signature(model.forward).parameters)
+    return {model.main_input_name if model.main_input_name in names else names[0]: given}
 
 
 def all_classes() -> dict[str, type[unittest.TestCase]]:
@@ -111,9 +112,10 @@ def all_classes() -> dict[str, type[unittest.TestCase]]:
                 name = f"{type(model).__name__}Test"
                 if name not in made:
                     made[name] = class_for(model, images(model, host))
-    for vlm in VLMS.values():
+    for name, vlm in VLMS.items():
         model = vlm.create()
-        made.setdefault(f"{type(model).__name__}Test", class_for(model, vlm.prompt([[10, 20], [30, 40]])))
+        prompt = vlm.prompt([[10, 20], [30, 40]], [vlm.tokens, SECOND.get(name, vlm.tokens)])
+        made.setdefault(f"{type(model).__name__}Test", class_for(model, prompt))
     return made
 
 

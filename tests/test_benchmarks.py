@@ -213,3 +213,34 @@ def test_models_of_other_peoples_tests_are_reduced(tmp_path: Path) -> None:
     assert ends[0] == {"test_logits": "passed", "test_it_is_dense": "passed"}
     assert ends[1] == {"test_logits": "passed", "test_it_is_dense": "failed"}
     assert (own["reduced"], found["reduced"]) == (0, 2)
+
+
+def test_sources_without_tests_of_models_run_the_shared_ones(tmp_path: Path) -> None:
+    assert upstream.files_of(None, tmp_path, [], "save") == [(tmp_path, upstream.FAMILIES, ["-k", "save"])]
+    models = tmp_path / "tests" / "models"
+    models.mkdir(parents=True)
+    files = upstream.files_of(None, tmp_path, ["vit"], None)
+    assert files == [(tmp_path, models / "vit" / "test_modeling_vit.py", [])]
+    assert len(upstream.files_of(None, tmp_path, [], None)) > 20
+
+
+@pytest.mark.full  # makes all tiny models, twice
+def test_shared_tests_run_on_the_tiny_models_of_every_family(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "__init__.py").touch()
+    (tests / "test_modeling_common.py").write_text(
+        "import torch\n"
+        "from tests.exporters.test_export import ExportTesterMixin\n"
+        "class ModelTesterMixin(ExportTesterMixin):\n"
+        "    def test_forward(self):\n"
+        "        for kind in self.all_model_classes:\n"
+        "            config, given = self.model_tester.prepare_config_and_inputs_for_common()\n"
+        "            assert kind(config).eval()(**given) is not None\n"
+    )
+    own, found = (upstream.outcomes(tmp_path, upstream.FAMILIES, method, []) for method in ("", "tome:r=0"))
+    assert {end for end, _ in own["outcomes"].values()} == {end for end, _ in found["outcomes"].values()} == {"passed"}
+    assert own["reduced"] == 0
+    assert found["reduced"] >= len(own["outcomes"]) > 50
+    names = {upstream._row_of(upstream.FAMILIES, test) for test in own["outcomes"]}
+    assert {"ViTModel", "LlavaForConditionalGeneration", "VJEPA2Model"} <= names
