@@ -54,6 +54,13 @@ REASONS: list[tuple[str, str, str]] = [
         "a map that a reduced block hands out is computed beside its attention: no gradient of the output reaches it",
     ),
     (r"", r"has hooks or a forward of its own", "a reduced block does not call the attention module (docs/hosts.md)"),
+    (r"", r"a reduced model takes no attention_mask", "no masks among patches (docs/hosts.md)"),
+    (r"", r"hands out no attention maps", "these towers hand out no attention maps (docs/hosts.md)"),
+    (
+        r"test_inputs_embeds$",
+        r"a compact model needs input_ids",
+        "compact=True finds the image tokens of a prompt by their ids, which embeddings do not have (docs/hosts.md)",
+    ),
 ]
 """Patterns of a test's name and of its message, and why a reduced model fails there."""
 

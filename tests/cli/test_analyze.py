@@ -157,6 +157,13 @@ def test_several_models_see_the_same_images(images: Path, tmp_path: Path) -> Non
     assert np.array_equal(kept[0].arrays["ids"], kept[1].arrays["ids"])
 
 
+def test_one_image_is_enough(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "one"
+    assert run(*MODEL, "-m", METHODS[0], "--data", images, "--limit", 1, "--only", "depth,counts", "--out", out) == 0
+    assert Record.load(out / "record_dense.npz").arrays["ids"].shape == (1,)
+    assert {row["images"] for row in table(out, "counts")} == {"1"}
+
+
 def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
     chosen = ("-m", METHODS[0], "-m", METHODS[2], "--only", "counts")

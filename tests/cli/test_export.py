@@ -107,3 +107,10 @@ def test_a_missing_package_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch
     code, _, err = run("-m", "tome:r=2", "--out", "m.onnx")
     assert code == 2
     assert err == "error: onnx needs no_such_runtime: pip install 'vitrim[export]'\n"
+
+
+def test_a_file_holds_one_method(run: Run) -> None:
+    code, out, err = run("-m", "tome:r=2", "-m", "topk", "--out", "m.pt2")
+    assert (code, out) == (2, "")
+    assert err == "error: a file holds one method, got 2: tome:r=2, topk\n"
+    assert not Path("m.pt2").exists()

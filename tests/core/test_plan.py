@@ -12,6 +12,7 @@ from vitrim.core.block import Idle
 from vitrim.core.plan import plan
 from vitrim.core.registry import host_of, make_method, make_reducer, methods
 from vitrim.core.schedule import BringBack, Remove
+from vitrim.errors import VitrimError
 
 CONFIGS = tiny.configs()
 
@@ -77,7 +78,8 @@ def test_a_method_without_a_reducer_is_told_how_to_name_one() -> None:
         name = "test_forgotten"
 
     model = tiny.HOSTS["vit"]()
-    with pytest.raises(TypeError, match=r"Forgotten has no reducer: register one with @reduces\(Forgotten\)"):
+    message = r"'test_forgotten' has no reducer: register one with @reduces\(Forgotten\)"
+    with pytest.raises(VitrimError, match=message):
         vitrim.reduce_(model, Forgotten())
     model(tiny.images())  # as it was
 

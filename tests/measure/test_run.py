@@ -309,3 +309,10 @@ def test_what_is_no_record_of_decisions_is_one_line(tmp_path: Path):
         with pytest.raises(VitrimError, match=message) as caught:
             Decisions.load(tmp_path / f"{name}.npz")
         assert "\n" not in str(caught.value)
+
+
+def test_decisions_about_a_single_image_have_its_shape():
+    measurement = started()
+    measurement.update(next(read(dataset(1), 3)))
+    one = measurement.findings().gauges[1][-1].decisions()
+    assert (one.ids.shape, one.source.ndim, len(one.source), len(one.num_tokens)) == ((1,), 3, 1, 1)

@@ -183,7 +183,7 @@ class _Collected(Gauge):
 
     def record(self, header: Mapping[str, Any]) -> Record:
         """The record of all images seen, in the order of their ids."""
-        found = {name: tensor.numpy() for name, tensor in self.lists.compute().items()}
+        found = {name: tensor.numpy() for name, tensor in self.lists.each().items()}
         order = found["ids"].argsort(kind="stable")
         found = {name: array[order] for name, array in found.items()}
         problem = unfinished(found)

@@ -26,7 +26,7 @@ FITTED = 512
 COLUMNS = ("method", "engine", "images/s", "p50 ms", "p95 ms", "speed-up", "q1-q3", "promised", "ratio", "over eager")
 
 Method = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; default: dense"),
 ]
 Out = Annotated[Path, typer.Option("--out", help="the file; its metadata lie beside it as FILE.json")]
@@ -82,7 +82,9 @@ def export(
     """
     images_at_once = _batch(batch)
     common.check_choice("dtype", dtype, ("fp32", "fp16"))
-    (config,) = common.parse_methods([method]) if method is not None else (None,)
+    if method is not None and len(method) > 1:
+        raise VitrimError(f"a file holds one method, got {len(method)}: {', '.join(method)}")
+    (config,) = common.parse_methods(method) if method else (None,)
     _check_options(config, freeze, capacity, images, limit)
     from vitrim.exporting.format import format_named
     from vitrim.exporting.writing import export as write

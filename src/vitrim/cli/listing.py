@@ -170,15 +170,16 @@ def _order(answer: str) -> tuple[bool, bool, str]:
 
 
 def models() -> list[dict[str, Any]]:
-    """The names of models of timm and of our own of a supported class, told by the module they are written in: none is
-    built."""
+    """The names of the models that come with vitrim, and of those of timm and of our own of a supported class, told by
+    the module they are written in: none is built."""
     import importlib.util
 
     import timm
 
     import vitrim.models  # noqa: F401 -- registers them with timm
+    from vitrim.reference import references
 
-    rows = []
+    rows = [{"name": f"vitrim:{name}", "module": "trained, comes with vitrim"} for name in references()]
     for short in timm.list_modules():
         places = (f"{package}.{short}" for package in (TIMM_MODELS, OWN_MODELS))
         place = next((place for place in places if importlib.util.find_spec(place) is not None), None)
@@ -260,8 +261,8 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         heads,
     ),
     "models": (
-        "timm models, by the module they are in; a few variants (differential or gated attention) are "
-        "refused when they are reduced",
+        "Models of timm, by the module they are in, and those that come with vitrim; a few variants (differential or "
+        "gated attention) are refused when they are reduced",
         {"name": "name", "module": "timm module"},
         models,
         lambda rows: [],

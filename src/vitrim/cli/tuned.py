@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vitrim.tune.sweep import Swept
 
 PROXIES = ("feature", "kl", "cosine", "agree")
+HEADS = {"agree": "disagree"}
+"""Heads of columns that show not what the option names but the damage that is minimised."""
 SHOWN = 20
 """Rows of a grid's table, at most; the files have all."""
 
@@ -35,7 +37,9 @@ def show(result: Result, model: nn.Module, out: Path, record: Record) -> None:
         [label, escape(trial.config.describe()), f"{100 * trial.share:.1f}", *(f"{values[n]:.4f}" for n in names)]
         for (label, trial), values in zip(_pair(result), scores, strict=True)
     ]
-    common.print_table(console, "", ["setting", "method", f"{result.cost.unit} %", *names], rows, text_columns=2)
+    common.print_table(
+        console, "", ["setting", "method", f"{result.cost.unit} %", *_heads(names)], rows, text_columns=2
+    )
     notes = [
         f"means over the {'check' if checked else 'search'} images, less is better; {result.cost.unit} as a share of "
         "the dense model's"
@@ -45,6 +49,10 @@ def show(result: Result, model: nn.Module, out: Path, record: Record) -> None:
         f"use it as -m @{out / 'best.json'}",
     ]
     _say(record, notes + _draw_schedule(result, model, out / "schedule.png"))
+
+
+def _heads(names: Sequence[str]) -> list[str]:
+    return [HEADS.get(name, name) for name in names]
 
 
 def _pair(result: Result) -> list[tuple[str, Trial]]:
@@ -67,7 +75,7 @@ def _show_race(result: Result, record: Record) -> None:
         "best setting",
         f"{result.cost.unit} %",
         "raced on",
-        result.proxy,
+        *_heads([result.proxy]),
         "behind the leader",
     ]
     common.print_table(record.console(), "", columns, rows, text_columns=3)
@@ -90,7 +98,7 @@ def show_front(found: Front, model: nn.Module, out: Path, files: Sequence[Path],
         for one in found.points
     ]
     unit = found.results[0].cost.unit
-    columns = ["target", "setting", "method", "front", "returned", f"{unit} %", *names]
+    columns = ["target", "setting", "method", "front", "returned", f"{unit} %", *_heads(names)]
     common.print_table(record.console(), "", columns, rows, text_columns=5)
     notes = ["means over the check images, less is better; front: no other is as cheap and does as little damage"]
     notes += [f"{result.target}: {result.verdict}" for result in found.results]

@@ -13,6 +13,9 @@ from vitrim.errors import VitrimError, unknown
 
 Restore = Literal["end", "last_block", "zeros"]
 
+Kind = Literal["none", "prune", "merge", "mixed", "soft"]
+"""What a method does with tokens: removes them, joins them, both, or makes new ones of all."""
+
 LONGEST_INTEGER = 64
 """Bits of an integer, sign included, as many as a tensor holds."""
 
@@ -32,7 +35,7 @@ class MethodConfig(BaseModel):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    kind: ClassVar[Literal["none", "prune", "merge", "mixed", "soft"]] = "prune"
+    kind: ClassVar[Kind] = "prune"
     training_free: ClassVar[bool] = True
     needs_class_token: ClassVar[bool] = False
     needs_attention_map: ClassVar[bool] = False
@@ -388,7 +391,8 @@ def _problems(error: ValidationError) -> str:
         if entry["loc"] and entry["loc"][0] in lists and not _is_in_list(entry["loc"]):
             continue
         where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
-        message = entry["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list in brackets, e.g. [1,2]")
+        listed = "a list in brackets, e.g. " + ("[0.7,0.5]" if isinstance(entry["input"], float) else "[1,2]")
+        message = entry["msg"].removeprefix("Value error, ").replace("a valid tuple", listed)
         messages = found.setdefault(where, [])
         messages.append(message.removeprefix("Input should be ") if messages else message)
     return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())

@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from vitrim.errors import VitrimError
+
 Head = Literal["class token", "patches", "no class token", "grid"]
 """The tokens a head reads: class (and other prefix) tokens only, patches too, patches without a class token, or every
 patch at its place."""
@@ -56,6 +58,15 @@ class HostFacts:
     across_windows: bool = False
     cell: int = 1
     cell_by_cell: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a class token without a place, which a host of one's own may state.
+
+        Raises:
+            VitrimError: naming the fields.
+        """
+        if self.has_class_token and self.num_prefix < 1:
+            raise VitrimError(f"a host says has_class_token=True and num_prefix={self.num_prefix}: it counts as one")
 
     @property
     def units(self) -> tuple[int, int]:

@@ -13,13 +13,13 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from torch import nn
 
 from vitrim.core.block import Idle, Reducer
 from vitrim.core.compact import VisionLanguage
-from vitrim.core.config import MethodConfig
+from vitrim.core.config import Kind, MethodConfig
 from vitrim.core.host import Host
 from vitrim.core.method_files import read_method_file
 from vitrim.core.plan import Layer
@@ -43,7 +43,15 @@ _REDUCERS: dict[type[MethodConfig], Choice] = {}
 
 
 def register_method(config: type[C]) -> type[C]:
-    """Class decorator: register a method's config under its ``name``. A name can be registered only once."""
+    """Class decorator: register a method's config under its ``name``. A name can be registered only once.
+
+    Raises:
+        VitrimError: the class has no name or an unknown kind, or the name is taken.
+    """
+    if not config.name:
+        raise VitrimError(f'{config.__name__} has no name: write name = "..." in the class')
+    if config.kind not in get_args(Kind):
+        raise VitrimError(f"unknown kind '{config.kind}' of {config.__name__}; valid: {', '.join(get_args(Kind))}")
     enter(_METHODS, config.name, config, f"method '{config.name}'")
     return config
 
@@ -86,7 +94,8 @@ def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
     """
     choice = entry_of(_REDUCERS, type(config))
     if choice is None:
-        raise TypeError(f"{type(config).__name__} has no reducer: register one with @reduces({type(config).__name__})")
+        kind = type(config).__name__
+        raise VitrimError(f"the method '{config.name}' has no reducer: register one with @reduces({kind})")
     return (choice(config, layer) or Idle)(config, layer)
 
 

@@ -13,6 +13,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, StagedConfig
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced
+from vitrim.errors import VitrimError
 
 Score = Literal["class_token", "prefix_mean", "column_mean"]
 EPSILON = 1e-6  # of the masked softmax
@@ -59,7 +60,7 @@ class ScorerReducer(Reducer[C]):
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         """Score the patches of the tokens ``x`` (B, N, C): (B, P), the highest stay. As for `assign`, ``attention`` is
         None at ``before``."""
-        raise NotImplementedError
+        raise VitrimError(f"{type(self).__name__} does not say what the score is: define score(x, attention, state)")
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         return self.score(x, attention, state)
@@ -71,6 +72,12 @@ class ScorerReducer(Reducer[C]):
         """(B, K) patch indices in descending order of score: all of them if ``stable``, else those that are kept."""
         with torch.no_grad():
             score = self.score(x, attention, state)
+            if score.ndim != 2 or score.shape[1] != state.num_patches:
+                raise VitrimError(
+                    f"{type(self).__name__}.score must give one number for each of {state.num_patches} patches, "
+                    f"(B, {state.num_patches}), got {tuple(score.shape)}; tokens in front of the patches: "
+                    f"{state.num_prefix}"
+                )
             if self.stable:
                 return score.argsort(dim=1, descending=True, stable=True)
             return score.topk(self.num_keep(state), dim=1).indices

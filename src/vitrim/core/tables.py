@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
+from vitrim.errors import VitrimError
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -50,15 +52,15 @@ def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:
     """Register ``value`` under ``key``, which can be done only once.
 
     Raises:
-        ValueError: there is such an entry; ``what`` names it.
+        VitrimError: there is such an entry; ``what`` names it.
 
     Example:
         >>> enter({"tome": 1}, "tome", 2, "method 'tome'")
         Traceback (most recent call last):
-        ValueError: method 'tome' is registered twice, by 1 and 2
+        vitrim.errors.VitrimError: method 'tome' is registered twice, by 1 and 2
     """
     if key in table:
-        raise ValueError(f"{what} is registered twice, by {table[key]} and {value}")
+        raise VitrimError(f"{what} is registered twice, by {table[key]} and {value}")
     table[key] = value
 
 

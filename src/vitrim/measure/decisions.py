@@ -101,7 +101,7 @@ class _Record(Gauge):
         reduction = self.contestant.reduction
         if reduction is None or self.lists.is_empty:
             return None
-        found = self.lists.compute()
+        found = self.lists.each()
         order = found["ids"].argsort()
         facts = host_of(reduction.model).facts(reduction.model)
         header = {

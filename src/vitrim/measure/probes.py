@@ -249,7 +249,7 @@ class Lists(Metric):
         >>> lists = Lists("ids")
         >>> for ids in ([0, 1], [2]):
         ...     lists.update(ids=torch.tensor(ids))
-        >>> lists.compute()["ids"].tolist()
+        >>> lists.each()["ids"].tolist()
         [0, 1, 2]
     """
 
@@ -276,9 +276,13 @@ class Lists(Metric):
         for name, tensor in tensors.items():
             self.batches(name).append(tensor.detach().cpu())
 
-    def compute(self) -> dict[str, Tensor]:
-        """All batches together, without the tensors that none brought."""
+    def each(self) -> dict[str, Tensor]:
+        """All batches together, (N, ...), without the tensors that none brought."""
         return {name: dim_zero_cat(found) for name in self.names if (found := self.batches(name))}
+
+    def compute(self) -> dict[str, Tensor]:
+        """As `each`, but torchmetrics takes the shape from what is computed where a tensor has one element."""
+        return self.each()
 
 
 class _Sums(Metric):

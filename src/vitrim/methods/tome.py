@@ -51,7 +51,9 @@ class ToMe(MethodConfig):
     knob = Knob("r", 0, None)
     amounts_option = "r"
 
-    r: int | tuple[int, ...] = Field(8, description="tokens merged per block, or a list with one amount per block")
+    r: int | tuple[int, ...] = Field(
+        8, description="tokens merged per block, or a list from the first block on (0 after its end)"
+    )
     inflect: float = Field(
         0.0, ge=-1.0, le=1.0, description="-1: decreasing over the blocks, 0: constant, 1: increasing"
     )

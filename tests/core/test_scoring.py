@@ -1,0 +1,80 @@
+"""Scores of one's own that are no scores of patches, and methods and hosts that cannot be: each is one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+import vitrim
+from vitrim.core import registry
+from vitrim.core.config import StagedConfig
+from vitrim.core.registry import host_of
+from vitrim.core.scoring import ScorerReducer
+from vitrim.errors import VitrimError
+
+SHAPES = {
+    "with the prefix": (lambda x: x.norm(dim=-1), r"got \(2, 37\); tokens in front of the patches: 1"),
+    "of every head": (lambda x: x[:, 1:, :3], r"got \(2, 36, 3\)"),
+    "of the batch": (lambda x: x[:, 1:].norm(dim=-1).sum(0), r"got \(36,\)"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_METHODS", dict(registry.methods()))
+    monkeypatch.setattr(registry, "_REDUCERS", dict(registry._REDUCERS))
+
+
+def method(**body: Any) -> StagedConfig:
+    """A registered method of a score."""
+
+    class Own(StagedConfig):
+        name = "test_own"
+
+    vitrim.register_method(Own)
+    vitrim.reduces(Own)(type("OwnReducer", (ScorerReducer,), {"site": "before", **body}))
+    return Own(keep_rate=0.5)
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_scores_that_are_not_one_number_per_patch_are_refused(case: str) -> None:
+    score, message = SHAPES[case]
+
+    def own(self: Any, x: Tensor, attention: Any, state: Any) -> Tensor:
+        return score(x)
+
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, method(score=own))
+    with pytest.raises(VitrimError, match=rf"OwnReducer.score must give one number .* 36 patches, .*{message}"):
+        model(tiny.images())
+
+
+def test_a_scorer_without_a_score_says_what_to_define() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, method())
+    with pytest.raises(VitrimError, match=r"OwnReducer does not say .*define score\(x, attention, state\)"):
+        model(tiny.images())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [({}, "Own has no name"), ({"name": "test_own", "kind": "banana"}, "unknown kind 'banana' of Own; valid: none, ")],
+)
+def test_methods_that_do_not_say_what_they_are_are_not_registered(body: dict[str, str], message: str) -> None:
+    before = registry.methods()
+    with pytest.raises(VitrimError, match=message):
+        vitrim.register_method(type("Own", (StagedConfig,), {"__module__": __name__, **body}))
+    assert registry.methods() == before
+
+
+def test_a_class_token_has_a_place_in_front_of_the_patches() -> None:
+    model = tiny.HOSTS["vit"]()
+    facts = host_of(model).facts(model)
+    with pytest.raises(VitrimError, match="has_class_token=True and num_prefix=0"):
+        replace(facts, num_prefix=0)
+    assert torch.tensor(facts.grid_size).prod() == 36
