@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vitrim.cli import common
-from vitrim.cli.setup import MODEL_NAMES, Threads, Weights
+from vitrim.cli.setup import CLASSIFIERS, Threads, Weights
 from vitrim.errors import MissingPackageError, VitrimError
 
 DEFAULT_MODEL = "vitrim:cifar10_vit"
@@ -17,7 +17,7 @@ LARGEST_UPLOAD = 1000.0
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[MODEL]...", help=f"models on offer, default {DEFAULT_MODEL}: {MODEL_NAMES}"),
+    typer.Argument(metavar="[MODEL]...", help=f"models on offer, default {DEFAULT_MODEL}: {CLASSIFIERS}"),
 ]
 Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="of the page's address")]
 Host = Annotated[

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from vitrim.data import ImageDataset
 
-MODEL_NAMES = (
+CLASSIFIERS = (
     "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
-    "vitrim:cifar10_vit or vitrim:camvid_vit, models that come with vitrim, run: and the folder of a finished run, "
-    "segmenter: or vitdet: and any of these"
+    "vitrim:cifar10_vit, which comes with vitrim, run: and the folder of a finished run"
 )
+MODEL_NAMES = f"{CLASSIFIERS}, vitrim:camvid_vit, which comes with vitrim, too, segmenter: or vitdet: and any of these"
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=f"model {MODEL_NAMES}")]
 Pretrained = Annotated[
     bool, typer.Option("--pretrained", help="load the library's pretrained weights (downloads them)")

@@ -69,7 +69,7 @@ Check = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out; start one if there is none")]
 
 
 @dataclass(frozen=True, kw_only=True)

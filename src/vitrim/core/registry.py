@@ -356,7 +356,8 @@ def _from_file(path: Path) -> MethodConfig:
     try:
         config = make_method(found["method"], **found["options"])
     except VitrimError as error:
-        raise VitrimError(f"{path}: {error}") from None
+        hint = "" if found["method"] in methods() else "; import the file that registers it if it is your own"
+        raise VitrimError(f"{path}: {error}{hint}") from None
     if found.get("version", config.version) != config.version:
         raise VitrimError(
             f"{path} is of version {found['version']} of {config.name}, this vitrim has version {config.version}"
