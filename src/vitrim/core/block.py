@@ -183,7 +183,7 @@ class Reducer(nn.Module, Generic[C]):
         return attention.output()
 
     def remember(self, attention: Attention, state: TokenState) -> Any:
-        """What the site ``after`` gets in the place of ``attention``; called in front of the MLP.
+        """The part of ``attention`` that the site ``after`` gets in its place; called in front of the MLP.
 
         All of it, unless a method says that less will do: q, k and v then need not live through the MLP.
         """

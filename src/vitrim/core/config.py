@@ -12,9 +12,7 @@ from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, ke
 from vitrim.errors import VitrimError, unknown
 
 Restore = Literal["end", "last_block", "zeros"]
-
 Kind = Literal["none", "prune", "merge", "mixed", "soft"]
-"""What a method does with tokens: removes them, joins them, both, or makes new ones of all."""
 
 LONGEST_INTEGER = 64
 """Bits of an integer, sign included, as many as a tensor holds."""

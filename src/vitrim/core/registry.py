@@ -94,8 +94,7 @@ def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
     """
     choice = entry_of(_REDUCERS, type(config))
     if choice is None:
-        kind = type(config).__name__
-        raise VitrimError(f"the method '{config.name}' has no reducer: register one with @reduces({kind})")
+        raise VitrimError(f"method '{config.name}' has no reducer: register one with @reduces({type(config).__name__})")
     return (choice(config, layer) or Idle)(config, layer)
 
 
