@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import tiny
 import vitrim
 from vitrim.core import registry
+from vitrim.core.cells import in_cells
 from vitrim.core.config import StagedConfig
 from vitrim.core.registry import host_of
 from vitrim.core.scoring import ScorerReducer
-from vitrim.errors import VitrimError
+from vitrim.errors import UnsupportedModelError, VitrimError
 
 SHAPES = {
     "with the prefix": (lambda x: x.norm(dim=-1), r"got \(2, 37\); tokens in front of the patches: 1"),
@@ -77,4 +77,12 @@ def test_a_class_token_has_a_place_in_front_of_the_patches() -> None:
     facts = host_of(model).facts(model)
     with pytest.raises(VitrimError, match="has_class_token=True and num_prefix=0"):
         replace(facts, num_prefix=0)
-    assert torch.tensor(facts.grid_size).prod() == 36
+
+
+def test_a_method_that_remembers_is_refused_where_cells_are_reduced() -> None:
+    """What it remembers is of patches, and its decision would be about cells."""
+    config = method(score=lambda self, x, seen, state: seen, remember=lambda self, attention, state: None)
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, config)
+    with pytest.raises(UnsupportedModelError, match="test_own does more than to choose"):
+        in_cells(model.blocks[1].reducer, config, area=4, num_prefix=1, gathers=False)

@@ -27,7 +27,7 @@ from vitrim.core.registry import make_reducer
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import UnsupportedModelError
 
-OWN_WAYS = ("reduce", "carry_out", "query", "attend_reduced", "attend")
+OWN_WAYS = ("reduce", "carry_out", "query", "attend_reduced", "attend", "remember")
 """Methods that override one of these do more than to decide."""
 
 
