@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from torch import nn
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
+from vitrim.measure.latency import reduced_copy
 from vitrim.measure.macs import count_macs
+from vitrim.tune.cost import MacsCost, quiet
+from vitrim.tune.space import Space
 
 FOLDER = str(Path(__file__).parents[1] / "benchmarks")
 sys.path.append(FOLDER)  # where its scripts find each other
@@ -23,6 +27,7 @@ try:
     import baselines
     import gpu
     import kernels
+    import latency_model
     import plain_loops
     import resolution
     import study
@@ -119,6 +124,31 @@ def test_the_gpu_command_with_tiny_settings(tmp_path: Path, capsys: pytest.Captu
     assert found["speed", "eager", "topk"]["speedup"] > 0
     assert found["speed", "graph", "dense"]["skipped"] == "CUDA graphs need a CUDA device"
     assert "mean nothing" in capsys.readouterr().out
+
+
+def test_the_latency_model_is_judged_by_the_place_of_its_choice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares = np.array([0.9, 0.5, 0.8, 0.7])
+    fitted = SimpleNamespace(error=0.01, worst=0.02, share=lambda config: config.predicted)
+    four = [SimpleNamespace(predicted=share, describe=str) for share in (0.9, 0.6, 0.55, 0.7)]
+    monkeypatch.setattr(latency_model.LatencyCost, "of", lambda *args, **options: fitted)
+    monkeypatch.setattr(latency_model, "drawn", lambda *args: four)
+    monkeypatch.setattr(latency_model, "eager", lambda *args: (shares, 100.0))
+    rows = latency_model.main(["--model", "test_vit", "-m", "tome", "--draws", "1", "--threads", "1"])
+    assert rows[0]["place"] == 3  # 0.8 of the dense latency, where 0.5 and 0.7 are faster
+    assert rows[0]["error"] == pytest.approx((0 + 0.1 / 0.5 + 0.25 / 0.8 + 0) / 4)
+    assert "| `tome` | 1.0% | 2.0% | 0 |" in capsys.readouterr().out
+
+
+def test_settings_of_a_draw_differ_and_keep_to_the_share(model: nn.Module) -> None:
+    space = Space.of(model, "tome")
+    with quiet():
+        found = latency_model.drawn(space, MacsCost(model, space), seed=1)
+    shares = [count_macs(reduced_copy(model, one), torch.randn(1, 3, 64, 64)).total for one in found]
+    dense = count_macs(model, torch.randn(1, 3, 64, 64)).total
+    assert len({one.describe() for one in found}) == 4
+    assert max(shares) <= 0.6 * dense * 1.001
 
 
 def test_channels_are_proportional_attention() -> None:
