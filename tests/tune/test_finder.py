@@ -38,6 +38,18 @@ class TokenCost(Cost):
         return sum(count + 1 for count in counts) / (13 * 3)
 
 
+class TimedCost(TokenCost):
+    """A prediction that a clock corrects: by so much for every setting in ``wrong``, by nothing for others."""
+
+    error = 0.02
+
+    def __init__(self, wrong: dict[str, float]) -> None:
+        self.wrong = wrong
+
+    def measured(self, configs: Sequence[vitrim.MethodConfig]) -> list[float]:
+        return [self.share(config) * self.wrong.get(SPACE.key(config), 1.0) for config in configs]
+
+
 class Simulated:
     """Scores made of a planted damage, a part that an image has under every setting, and noise of its own."""
 
@@ -108,6 +120,29 @@ def test_the_planted_optimum_is_found_and_returned(seed: int) -> None:
     assert len(seen) == len(outcome.trials) <= 30
     assert all(trial.share <= LIMIT for trial in seen)
     assert len({SPACE.key(trial.config) for trial in seen}) == len(seen), "nothing is scored twice"
+
+
+def test_a_setting_that_is_slower_than_predicted_is_not_chosen() -> None:
+    def finder(wrong: dict[str, float]) -> Finder:
+        return Finder(SPACE, TimedCost(wrong), Measured(Simulated(planted, 0.0), Study(None, {})))
+
+    _, first = finder({}).explore(LIMIT, 30)
+    assert first.measured == first.share
+    constant, second = (slow := finder({SPACE.key(first.config): 1.2})).explore(LIMIT, 30)
+    assert constant.measured == constant.share
+    assert second.config != first.config
+    others = [trial for trial in slow.trials if trial.config != first.config]
+    assert planted(second.config) == min(planted(trial.config) for trial in others)
+
+
+def test_what_is_nearest_is_chosen_where_every_finalist_is_too_slow() -> None:
+    exact = Finder(SPACE, TokenCost(), Measured(Simulated(planted, 0.0), Study(None, {})))
+    exact.explore(LIMIT, 30)
+    slow = {SPACE.key(trial.config): 1.5 for trial in exact.trials}
+    finder = Finder(SPACE, TimedCost(slow), Measured(Simulated(planted, 0.0), Study(None, {})))
+    _, chosen = finder.explore(LIMIT, 30)
+    ranked = sorted(finder.trials, key=lambda trial: planted(trial.config))[:4]  # no noise: selection is by damage
+    assert chosen.measured == min(1.5 * trial.share for trial in ranked)
 
 
 @pytest.mark.parametrize("search", cells(["random", "tpe", "gp"], ["random", "tpe"]))

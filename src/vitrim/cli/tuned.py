@@ -45,10 +45,24 @@ def show(result: Result, model: nn.Module, out: Path, record: Record) -> None:
         "the dense model's"
         + (f" on {result.about['engine']}" if "engine" in result.about else "")
         + (f", predicted with a mean error of {result.cost.error:.1%}" if result.cost.error else ""),
+        *_timed(result),
         f"returned: {result.verdict}",
         f"use it as -m @{out / 'best.json'}",
     ]
     _say(record, notes + _draw_schedule(result, model, out / "schedule.png"))
+
+
+def _timed(result: Result) -> list[str]:
+    """What the settings were measured at, where the search only predicted it."""
+    best = result.best.measured
+    if best is None:
+        return []
+    others = [f"{label} {1 / trial.measured:.2f}" for label, trial in _pair(result) if trial.measured is not None]
+    within = best <= result.target.limit * (1.0 + result.cost.error)
+    return [
+        f"measured speed over dense: {', '.join(others)}; asked for {result.target.value:g}"
+        + ("" if within else ", which the returned setting misses by more than the error of predictions")
+    ]
 
 
 def _heads(names: Sequence[str]) -> list[str]:

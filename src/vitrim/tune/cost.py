@@ -56,6 +56,10 @@ class Cost(ABC):
         """A near value of `share` that is quicker to have."""
         return self.share(config)
 
+    def measured(self, configs: Sequence[MethodConfig]) -> list[float] | None:
+        """The costs of settings as they are measured, where `share` only predicts them; None where it counts them."""
+        return None
+
     steps: int = 40
     """Halvings that finding a scale may take."""
 
@@ -144,6 +148,9 @@ Timer = Callable[[nn.Module, Sequence[MethodConfig], Tensor, Budget | None], tup
 """From the dense model, settings (S), a batch of images and the time to spend to (S,) ratios of latency to the dense
 model's, and that in milliseconds. Another engine than eager PyTorch is another function of this kind."""
 
+Again = Callable[[Sequence[MethodConfig]], list[float]]
+"""From settings (S) to S ratios of latency to the dense model's."""
+
 
 class LatencyCost(Cost):
     """Latency on one device, predicted by a least-squares fit over sums of token counts; see `of`.
@@ -152,6 +159,7 @@ class LatencyCost(Cost):
         space: of a method whose counts do not depend on the images.
         fit: of the latency over the dense model's.
         dense_ms: latency of the dense model in milliseconds.
+        again: times settings once more, for `measured`; None: they are never timed again.
 
     Attributes:
         error, worst: mean and largest relative error where each timed setting is predicted from the others.
@@ -159,8 +167,8 @@ class LatencyCost(Cost):
 
     unit = "latency"
 
-    def __init__(self, space: Space, fit: Fit, dense_ms: float) -> None:
-        self.space, self.fit, self.dense_ms = space, fit, dense_ms
+    def __init__(self, space: Space, fit: Fit, dense_ms: float, again: Again | None = None) -> None:
+        self.space, self.fit, self.dense_ms, self.again = space, fit, dense_ms, again
         self.error, self.worst = fit.error, fit.worst
 
     @classmethod
@@ -206,6 +214,9 @@ class LatencyCost(Cost):
     def share(self, config: MethodConfig) -> float:
         """The predicted latency of a setting over the dense model's."""
         return self.fit.value(_few_terms(self.space, config))
+
+    def measured(self, configs: Sequence[MethodConfig]) -> list[float] | None:
+        return None if self.again is None else self.again(configs)
 
     def milliseconds(self, config: MethodConfig) -> float:
         """The predicted latency of a setting."""

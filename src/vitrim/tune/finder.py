@@ -8,7 +8,7 @@ was searched on, and compared with the constant setting on a third set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -24,6 +24,8 @@ from vitrim.tune.strategies import Evolution, Strategy, Told
 from vitrim.tune.verdict import Difference, difference
 
 FINALISTS = 8
+TIMED = 4
+"""Finalists that are timed where the cost is a latency that the search only predicts."""
 TRIES = 30
 """Draws for a child that was not there before; where none is found, the space is known well enough."""
 
@@ -40,6 +42,7 @@ class Trial:
         source: how it was found: constant, start, mutation, crossover, random, gp or tpe.
         images: images of the search part it was scored on.
         scores: means over them, by proxy; less is better.
+        measured: the cost as it was measured, of finalists where ``share`` is a prediction; else None.
     """
 
     number: int
@@ -49,6 +52,7 @@ class Trial:
     source: str
     images: int
     scores: Mapping[str, float]
+    measured: float | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,8 @@ class Finder:
             if not children:
                 break
             best = self._race(children, best)
-        return self.trials[0], self._select()
+        chosen = self._proved(self._finalists(), limit)
+        return self.trials[0], chosen
 
     def starts(self, limit: float) -> list[Candidate]:
         """The candidates that a search begins with, the constant setting first.
@@ -284,14 +289,32 @@ class Finder:
             self.on_trial(trial)
         return trial
 
-    def _select(self) -> Trial:
-        """The best on the selection images of the trials that did best in the search, the constant one among them."""
+    def _finalists(self) -> list[Trial]:
+        """The trials that did best in the search, the constant one among them; the best on the selection images first."""
         ranked = sorted((trial for trial in self.trials[1:] if self._full(trial)), key=self._score)
         finalists = [self.trials[0], *ranked[: FINALISTS - 1]]
         if len(finalists) == 1:
-            return finalists[0]
+            return finalists
         scores = self.measured.whole([trial.config for trial in finalists], "selection")
-        return finalists[int(np.argmin([self.measured.mean(one) for one in scores]))]
+        order = np.argsort([self.measured.mean(one) for one in scores], kind="stable")
+        return [finalists[place] for place in order]
+
+    def _proved(self, ranked: Sequence[Trial], limit: float) -> Trial:
+        """The first of ``ranked`` whose cost is within the limit where it is measured, up to the error of predictions.
+
+        The first few and the constant trial are measured; if none of the first few is within, the cheapest is taken.
+        """
+        first = [trial.number for trial in ranked[:TIMED]]
+        timed = first if 0 in first else [*first, 0]
+        shares = self.cost.measured([self.trials[number].config for number in timed])
+        if shares is None:
+            return ranked[0]
+        real = dict(zip(timed, shares, strict=True))
+        for number, share in real.items():
+            self.trials[number] = replace(self.trials[number], measured=share)
+        near = limit * (1.0 + self.cost.error)
+        cheapest_first = sorted(first, key=real.__getitem__)
+        return self.trials[next((number for number in first if real[number] <= near), cheapest_first[0])]
 
     def _score(self, trial: Trial) -> float:
         return trial.scores[self.proxy]

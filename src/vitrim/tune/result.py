@@ -130,7 +130,7 @@ class Result:
             self.config,
             {
                 **self.about,
-                "reached": self.best.share,
+                "reached": self.best.share if self.best.measured is None else self.best.measured,
                 "cost": {"of": self.cost.unit, "error": self.cost.error},
                 "returned": "searched" if outcome.better else "constant",
                 "verdict": self.verdict,
@@ -153,6 +153,8 @@ class Result:
 
 def _summary(trial: Trial, checked: Mapping[str, float] | None) -> dict[str, Any]:
     found = {"method": trial.config.describe(), "share": trial.share, "scores": dict(trial.scores)}
+    if trial.measured is not None:
+        found["measured"] = trial.measured
     return found if checked is None else {**found, "check": dict(checked)}
 
 

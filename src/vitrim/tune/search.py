@@ -262,15 +262,24 @@ class _Session:
             return MacsCost(self.model, space, few, seed=seed)
 
         timer = self.options.get("timer") or timer_on(self.options.get("engine", ["eager"]))
+        study, budget = self.measured.study, self.options.get("budget")
 
         def measure() -> dict[str, Any]:
-            cost = LatencyCost.of(self.model, space, few[0], budget=self.options.get("budget"), seed=seed, timer=timer)
+            cost = LatencyCost.of(self.model, space, few[0], budget=budget, seed=seed, timer=timer)
             fit = cost.fit
             return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
 
+        def again(configs: Sequence[MethodConfig]) -> list[float]:
+            texts = ", ".join(config.describe() for config in configs)
+            ratios: list[float] = study.value(
+                f"once more: {texts}", lambda: timer(self.model, configs, few[0], budget)[0].tolist()
+            )
+            return ratios
+
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
-        found = self.measured.study.value(name, measure)
-        return LatencyCost(space, Fit(np.array(found["fit"]), found["error"], found["worst"]), found["dense_ms"])
+        found = study.value(name, measure)
+        fit = Fit(np.array(found["fit"]), found["error"], found["worst"])
+        return LatencyCost(space, fit, found["dense_ms"], again)
 
 
 def _engine(model: nn.Module, options: Options, targets: Sequence[Target]) -> list[str]:
