@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 import vitrim
 from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
+from vitrim.loading import create_model
 from vitrim.tune.cost import Cost, within
 from vitrim.tune.space import Space, normal
 
 WITH_KNOB = [name for name, kind in methods().items() if kind.knob is not None]
 WITH_LIST = [name for name, kind in methods().items() if kind.amounts_option is not None]
+
+MODEL = create_model("test_vit", options={"img_size": 64, "patch_size": 8, "depth": 6})
 
 
 def space(name: str, **options: object) -> Space:
@@ -66,6 +69,17 @@ def test_moves_stay_in_the_space_and_follow_from_the_seed(name: str) -> None:
         assert min(point) >= 0.0
         assert max(point) == 1.0
     assert len(set(found[0])) > 20
+
+
+@pytest.mark.parametrize("name", WITH_KNOB)
+def test_a_setting_that_was_found_may_be_searched_from(name: str) -> None:
+    """With all that it says in writing: ATM's one threshold is found with a beta, and a list has no room for one."""
+    one = space(name)
+    found = [one.constant(0.2), one.config((1.0,) * one.size, 0.2)]
+    for config in found:
+        again = Space.of(MODEL, config)
+        assert again.config((1.0,) * again.size, 0.2).name == name
+        assert again.counts(config) == one.counts(config)
 
 
 def test_counts_are_cut_to_what_there_is() -> None:

@@ -290,7 +290,7 @@ class Finder:
         return trial
 
     def _finalists(self) -> list[Trial]:
-        """The trials that did best in the search, the constant one among them; the best on the selection images first."""
+        """The trials that did best in the search and the constant one; the best on the selection images first."""
         ranked = sorted((trial for trial in self.trials[1:] if self._full(trial)), key=self._score)
         finalists = [self.trials[0], *ranked[: FINALISTS - 1]]
         if len(finalists) == 1:

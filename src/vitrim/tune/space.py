@@ -183,6 +183,8 @@ class Space:
     def _with(self, values: Mapping[str, Any]) -> MethodConfig:
         moved = {self.knob.option, self.base.amounts_option}
         moved |= {self.base.places_option} if self.places else set()
+        if self.base.amounts_option in values:  # a value for every block takes the place of what shapes the one value
+            moved |= self.knob.fixed.keys()
         return self.base.changed(*map(str, moved), **values)
 
     def tidy(self, config: MethodConfig) -> MethodConfig:
