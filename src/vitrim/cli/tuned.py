@@ -53,7 +53,7 @@ def show(result: Result, model: nn.Module, out: Path, record: Record) -> None:
 
 
 def _timed(result: Result) -> list[str]:
-    """What the settings were measured at, where the search only predicted it."""
+    """A line on how fast the settings were, where the search only predicted it."""
     best = result.best.measured
     if best is None:
         return []
