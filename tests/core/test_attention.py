@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import vitrim.core.attention
-from vitrim.core.attention import Attention, unfused_is_faster
+from vitrim.core.attention import Attention, KnownMap, unfused_is_faster
 
 BATCH, HEADS, N, DIM = 2, 3, 11, 4
 BIASES = ["none", "keys", "full"]
@@ -221,3 +221,23 @@ def test_a_learned_bias_gets_no_gradient_from_decisions() -> None:
     attention.bias.requires_grad_()
     assert attention.column_mean().requires_grad
     assert not attention.detach().column_mean().requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_known_map_changes_nothing_but_the_cost(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = torch.randn(3, 2, 3, 11, 4, dtype=torch.float64).to(dtype)
+    attention = Attention(q, k, v, 0.6, bias=torch.randn(2, 1, 1, 11).to(dtype))
+    reads = ("output", "probabilities", "class_row", "column_mean")
+    expected = [getattr(each, read)() for each in (attention, attention.rows(4)) for read in reads]
+    known = KnownMap.of(attention)
+    monkeypatch.setattr(Attention, "logits", None)  # nothing may compute it again
+    found = [getattr(each, read)() for each in (known, known.rows(4)) for read in reads]
+    # the map itself is at least float32; its product with the values is in their dtype
+    close = {"atol": 1e-12, "rtol": 1e-12} if dtype == torch.float64 else {"atol": 0.02, "rtol": 0.02}
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, **close)
+    monkeypatch.undo()
+    q.requires_grad_()
+    assert KnownMap.of(attention).column_mean().requires_grad
+    assert not KnownMap.of(attention).detach().column_mean().requires_grad

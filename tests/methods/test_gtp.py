@@ -9,6 +9,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+from vitrim.core.attention import Attention
 from vitrim.methods.gtp import GTP, patch_graph, semantic_neighbours, spatial_neighbours
 
 NAMES = ["gtp_list_numprop", "gtp_mixed_p5_noscale", "gtp_mixed_p5_scale", "gtp_prune_only_p5", "gtp_semantic_p5_n4"]
@@ -130,3 +131,26 @@ def test_sparse_attention_exports() -> None:
     with torch.no_grad():
         program = torch.export.export(model, (tiny.images(3),), strict=False).module()
         torch.testing.assert_close(program(tiny.images(3)), model(tiny.images(3)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sparsity", [1.0, 0.5])
+def test_a_map_that_is_kept_for_attending_is_computed_once(sparsity: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the map that decides also attends; elsewhere a kernel of its own does. Both give the same logits."""
+    maps: list[Attention] = []
+    computed = Attention.logits
+
+    def counted(attention: Attention) -> torch.Tensor:
+        maps.append(attention)
+        return computed(attention)
+
+    outputs = {}
+    model = tiny.HOSTS["vit"]().double()
+    vitrim.reduce_(model, GTP(num_prop=2, sparsity=sparsity, last_block="full"))
+    for kept in (True, False):
+        with monkeypatch.context() as patch, torch.no_grad():
+            patch.setattr(vitrim.methods.gtp, "map_is_faster", lambda attention, kept=kept: kept)
+            patch.setattr(Attention, "logits", counted)
+            outputs[kept] = model(tiny.images().double())
+        assert len(maps) == len(model.blocks)
+        maps.clear()
+    torch.testing.assert_close(outputs[True], outputs[False], atol=1e-12, rtol=0)

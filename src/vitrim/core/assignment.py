@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrim.core.places import Mixed, Moved, Waiting, new_index
@@ -45,10 +44,11 @@ class Hard:
         """Tell whether no token joins another: query rows may then be selected before attention."""
         return self.moved is None
 
-    def pool(self, x: Tensor, size: Tensor, new_size: Tensor | None = None) -> Tensor:
+    def pool(self, x: Tensor, size: Tensor, new_size: Tensor | None = None, gained: Tensor | None = None) -> Tensor:
         """New tokens (B, M, C) from old tokens ``x`` (B, N, C) and sizes (B, N).
 
-        ``new_size`` (B, M) are the sizes of the new tokens if they are known already: the sums of weights by size.
+        ``new_size`` (B, M) are the sizes of the new tokens if they are known already, the sums of weights by size, and
+        ``gained`` (B, R) those of the moved ones.
 
         A weighted mean is written as t + sum_s share_s (x_s - t), t being the anchor: only the R moved rows are
         touched, not all M. Shares are float32 or better; the sum is in the dtype of x.
@@ -62,7 +62,7 @@ class Hard:
         if self.moved is None or self.into is None or self.moved.shape[1] == 0:
             return pooled
         into, joins = self._targets()
-        share = weight.gather(1, self.moved)
+        share = weight.gather(1, self.moved) if gained is None or self.weight is not None else gained
         if joins is not None:
             share = share * joins
         wide, flat, rows = decision_dtype(x.dtype), pooled.flatten(0, 1), flat_index(into, self.anchor.shape[1])
@@ -100,8 +100,9 @@ class Hard:
 
     def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         """Tokens (B, N, C) and their state after the reduction: (B, M, C) and the new `TokenState`."""
-        size = self._sizes(state)
-        return self.pool(x, state.size, size), self.advance(x, state, size)
+        gained = None if self.moved is None else state.size.gather(1, self.moved)
+        size = self._sizes(state, gained)
+        return self.pool(x, state.size, size, gained), self.advance(x, state, size)
 
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
         """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank; ``size`` are
@@ -127,7 +128,8 @@ class Hard:
     @staticmethod
     def _banked(x: Tensor, state: TokenState, dropped: Tensor, waiting: Waiting) -> Banked:
         carry = {name: _take_any(value, dropped) for name, value in state.carry.items()}
-        return Banked(take(x, dropped), state.size.gather(1, dropped), waiting, carry)
+        size = state.size[:, : dropped.shape[1]] if state.uniform else state.size.gather(1, dropped)
+        return Banked(take(x, dropped), size, waiting, carry)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
         """The new places of moved tokens, in [0, M), and a mask of the moves that happen (None: all of them)."""
@@ -140,7 +142,7 @@ class Hard:
     def _merges(self) -> bool:
         return self.moved is not None and self.moved.shape[1] > 0
 
-    def _sizes(self, state: TokenState) -> Tensor:
+    def _sizes(self, state: TokenState, gained: Tensor | None = None) -> Tensor:
         if state.uniform and not self._merges():
             return state.size[:, : self.anchor.shape[1]]  # all are 1
         pooled = state.size.gather(1, self.anchor)
@@ -149,7 +151,7 @@ class Hard:
         if self.moved is None or self.moved.shape[1] == 0:
             return pooled
         into, joins = self._targets()
-        gained = state.size.gather(1, self.moved)
+        gained = state.size.gather(1, self.moved) if gained is None else gained
         return pooled.scatter_add(1, into, gained if joins is None else gained * joins)
 
     def _mask(self, state: TokenState) -> Tensor | None:
@@ -197,7 +199,7 @@ class Soft:
         return replace(
             state,
             size=torch.cat([state.size[:, :p], size], dim=1),
-            places=Mixed(state.places, p, goes=matrix.argmax(1), most=matrix.argmax(2)),
+            places=Mixed(state.places, p, matrix),
             uniform=False,
             reduced=True,
             mixed=True,
@@ -288,7 +290,7 @@ def _left_out(state: TokenState, staying: Tensor) -> Tensor | None:
 
 def _with_prefix(keep: Tensor, num_prefix: int) -> Tensor:
     if num_prefix <= 1:  # the usual class token: padding with its index 0 is one operation instead of three
-        return F.pad(keep + num_prefix, (num_prefix, 0))
+        return torch.constant_pad_nd(keep + num_prefix, (num_prefix, 0))
     prefix = torch.arange(num_prefix, device=keep.device).expand(keep.shape[0], num_prefix)
     return torch.cat([prefix, keep + num_prefix], dim=1)
 

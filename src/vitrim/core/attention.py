@@ -7,7 +7,7 @@ the full map exist only for the methods that are defined by them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -172,6 +172,47 @@ class Attention:
         own = slice(first, first + count)
         bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, own]
         return replace(self, q=self.q[:, own], k=self.k[:, own], v=None, k_raw=None, bias=bias)
+
+
+@dataclass(frozen=True)
+class KnownMap(Attention):
+    """Attention whose map (B, H, M, N) is computed once and kept, for deciding and for attending."""
+
+    known: Tensor = field(kw_only=True)
+
+    @classmethod
+    def of(cls, attention: Attention) -> KnownMap:
+        """``attention`` with its map, in at least float32: B*H*N*N memory."""
+        return cls(**attention.parts(), known=attention.probabilities())
+
+    def output(self) -> Tensor:
+        return self.weigh(self.known)
+
+    def probabilities(self) -> Tensor:
+        return self.known
+
+    def column_mean(self) -> Tensor:
+        return self.known.mean(dim=(1, 2))
+
+    def rows(self, count: int) -> Attention:
+        return KnownMap(**{**super().rows(count).parts(), "known": self.known[:, :, :count]})
+
+    def select(self, index: Tensor) -> Attention:
+        rows = index[:, None, :, None].expand(-1, self.known.shape[1], -1, self.known.shape[3])
+        return KnownMap(**{**super().select(index).parts(), "known": self.known.gather(2, rows)})
+
+    def detach(self) -> Attention:
+        return KnownMap(**{**super().detach().parts(), "known": self.known.detach()})
+
+
+def map_is_faster(attention: Attention) -> bool:
+    """Return whether a method that decides by the map attends with it, too, rather than by a kernel of its own.
+
+    On a CPU one map costs less than a map and a fused kernel; on a GPU the map is the slow part, and memory is scarce.
+    """
+    if attention.q.dtype == torch.bfloat16 and not CPU_HAS_BFLOAT16:  # the fused kernel computes in float32 inside
+        return False
+    return attention.q.device.type in ("cpu", "meta")  # MACs are counted on meta
 
 
 MAP_BYTES = {"cpu": 4 * 2**20, "gpu": 64 * 2**20}

@@ -20,7 +20,7 @@ from vitrim.core.plan import Layer
 from vitrim.core.schedule import effective_keep
 from vitrim.core.sharding import change_class, copy_into
 from vitrim.core.tokens import STAMP, TokenState, take, unmerge
-from vitrim.core.trace import Trace
+from vitrim.core.trace import Trace, recomputes
 from vitrim.errors import UnsupportedModelError
 
 Site = Literal["before", "query", "between", "after"]
@@ -87,11 +87,10 @@ class Reducer(nn.Module, Generic[C]):
 
     def num_keep(self, state: TokenState) -> int:
         """Number of patch tokens this layer keeps, a Python int."""
-        amount = self.layer.amount
+        amount, current = self.layer.amount, state.num_patches
         if amount is None:
-            return state.num_patches
-        least = self.config.least_kept(state.num_patches)
-        return effective_keep(amount, least, state.initial_patches, state.num_patches)
+            return current
+        return effective_keep(amount, self.config.least_kept(current), state.initial_patches, current)
 
     def num_removed(self, state: TokenState) -> int:
         """Number of patch tokens this layer removes, a Python int."""
@@ -178,6 +177,10 @@ class Reducer(nn.Module, Generic[C]):
         # x + attention pools to the pooled x + the pooled attention: rows are linear
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
+    def prepare(self, attention: Attention, state: TokenState) -> Attention:
+        """The attention as `attend` and `assign` both get it; a method that is defined by the map may keep it here."""
+        return attention
+
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, H, M, d), the attention output of this block."""
         return attention.output()
@@ -248,19 +251,20 @@ class ReducedBlock(nn.Module):
 
     def step(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
         """One block as a pure function of tokens (B, N, C) and their state."""
-        x, state = self.reducer.reduce("before", x, None, state)
+        reducer = self.reducer
+        x, state = reducer.reduce("before", x, None, state)
         rows = None if state.full_grid else self.head_rows
         if rows is not None:
             return self.last_step(x, state, rows, *host_args)
-        attention = self.project(x, state, None, *host_args)
+        attention = reducer.prepare(self.project(x, state, None, *host_args), state)
         x, out, state = self.attend(x, attention, state, None, *host_args)
         x = self.add_attention(x, out)
         del out
-        x, state = self.reducer.reduce("between", x, attention, state)
-        seen = self.reducer.remember(attention, state) if self.reducer.site == "after" else None
+        x, state = reducer.reduce("between", x, attention, state)
+        seen = reducer.remember(attention, state) if reducer.site == "after" else None
         del attention  # or q, k and v would live through the MLP, where memory peaks
         x = self.add_mlp(x)
-        return self.reducer.reduce("after", x, seen, state)
+        return reducer.reduce("after", x, seen, state)
 
     def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
         """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
@@ -389,8 +393,3 @@ class ReducedBlock(nn.Module):
         for name in self.OWN:
             delattr(self, name)
         change_class(self, self.host_class)
-
-
-def recomputes() -> bool:
-    """Return whether a backward pass runs: a block then repeats a forward, which did not leave the latest state."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
+
+SHORTEST = 1e-12  # no vector is divided by less
 
 
 def alternate_split(num_prefix: int) -> tuple[slice, slice]:
@@ -31,8 +32,11 @@ def unit(keys: Tensor) -> Tensor:
     """``keys`` (B, N, d) scaled to length 1, outside the autograd graph: which tokens merge is a decision.
 
     Done once for all tokens, before they are split: at batch 1 the number of small operations is what matching costs.
+    A vector of zeros stays one.
     """
-    return F.normalize(keys.detach(), dim=-1)
+    keys = keys.detach()
+    length: Tensor = torch.linalg.vector_norm(keys, dim=-1, keepdim=True)
+    return keys / length.clamp_min(SHORTEST)
 
 
 def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -42,7 +46,7 @@ def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = N
         sources, destinations: vectors of length 1 (see `unit`), so that their product is the cosine.
         real: (B, D), which destinations are not padding; None for all.
     """
-    similarity = cosines(sources, destinations)
+    similarity = cosines(sources.detach(), destinations.detach())
     if real is not None:
         similarity = similarity.masked_fill(~real[:, None, :], -torch.inf)
     best, index = similarity.max(dim=-1)
@@ -50,9 +54,12 @@ def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = N
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """(B, S, D) products of the vectors ``a`` (B, S, d) and ``b`` (B, D, d) of length 1, in full precision."""
+    """(B, S, D) products of the vectors ``a`` (B, S, d) and ``b`` (B, D, d), as `unit` makes them, in full precision.
+
+    Gradients flow, where the vectors have any.
+    """
     with full_precision(a):
-        return a.detach() @ b.detach().transpose(-1, -2)
+        return torch.bmm(a, b.transpose(1, 2))
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
@@ -67,6 +74,15 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def most_similar_first(best: Tensor) -> Tensor:
+    """(B, S) the sources, most similar first; of equally similar ones the first comes first.
+
+    Args:
+        best: (B, S) similarity of each source to its partner.
+    """
+    return best.argsort(dim=1, descending=True, stable=True)
+
+
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
     """Split the sources into the ``r`` most similar (B, r) and the rest (B, S - r), the rest in ascending order.
 
@@ -74,7 +90,7 @@ def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
         best: (B, S) similarity of each source to its partner.
         r: how many sources merge, 0 <= r <= S.
     """
-    order = best.argsort(dim=1, descending=True, stable=True)
+    order = most_similar_first(best)
     return order[:, :r], order[:, r:].sort(dim=1).values
 
 
@@ -94,15 +110,34 @@ def merge_most_similar(
         r: how many sources merge, 0 <= r <= S.
     """
     moved, kept = most_similar(best, r)
-    return merge_sources(state, sources, destinations, moved, partner.gather(1, moved), kept)
-
-
-def merge_sources(
-    state: TokenState, sources: Tensor, destinations: Tensor, moved: Tensor, partner: Tensor, kept: Tensor
-) -> Hard:
-    """Merge ``moved`` (B, r) into destinations ``partner`` (B, r); sources ``kept`` (B, S - r) stay in order."""
     keep = torch.cat([_lookup(sources, kept), destinations.expand(moved.shape[0], destinations.shape[-1])], dim=1)
-    return merge(state, keep, _lookup(sources, moved), partner + kept.shape[1])
+    return merge(state, keep, _lookup(sources, moved), partner.gather(1, moved) + kept.shape[1])
+
+
+def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_position: bool = True) -> Hard:
+    """Merge the first of the sources into destinations of the `alternate_split`; the others stay.
+
+    As `merge_most_similar` with that split, in half as many operations: at batch 1 their number is what merging costs.
+
+    Args:
+        state: the current state.
+        order: (B, S) the sources, those that merge first.
+        partner: (B, r) which destination each of the first r of them joins, in [0, D).
+        by_position: put the sources that stay in order of position; False: leave them as they are in ``order``.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 7, 8), num_prefix=1)
+        >>> hard = merge_alternate(state, order=torch.tensor([[2, 1, 0]]), partner=torch.tensor([[0]]))
+        >>> hard.anchor, hard.moved, hard.into
+        (tensor([[0, 2, 4, 1, 3, 5]]), tensor([[6]]), tensor([[3]]))
+    """
+    batch, r, p = order.shape[0], partner.shape[1], state.num_prefix
+    index = torch.arange(state.num_tokens, device=order.device)
+    sources, destinations = alternate_split(p)
+    tokens = torch.take(index[p:][sources], order)
+    kept = tokens[:, r:].sort(dim=1).values if by_position else tokens[:, r:]
+    anchor = torch.cat([index[:p].expand(batch, -1), kept, index[p:][destinations].expand(batch, -1)], dim=1)
+    return Hard(anchor, moved=tokens[:, :r], into=partner + (p + kept.shape[1]))
 
 
 def _lookup(table: Tensor, index: Tensor) -> Tensor:

@@ -55,10 +55,11 @@ class _Step(Places):
     def __init__(self, before: Places) -> None:
         super().__init__()
         self.before = before
+        self._num_inputs = before.num_inputs  # asked for in every block: not by way of all steps before
 
     @property
     def num_inputs(self) -> int:
-        return self.before.num_inputs
+        return self._num_inputs
 
 
 class Moved(_Step):
@@ -108,23 +109,22 @@ class Mixed(_Step):
     Args:
         before: the places of the old tokens.
         num_prefix: number of tokens in front, which stay.
-        goes: (B, P) the new patch in which each of the P old patches weighs most.
-        most: (B, M) the old patch that weighs most in each of the M new ones.
+        matrix: (B, M, P) weights of the P old patches in each of the M new ones.
     """
 
-    def __init__(self, before: Places, num_prefix: int, goes: Tensor, most: Tensor) -> None:
+    def __init__(self, before: Places, num_prefix: int, matrix: Tensor) -> None:
         super().__init__(before)
-        self.num_prefix, self.goes, self.most = num_prefix, goes, most
+        self.num_prefix, self.matrix = num_prefix, matrix
 
     @property
     def num_tokens(self) -> int:
-        return self.num_prefix + self.most.shape[1]
+        return self.num_prefix + self.matrix.shape[1]
 
     def _find_source(self) -> Tensor:
-        return follow(self._behind_prefix(self.goes), self.before.source)
+        return follow(self._behind_prefix(self.matrix.argmax(1)), self.before.source)
 
     def _find_position(self) -> Tensor:
-        return self.before.position.gather(1, self._behind_prefix(self.most))
+        return self.before.position.gather(1, self._behind_prefix(self.matrix.argmax(2)))
 
     def _behind_prefix(self, patches: Tensor) -> Tensor:
         prefix = torch.arange(self.num_prefix, device=patches.device).expand(patches.shape[0], self.num_prefix)

@@ -12,7 +12,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, StagedConfig
-from vitrim.core.tokens import TokenState, decision_dtype, is_traced
+from vitrim.core.tokens import TokenState, decision_dtype, is_traced, no_gradient
 from vitrim.errors import VitrimError
 
 Score = Literal["class_token", "prefix_mean", "column_mean"]
@@ -70,7 +70,7 @@ class ScorerReducer(Reducer[C]):
 
     def best_first(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         """(B, K) patch indices in descending order of score: all of them if ``stable``, else those that are kept."""
-        with torch.no_grad():
+        with no_gradient():
             score = self.score(x, attention, state)
             if score.ndim != 2 or score.shape[1] != state.num_patches:
                 raise VitrimError(

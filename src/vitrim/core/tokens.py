@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     One ``index_select`` on the flattened (B*N, C) tokens: several times faster on CPU than a gather with an index
     expanded over the channels, and as fast on GPU.
     """
-    return take_flat(x, index).view(index.shape[0], index.shape[1], x.shape[2])
+    batch, n, channels = x.shape
+    return x.reshape(batch * n, channels).index_select(0, flat_index(index, n)).view(batch, index.shape[1], channels)
 
 
 def take_flat(x: Tensor, index: Tensor) -> Tensor:
@@ -51,6 +53,11 @@ def flat_index(index: Tensor, n: int) -> Tensor:
 def whole(size: int) -> int:
     """A length as an int: `torch.jit.trace` gives tensors instead, and a traced model has fixed numbers of tokens."""
     return int(size) if isinstance(size, Tensor) else size
+
+
+def no_gradient() -> AbstractContextManager[object]:
+    """`torch.no_grad` where gradients are recorded; entering it costs as much as several small operations."""
+    return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
 
 def is_traced() -> bool:
@@ -205,7 +212,7 @@ class TokenState:
         if self.mask is not None:
             bias = torch.zeros_like(self.size) if bias is None else bias
             bias = bias.masked_fill(~self.mask, -1e4)
-        return None if bias is None else bias.to(dtype)[:, None, None, :]
+        return None if bias is None else bias.to(dtype).unsqueeze(1).unsqueeze(1)
 
     def patch_rows(self, table: Tensor) -> Tensor:
         """Rows of a table over the input patches for the current patch tokens: a merged token reads its anchor's row.

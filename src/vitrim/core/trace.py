@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from vitrim.core.tokens import TokenState
@@ -204,3 +205,8 @@ class Trace:
 
     def __reduce__(self) -> tuple[type[Trace], tuple[bool, Form | None]]:
         return Trace, (self.recording, self.form)
+
+
+def recomputes() -> bool:
+    """Return whether a backward pass runs: a block then repeats a forward, which did not leave the latest state."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -15,7 +15,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
+from vitrim.core.matching import alternate_split, best_partners, merge_alternate, most_similar_first, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Remove
@@ -168,8 +168,10 @@ class GlobalReducer(_Merging):
         fixed = self.config.r
         # read back from the device
         r = int((best > least).sum(1).amin()) if fixed is None else min(fixed[1], best.shape[1])
-        index = torch.arange(state.num_patches, device=patches.device)
-        return merge_most_similar(state, index[sources], index[destinations], best, partner, r) if r else None
+        if r == 0:
+            return None
+        order = most_similar_first(best)
+        return merge_alternate(state, order, partner.gather(1, order[:, :r]))
 
 
 @reduces(ALGM)

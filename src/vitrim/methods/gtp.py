@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft
-from vitrim.core.attention import Attention
+from vitrim.core.attention import Attention, KnownMap, map_is_faster
 from vitrim.core.block import Site
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
@@ -19,7 +19,7 @@ from vitrim.core.matching import full_precision
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, constant, per_layer
 from vitrim.core.scoring import ScorerReducer
-from vitrim.core.tokens import TokenState, decision_dtype, take
+from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take
 
 Graph = Literal["mixed", "spatial", "semantic"]
 
@@ -119,18 +119,21 @@ class GTPReducer(ScorerReducer[GTP]):
             reduced, after = self.propagate(x, state, reduced, after, assignment)
         return reduced, after
 
+    def prepare(self, attention: Attention, state: TokenState) -> Attention:
+        decides = self.config.selection != "class_token" and self.num_removed(state) > 0
+        if self.config.sparsity == 1.0 and not (decides and map_is_faster(attention)):
+            return attention
+        known = self.probabilities(attention, state)
+        return KnownMap(**attention.parts(), known=known)
+
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
-        if self.config.sparsity == 1.0:
-            return self.scaled(attention, state).output()
-        assert attention.v is not None
-        probabilities = F.dropout(self.probabilities(attention, state), attention.dropout)
-        return probabilities.to(attention.v.dtype) @ attention.v
+        return self.scaled(attention, state).output()
 
     def start(self, x: Tensor, state: TokenState) -> TokenState:
         """The graph (B, N, N) of the tokens (B, N, C), with zeros for the prefix, and scales of 1."""
         p = state.num_prefix
         grid = (1, state.num_patches) if self.config.graph == "semantic" else state.known_grid(GTP.name)
-        with torch.no_grad():
+        with no_gradient():
             graph = patch_graph(
                 x[:, p:].to(decision_dtype(x.dtype)), grid, self.config.graph, self.config.num_neighbours
             )
@@ -144,8 +147,8 @@ class GTPReducer(ScorerReducer[GTP]):
     ) -> tuple[Tensor, TokenState]:
         """Give the removed ones of the tokens ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C)."""
         n, m = state.num_tokens, after.num_tokens
-        kept = assignment.target(n) >= 0
-        removed = kept.to(torch.int8).sort(dim=1, stable=True).indices[:, : n - m]
+        stays = torch.zeros(x.shape[0], n, dtype=torch.int8, device=x.device).scatter_(1, assignment.anchor, 1)
+        removed = stays.sort(dim=1, stable=True).indices[:, : n - m]
         rows = after.carry["graph"]  # (B, M, N): the rows have moved along, the columns are still the old ones
         weight = self.config.alpha * rows.gather(2, removed.unsqueeze(1).expand(-1, m, -1))
         carry = {"graph": rows.gather(2, assignment.anchor.unsqueeze(1).expand(-1, m, -1))}
@@ -171,7 +174,7 @@ class GTPReducer(ScorerReducer[GTP]):
 
     def scaled(self, attention: Attention, state: TokenState) -> Attention:
         """The attention with log(t) added to the logits of its keys, from the first propagation on."""
-        if "scale" not in state.carry or not state.reduced:
+        if isinstance(attention, KnownMap) or "scale" not in state.carry or not state.reduced:
             return attention
         bias = state.carry["scale"].log().to(attention.q.dtype)[:, None, None, :]
         return replace(attention, bias=bias if attention.bias is None else attention.bias + bias)
@@ -179,6 +182,8 @@ class GTPReducer(ScorerReducer[GTP]):
     def probabilities(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, H, N, N) attention map in at least float32, sparsified where asked."""
         probabilities = self.scaled(attention, state).probabilities()
+        if isinstance(attention, KnownMap):
+            return probabilities
         n = probabilities.shape[-1]
         zeroed = int(n * n * (1 - self.config.sparsity))
         if zeroed == 0:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
-from vitrim.core.attention import CPU_HAS_BFLOAT16, Attention, merge_heads
+from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_heads
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, full_precision, most_similar
+from vitrim.core.matching import alternate_split, cosines, most_similar, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, check_blocks, half, one_each
-from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.core.tokens import TokenState, decision_dtype, no_gradient
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ class MCTFReducer(Reducer[MCTF]):
     """Decides; its subclasses say which attention the fused tokens get."""
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        with torch.no_grad():
+        with no_gradient():
             received = self.received(attention)
             even, odd = alternate_split(state.num_prefix)
             attraction = self.attraction(x, received, state, even, odd)
@@ -178,17 +177,19 @@ class MCTFReducer(Reducer[MCTF]):
         """(B, E, O), W of the patches at even and odd places. All factors but similarity separate into i and j."""
         p = state.num_prefix
         patches = x[:, p:].to(decision_dtype(x.dtype))
-        single = torch.ones_like(patches[..., 0])
+        single = None
         if self.config.tau_info > 0.0 and received is not None:
-            single = single * (received.amin(1, keepdim=True) / received[:, p:]) ** self.config.tau_info
+            single = (received.amin(1, keepdim=True) / received[:, p:]) ** self.config.tau_info
         if self.config.tau_size > 0.0 and not state.uniform:
-            single = single * (state.size.amin(1, keepdim=True) / state.size[:, p:]) ** self.config.tau_size
+            by_size = (state.size.amin(1, keepdim=True) / state.size[:, p:]) ** self.config.tau_size
+            single = by_size if single is None else single * by_size
+        if single is None:
+            single = torch.ones_like(patches[..., 0])
         pair = single[:, even, None] * single[:, None, odd]
         if self.config.tau_sim == 0.0:
             return pair
-        unit = F.normalize(patches, dim=-1)
-        with full_precision(unit):
-            similarity = (unit[:, even] @ unit[:, odd].transpose(-1, -2) + 1.0) / 2.0
+        vectors = unit(patches)
+        similarity = (cosines(vectors[:, even], vectors[:, odd]) + 1.0) / 2.0
         return pair * (similarity if self.config.tau_sim == 1.0 else similarity.clamp_min(0.0) ** self.config.tau_sim)
 
     def weight(self, received: Tensor | None, state: TokenState) -> Tensor | None:
@@ -252,11 +253,7 @@ class OneStepAhead(MCTFReducer):
 
     def keeps_map(self, attention: Attention) -> bool:
         """Return whether the map is computed once, for deciding and attending."""
-        if self.config.attention_map != "auto":
-            return self.config.attention_map == "kept"
-        if attention.q.dtype == torch.bfloat16 and not CPU_HAS_BFLOAT16:  # the fused kernel computes in float32 inside
-            return False
-        return attention.q.device.type in ("cpu", "meta")  # MACs are counted on meta
+        return map_is_faster(attention) if self.config.attention_map == "auto" else self.config.attention_map == "kept"
 
 
 class Precise(MCTFReducer):
@@ -289,37 +286,6 @@ _REDUCERS: dict[str, type[MCTFReducer]] = {"one_step_ahead": OneStepAhead, "prec
 @reduces(MCTF)
 def _reducer(config: MCTF, layer: Layer) -> type[MCTFReducer] | None:
     return None if layer.amount is None else _REDUCERS[config.attention]
-
-
-@dataclass(frozen=True)
-class KnownMap(Attention):
-    """Attention whose map (B, H, M, N) is computed once and kept, for deciding and for attending."""
-
-    known: Tensor = field(kw_only=True)
-
-    @classmethod
-    def of(cls, attention: Attention) -> KnownMap:
-        """``attention`` with its map, in at least float32: B*H*N*N memory."""
-        return cls(**attention.parts(), known=attention.probabilities())
-
-    def output(self) -> Tensor:
-        return self.weigh(self.known)
-
-    def probabilities(self) -> Tensor:
-        return self.known
-
-    def column_mean(self) -> Tensor:
-        return self.known.mean(dim=(1, 2))
-
-    def rows(self, count: int) -> Attention:
-        return KnownMap(**{**super().rows(count).parts(), "known": self.known[:, :, :count]})
-
-    def select(self, index: Tensor) -> Attention:
-        rows = index[:, None, :, None].expand(-1, self.known.shape[1], -1, self.known.shape[3])
-        return KnownMap(**{**super().select(index).parts(), "known": self.known.gather(2, rows)})
-
-    def detach(self) -> Attention:
-        return KnownMap(**{**super().detach().parts(), "known": self.known.detach()})
 
 
 def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from vitrim.core.config import Share, StagedConfig
 from vitrim.core.matching import best_partners, full_precision, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
-from vitrim.core.tokens import TokenState, take
+from vitrim.core.tokens import TokenState, no_gradient, take
 
 
 @register_method
@@ -103,5 +103,5 @@ class PiToMeReducer(Reducer[PiToMe]):
 
     def energy(self, keys: Tensor) -> Tensor:
         """(B, P) energy of the patches with keys (B, P, d) of length 1."""
-        with torch.no_grad(), full_precision(keys):
+        with no_gradient(), full_precision(keys):
             return F.elu(keys @ keys.transpose(-1, -2) - self.margin).mean(dim=-1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, Share
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, cosines, merge_sources, most_similar, unit
+from vitrim.core.matching import alternate_split, cosines, merge_alternate, most_similar_first, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState, take
@@ -109,10 +108,7 @@ class ToMeReducer(Reducer[ToMe]):
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
         sources, destinations = alternate_split(state.num_prefix)
         similarity = cosines(keys[:, sources], keys[:, destinations])
-        best = similarity.amax(dim=-1)
-        moved, kept = most_similar(best, self.num_removed(state))
+        order = most_similar_first(similarity.amax(dim=-1))
+        moved = order[:, : self.num_removed(state)]
         partner = take(similarity, moved).argmax(dim=-1)  # finding it costs more than the maximum: only for those
-        if self.config.kept_order == "similarity":
-            kept = kept.gather(1, best.gather(1, kept).argsort(dim=1, descending=True))
-        index = torch.arange(state.num_patches, device=x.device)
-        return merge_sources(state, index[sources], index[destinations], moved, partner, kept)
+        return merge_alternate(state, order, partner, by_position=self.config.kept_order == "position")

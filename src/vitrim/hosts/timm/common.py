@@ -71,6 +71,12 @@ def position_bias(table: Tensor | None, state: TokenState, rows: int | None, dty
     return None if table is None else state.pair_bias(table, rows).to(dtype)
 
 
+def project_together(attn: Any, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `project_qkv` for all tokens and timm's plain `Attention`, which has no other form: in few operations."""
+    q, k, v = attn.qkv(y).view(*y.shape[:2], 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
 def _comes_apart(attn: Any) -> bool:
     return attn.qkv is None or _calls_weight(attn) or is_plain_linear(attn.qkv)
 

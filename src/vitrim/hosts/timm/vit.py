@@ -34,6 +34,7 @@ from vitrim.hosts.timm.common import (
     is_plain_linear,
     project_output,
     project_qkv,
+    project_together,
     project_values,
     refuse_mask,
 )
@@ -49,8 +50,9 @@ class ReducedPlainBlock(SerialBlock):
         return self.run(x)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None = None, *host_args: Any) -> Attention:
-        attn = self.attn
-        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        attn, y = self.attn, self.pre_norm(x)
+        some = rows is not None or self.reducer.fresh_values
+        q, k, v = project_qkv(attn, y, rows, self.reducer.fresh_values) if some else project_together(attn, y)
         return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v)
 
 
