@@ -12,6 +12,7 @@ from vitrim.core.matching import (
     alternate_split,
     best_partners,
     kth_matching,
+    merge_alternate,
     merge_most_similar,
     most_similar,
     unit,
@@ -100,6 +101,33 @@ def test_most_similar_splits_the_sources(batch: int, count: int, data: st.DataOb
     assert torch.equal(kept, kept.sort(1).values)
     if 0 < r < count:
         assert (best.gather(1, moved).amin(1) >= best.gather(1, kept).amax(1)).all()
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+@FAST
+@given(prefix=st.integers(0, 3), patches=st.integers(2, 40), data=st.data())
+def test_merging_alternate_tokens_puts_each_where_the_list_says(
+    by_position: bool, prefix: int, patches: int, data: st.DataObject
+) -> None:
+    """Lists of Python instead of tensors: even places of the whole sequence are sources, odd ones receive."""
+    seed = data.draw(st.integers(0, 10**6))
+    places = range(prefix, prefix + patches)
+    sources, destinations = [t for t in places if t % 2 == 0], [t for t in places if t % 2 == 1]
+    if not sources or not destinations:
+        return
+    r = data.draw(st.integers(0, len(sources)))
+    random = torch.Generator().manual_seed(seed)
+    order = torch.stack([torch.randperm(len(sources), generator=random) for _ in range(2)])
+    partner = torch.randint(len(destinations), (2, r), generator=random)
+    state = TokenState.start(torch.zeros(2, prefix + patches, 3), prefix)
+    hard = merge_alternate(state, order, partner, by_position=by_position)
+    for image in range(2):
+        ranked = [sources[i] for i in order[image].tolist()]
+        kept = sorted(ranked[r:]) if by_position else ranked[r:]
+        layout = [*range(prefix), *kept, *destinations]
+        assert hard.anchor[image].tolist() == layout
+        assert hard.moved[image].tolist() == ranked[:r]
+        assert [layout[i] for i in hard.into[image].tolist()] == [destinations[i] for i in partner[image].tolist()]
 
 
 @pytest.mark.parametrize("per_image", [False, True])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from vitrim.plots.style import colours, markers
+
 MANY = 8
 """Largest number of methods for which the legend stands inside the figure."""
-MARKERS = "osDv^P<>"
 
 
 def plot_accuracy_over_macs(
@@ -37,16 +38,16 @@ def plot_accuracy_over_macs(
     methods = list(dict.fromkeys(method for method, _, _ in points))
     many = len(methods) > MANY
     figure, axis = plt.subplots(figsize=(8.4, 5.6) if many else (6.4, 4.0), layout="constrained")
-    colors = plt.get_cmap("tab20" if many else "tab10")
-    for index, method in enumerate(methods):
+    shades, shapes = colours(methods), markers(methods)
+    for method in methods:
         own = sorted((100 * gmacs / base, 100 * value) for name, gmacs, value in points if name == method)
         share, values = zip(*own, strict=True)
         axis.plot(
             share,
             values,
             label=method,
-            color=colors(index % colors.N),
-            marker=MARKERS[index % len(MARKERS)],
+            color=shades[method],
+            marker=shapes[method],
             linestyle="--" if method in dashed else "-",
             linewidth=1.6,
         )
