@@ -56,6 +56,7 @@ def test_every_kernel_is_close_in_bfloat16(
     bias: str, has_bfloat16: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vitrim.core.attention, "CPU_HAS_BFLOAT16", has_bfloat16)
+    monkeypatch.setattr(vitrim.core.attention, "CPU_HAS_AMX", False)
     attention = make(bias, torch.bfloat16, fused=fused)
     out = attention.output()
     assert out.dtype == torch.bfloat16
@@ -63,9 +64,10 @@ def test_every_kernel_is_close_in_bfloat16(
 
 
 def test_the_kernel_is_chosen_by_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_bfloat16 in (True, False):
+    for has_bfloat16, has_amx, unfused in ((True, False, True), (True, True, False), (False, False, False)):
         monkeypatch.setattr(vitrim.core.attention, "CPU_HAS_BFLOAT16", has_bfloat16)
-        assert unfused_is_faster(torch.device("cpu"), torch.bfloat16) is has_bfloat16
+        monkeypatch.setattr(vitrim.core.attention, "CPU_HAS_AMX", has_amx)
+        assert unfused_is_faster(torch.device("cpu"), torch.bfloat16) is unfused
         for device, dtype in (("cpu", torch.float32), ("cpu", torch.float64), ("cuda", torch.bfloat16)):
             assert not unfused_is_faster(torch.device(device), dtype)
 
