@@ -227,14 +227,17 @@ def test_sensitivity_and_speed() -> None:
     figure = draw_batch_sizes(Tables({"batch_sizes": Table("batch_sizes", "", columns, made)}))
     assert [axis.get_title() for axis in figure.axes] == ["top1", "agreement", "GMACs"]
     assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2, 4]
-    columns = ("method", "size", "precision", "kernel", "images_per_second", "speedup")
-    one = [("dense", 32, "fp32", "fused", 10.0, None), ("tome", 32, "fp32", "fused", 15.0, 1.5)]
+    columns = ("method", "size", "precision", "kernel", "tokens", "images_per_second", "speedup")
+    one = [("dense", 32, "fp32", "fused", "M", 10.0, None), ("tome", 32, "fp32", "fused", "M", 15.0, 1.5)]
+    one.append(("tome", 32, "fp32", "fused", "aligned", 16.0, 1.6))
     bars = draw_throughput(Tables({"throughput": Table("throughput", "", columns, one)})).axes[0]
-    assert [bar.get_height() for bar in bars.patches] == [10, 15]
-    assert [text.get_text() for text in bars.texts] == ["1.50x"]
-    two = [*one, ("dense", 64, "fp32", "fused", 4.0, None), ("tome", 64, "fp32", "fused", 8.0, 2.0)]
-    lines = draw_throughput(Tables({"throughput": Table("throughput", "", columns, two)})).axes[0].lines
-    assert [line.get_ydata().tolist() for line in lines] == [[10, 4], [15, 8]]
+    assert [bar.get_height() for bar in bars.patches] == [10, 15, 16]
+    assert [text.get_text() for text in bars.texts] == ["1.50", "1.60"]
+    assert [label.get_text() for label in bars.get_xticklabels()] == ["M", "M", "x 8"]
+    two = [*one, ("tome", 64, "fp32", "fused", "M", 8.0, 2.0), ("dense", 64, "fp32", "fused", "M", 4.0, 1.0)]
+    axis = draw_throughput(Tables({"throughput": Table("throughput", "", columns, two)})).axes[0]
+    assert [line.get_ydata().tolist() for line in axis.lines] == [[1, 1], [1.5, 2]]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["32 px\n10/s", "64 px\n4/s"]
 
 
 def test_pictures_over_the_image_need_arrays() -> None:
