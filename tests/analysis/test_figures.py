@@ -228,11 +228,11 @@ def test_sensitivity_and_speed() -> None:
     assert [axis.get_title() for axis in figure.axes] == ["top1", "agreement", "GMACs"]
     assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2, 4]
     columns = ("method", "size", "precision", "kernel", "tokens", "images_per_second", "speedup")
-    one = [("dense", 32, "fp32", "fused", "M", 10.0, None), ("tome", 32, "fp32", "fused", "M", 15.0, 1.5)]
+    one = [("dense", 32, "fp32", "fused", "M", 10.0, 1.0), ("tome", 32, "fp32", "fused", "M", 15.0, 1.5)]
     one.append(("tome", 32, "fp32", "fused", "aligned", 16.0, 1.6))
     bars = draw_throughput(Tables({"throughput": Table("throughput", "", columns, one)})).axes[0]
     assert [bar.get_height() for bar in bars.patches] == [10, 15, 16]
-    assert [text.get_text() for text in bars.texts] == ["1.50", "1.60"]
+    assert [text.get_text() for text in bars.texts] == ["1.00", "1.50", "1.60"]
     assert [label.get_text() for label in bars.get_xticklabels()] == ["M", "M", "x 8"]
     two = [*one, ("tome", 64, "fp32", "fused", "M", 8.0, 2.0), ("dense", 64, "fp32", "fused", "M", 4.0, 1.0)]
     axis = draw_throughput(Tables({"throughput": Table("throughput", "", columns, two)})).axes[0]

@@ -49,7 +49,7 @@ def _over_sizes(axis: Any, rows: Rows, names: Sequence[str], tables: Tables) -> 
     sizes = sorted({size for _, size in found})
     handles = {}
     for name in names:
-        y = [found[name, size]["speedup"] or 1.0 if (name, size) in found else float("nan") for size in sizes]
+        y = [found[name, size]["speedup"] if (name, size) in found else float("nan") for size in sizes]
         handles[name] = line(axis, Line(range(len(sizes)), y), colour=colour[name], marker=marker[name], label=name)
     rates = [found[names[0], size]["images_per_second"] for size in sizes]  # the dense model comes first
     labels = [f"{size} px\n{rate:.3g}/s" for size, rate in zip(sizes, rates, strict=True)]
@@ -70,9 +70,8 @@ def _bars(axis: Any, rows: Rows, names: Sequence[str], tables: Tables) -> dict[s
         )
         ticks |= {left: str(row["tokens"]).replace("aligned", "x 8") for left, row in zip(x, some, strict=True)}
         for left, row in zip(x, some, strict=True):
-            if row["speedup"] is not None:
-                note = {"textcoords": "offset points", "xytext": (0, 4), "ha": "center", "fontsize": SMALL}
-                axis.annotate(f"{row['speedup']:.2f}", (left, row["images_per_second"]), **note)
+            note = {"textcoords": "offset points", "xytext": (0, 4), "ha": "center", "fontsize": SMALL}
+            axis.annotate(f"{row['speedup']:.2f}", (left, row["images_per_second"]), **note)
     axis.margins(y=0.15)
     axis.set_xticks(list(ticks), list(ticks.values()), fontsize=SMALL)
     return handles
