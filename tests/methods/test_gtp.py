@@ -116,6 +116,25 @@ def test_other_selections_keep_the_highest(selection: str) -> None:
     assert torch.equal(reduction.states[1].position[:, 1:], score[:, 1:].topk(30, dim=1).indices + 1)
 
 
+def test_the_class_token_scores_by_the_sparse_map() -> None:
+    """The map without its small entries feeds both attention and the choice."""
+    model = tiny.HOSTS["vit"]().double()
+    config = GTP(num_prop=(6,), selection="class_token", sparsity=0.5, last_block="full")
+    reduction = vitrim.reduce_(model, config, record=True)
+    seen = []
+    model.blocks[0].reducer.register_forward_hook(lambda module, args, out: seen.append(args[1].logits()))
+    with torch.no_grad():
+        model(tiny.images().double())
+    whole = seen[0].softmax(dim=-1)
+    n = whole.shape[-1]
+    least = whole.flatten(2).sort(dim=2).values[:, :, n * n // 2 - 1, None, None]
+    score = whole.where(whole >= least, 0.0)[:, :, 0].mean(1)
+    kept = score.gather(1, reduction.states[1].position[:, 1:])
+    assert torch.equal(kept, kept.sort(dim=1, descending=True).values)
+    assert not torch.equal(score, whole[:, :, 0].mean(1))
+    assert torch.equal(kept, score[:, 1:].topk(kept.shape[1], dim=1).values)
+
+
 def test_options_that_do_not_go_together() -> None:
     with pytest.raises(vitrim.VitrimError, match="needs last_block=full"):
         vitrim.core.registry.make_method("gtp", sparsity=0.5, last_block="auto")
