@@ -2,6 +2,7 @@
 
     python benchmarks/imagenet_sample.py cuts --data PHOTOS --checkpoint WEIGHTS --json cuts.json --figure cuts.png
     python benchmarks/imagenet_sample.py schedules --data PHOTOS --checkpoint WEIGHTS --json schedules.json
+    python benchmarks/imagenet_sample.py schedules --cut 0.25 --cut 0.5 --data PHOTOS --checkpoint WEIGHTS
     python benchmarks/imagenet_sample.py stress --data PHOTOS --checkpoint WEIGHTS
     python benchmarks/imagenet_sample.py atm --data PHOTOS --checkpoint WEIGHTS
 
@@ -171,13 +172,13 @@ def schedules(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> li
     facts = host_of(setup.model).facts(setup.model)
     patches, blocks = facts.grid_size[0] * facts.grid_size[1], len(setup.model.blocks)
     rows: list[dict[str, Any]] = []
-    for name, counts in SCHEDULES.items():
-        wanted = counts(patches, blocks, _strength(setup.model, images, counts, patches, blocks))
+    for cut, (name, counts) in product(setup.cuts, SCHEDULES.items()):
+        wanted = counts(patches, blocks, _strength(setup.model, images, counts, patches, blocks, cut))
         configs = [config for method in candidates(setup.only) for config in _following(setup.model, method, wanted)]
         found = [{**row, "method": row["method"].partition(":")[0]} for row in rows_of(setup, configs)]
-        rows += [{**row, "schedule": name, "patches": wanted} for row in found]
+        rows += [{**row, "cut": cut, "schedule": name, "patches": wanted} for row in found]
         write(rows)
-        print(f"{name}: {wanted}\n\n{markdown(found)}\n", flush=True)
+        print(f"{name}, {cut:.0%}: {wanted}\n\n{markdown(found)}\n", flush=True)
     return rows
 
 
@@ -204,7 +205,9 @@ SCHEDULES: dict[str, Callable[[int, int, float], list[int]]] = {
 }
 
 
-def _strength(model: nn.Module, images: Tensor, counts: Callable[..., list[int]], patches: int, blocks: int) -> float:
+def _strength(
+    model: nn.Module, images: Tensor, counts: Callable[..., list[int]], patches: int, blocks: int, cut: float
+) -> float:
     """The strength at which random pruning on this schedule makes the cut: MACs follow from the counts."""
     low, high = 0.0, 1.0
     dense = profile(model, None, images).macs.total
@@ -212,7 +215,7 @@ def _strength(model: nn.Module, images: Tensor, counts: Callable[..., list[int]]
         middle = (low + high) / 2
         found = _following(model, "random", counts(patches, blocks, middle))
         share = profile(model, found[0], images).macs.total / dense if found else 0.0
-        low, high = (middle, high) if share > 1 - SCHEDULE_CUT else (low, middle)
+        low, high = (middle, high) if share > 1 - cut else (low, middle)
     return low
 
 
@@ -285,7 +288,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="as for vitrim eval")
     parser.add_argument("--checkpoint", required=True, help=f"weights of {MODEL}")
     parser.add_argument("--method", action="append", help="only these; may repeat")
-    parser.add_argument("--cut", type=float, action="append", help="of `cuts`, e.g. 0.5; may repeat; default: all four")
+    parser.add_argument(
+        "--cut",
+        type=float,
+        action="append",
+        help="e.g. 0.5; may repeat; default: 0.2 0.35 0.5 0.65, of `schedules` 0.4",
+    )
     parser.add_argument("--limit", type=int, help="so many images only, for a quick try")
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of `cuts`; 0: no times")
@@ -307,7 +315,7 @@ def main() -> None:
         arguments.batch_size,
         arguments.rounds,
         arguments.method,
-        arguments.cut or CUTS,
+        arguments.cut or ((SCHEDULE_CUT,) if arguments.table == "schedules" else CUTS),
     )
 
     def write(rows: Iterable[dict[str, Any]]) -> None:

@@ -17,7 +17,15 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, best_partners, merge_most_similar, unit
+from vitrim.core.matching import (
+    alternate_split,
+    best_partners,
+    cosines,
+    merge_alternate,
+    merge_most_similar,
+    most_similar_first,
+    unit,
+)
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, per_layer
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
@@ -190,30 +198,41 @@ class ATMReducer(Reducer[ATM]):
         patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
         if self.config.capacity is not None or (self.config.granularity == "image" and x.shape[0] > 1):
             return self.merge_per_image(patches, state)
-        sources, destinations = self.split(state)
-        best, partner = best_partners(_rows(patches, sources), _rows(patches, destinations))
-        if self.config.r is not None:
-            r = min(self.num_removed(state), best.shape[1])
-            return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
-        similar = int((best.clamp(max=1.0) > self.theta).sum())  # the one number read back from the device
-        r = min(ROUNDING[self.config.rounding](similar / max(x.shape[0], 1)), best.shape[1])
+        if self.by_size:
+            return self.merge_small(patches, state)
+        sources, destinations = alternate_split(state.num_prefix)
+        similarity = cosines(patches[:, sources], patches[:, destinations])
+        best = similarity.amax(dim=-1)
+        r = self.num_similar(best, state)
+        if r == 0:
+            return None
+        order = most_similar_first(best)
+        partner = take(similarity, order[:, :r]).argmax(
+            dim=-1
+        )  # finding it costs more than the maximum: only for those
+        return merge_alternate(state, order, partner)
+
+    def merge_small(self, patches: Tensor, state: TokenState) -> Hard | None:
+        """Merge small tokens into large ones, behind the splitting layer."""
+        order = state.size[:, state.num_prefix :].sort(dim=1, stable=True).indices
+        half = max(state.num_tokens // 2 - state.num_prefix, 0)
+        sources, destinations = order[:, :half], order[:, half:]
+        best, partner = best_partners(take(patches, sources), take(patches, destinations))
+        r = self.num_similar(best, state)
         return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
+
+    def num_similar(self, best: Tensor, state: TokenState) -> int:
+        """How many sources merge, given the similarity of each to its partner (B, S)."""
+        if self.config.r is not None:
+            return min(self.num_removed(state), best.shape[1])
+        similar = int((best.clamp(max=1.0) > self.theta).sum())  # the one number read back from the device
+        return min(ROUNDING[self.config.rounding](similar / max(best.shape[0], 1)), best.shape[1])
 
     def similarity_keys(self, attention: Attention) -> Tensor:
         """(B, N, d) or (B, N, H*d): what is compared."""
         if self.config.metric == "concat":
             return attention.keys.transpose(1, 2).flatten(2).to(decision_dtype(attention.k.dtype))
         return attention.mean_keys()
-
-    def split(self, state: TokenState) -> tuple[Tensor, Tensor]:
-        """Patch indices of sources and destinations: (S,) and (D,), or (B, S) and (B, D) when sorted by size."""
-        if self.by_size:
-            order = state.size[:, state.num_prefix :].sort(dim=1, stable=True).indices
-            half = max(state.num_tokens // 2 - state.num_prefix, 0)
-            return order[:, :half], order[:, half:]
-        index = torch.arange(state.num_patches, device=state.size.device)
-        sources, destinations = alternate_split(state.num_prefix)
-        return index[sources], index[destinations]
 
     def merge_per_image(self, patches: Tensor, state: TokenState) -> Hard | None:
         """Merge, in each image, exactly its own pairs above the threshold; pad where images keep different counts.
@@ -275,11 +294,6 @@ class ATMReducer(Reducer[ATM]):
             index[:, :most] < half,
             place < count,
         )
-
-
-def _rows(patches: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index``, (S,) or (B, S), of ``patches`` (B, P, d)."""
-    return patches[:, index] if index.dim() == 1 else take(patches, index)
 
 
 def _rank(values: Tensor) -> Tensor:

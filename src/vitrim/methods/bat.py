@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.matching import best_partners, density_peaks, distances, most_similar, nearest_centre, unit
+from vitrim.core.matching import best_partners, density_peaks, distances, most_similar_first, nearest_centre, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, KeepRule
 from vitrim.core.scoring import ScoredPruning, patch_score
@@ -122,7 +122,7 @@ def match_attentive(patches: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor
     (B, pairs), and find the entry of the former that each joins. Odd ranks may merge, into even; at most A // 2."""
     vectors = unit(patches)
     similarity, best = best_partners(vectors[:, 1::2], vectors[:, ::2])
-    moved, _ = most_similar(similarity, pairs)
+    moved = most_similar_first(similarity)[:, :pairs]
     gone = torch.zeros(patches.shape[:2], dtype=torch.int8, device=patches.device).scatter(1, 2 * moved + 1, 1)
     kept = gone.argsort(dim=1, stable=True)[:, : patches.shape[1] - pairs]
     place = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)

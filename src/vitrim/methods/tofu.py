@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.core.assignment import Hard, Soft, merge, prune
+from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import Share, StagedConfig
-from vitrim.core.matching import alternate_split, best_partners, most_similar, unit
+from vitrim.core.matching import alternate_split, cosines, merge_alternate, most_similar_first, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take
@@ -81,15 +81,15 @@ class ToFuReducer(Reducer[ToFu]):
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
-        even, odd = alternate_split(state.num_prefix)
-        best, partner = best_partners(keys[:, even], keys[:, odd])
-        moved, kept = most_similar(best, self.num_removed(state))
-        index = torch.arange(state.num_patches, device=x.device)
-        keep = torch.cat([index[even][kept], index[odd].expand(x.shape[0], -1)], dim=1)
+        sources, destinations = alternate_split(state.num_prefix)
+        similarity = cosines(keys[:, sources], keys[:, destinations])
+        order = most_similar_first(similarity.amax(dim=-1))
         if self.prunes:
-            return prune(state, keep)
-        into = partner.gather(1, moved) + kept.shape[1]
-        return merge(state, keep, index[even][moved], into, weight=torch.ones_like(state.size))
+            index = torch.arange(state.num_patches, device=x.device)
+            kept = order[:, self.num_removed(state) :].sort(dim=1).values
+            return prune(state, torch.cat([index[sources][kept], index[destinations].expand(x.shape[0], -1)], dim=1))
+        partner = take(similarity, order[:, : self.num_removed(state)]).argmax(dim=-1)
+        return replace(merge_alternate(state, order, partner), weight=torch.ones_like(state.size))
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         reduced, after = assignment.apply(x, state)

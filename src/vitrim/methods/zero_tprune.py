@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrim.core.attention import Attention
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import best_partners, full_precision, most_similar, unit
+from vitrim.core.matching import best_partners, full_precision, most_similar_first, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Keep, check_blocks, quarter_blocks
@@ -232,7 +232,7 @@ def similar_patches(importance: Tensor, keys: Tensor, count: int) -> Tensor:
     low, high = order[:, :half], order[:, half:]
     keys = unit(keys)
     best, _ = best_partners(take(keys, low), take(keys, high))
-    return low.gather(1, most_similar(best, count)[0])
+    return low.gather(1, most_similar_first(best)[:, :count])
 
 
 def _each(value: float | tuple[float, ...], count: int) -> tuple[float, ...] | tuple[int, ...]:
