@@ -15,11 +15,11 @@ from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_head
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, cosines, most_similar, unit
+from vitrim.core.matching import alternate_split, cosines, most_similar_first, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, check_blocks, half, one_each
-from vitrim.core.tokens import TokenState, decision_dtype, no_gradient
+from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take
 
 
 @dataclass(frozen=True)
@@ -326,18 +326,39 @@ def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: 
         r: how many fuse, 0 < r <= (E + O) // 2.
         bidirectional: floor(r / 2) of them from even to odd places, the rest back; else all from even to odd.
     """
+    batch, evens, odds = attraction.shape
     forth = r // 2 if bidirectional else r
-    best, partner = attraction.max(dim=2)
-    moved, kept = most_similar(best, forth)
-    batch, count, e = attraction.shape[0], odd.shape[0], kept.shape[1]
+    moved, kept, partner = move_evens(attraction, forth)
     if forth == r:
-        return torch.cat([even[kept], odd.expand(batch, count)], 1), even[moved], partner.gather(1, moved) + e
-    attracted, back = attraction.gather(1, kept.unsqueeze(2).expand(-1, -1, count)).max(dim=1)
-    order = attracted.sort(dim=1, descending=True, stable=True).indices
+        return torch.cat([even[kept], odd.expand(batch, odds)], dim=1), even[moved], partner + kept.shape[1]
+    if forth:  # an even patch that has moved attracts nothing any more
+        attraction = attraction.scatter(1, moved.unsqueeze(2).expand(-1, -1, odds), -torch.inf)
+    order = most_similar_first(attraction.amax(dim=1))
     moved_back, stays = order[:, : r - forth], order[:, r - forth :]
-    # where each odd token ends: behind the even ones, or in one of them; what it received goes with it
-    slot = torch.arange(e, e + stays.shape[1], device=order.device).expand_as(stays)
-    end = back.scatter(1, stays, slot)
-    keep = torch.cat([even[kept], odd[stays]], dim=1)
-    into = torch.cat([end.gather(1, partner.gather(1, moved)), end.gather(1, moved_back)], dim=1)
-    return keep, torch.cat([even[moved], odd[moved_back]], dim=1), into
+    into = attraction.gather(2, moved_back.unsqueeze(1).expand(-1, evens, -1)).argmax(dim=1)
+    if forth:
+        place = torch.arange(kept.shape[1] + stays.shape[1], device=order.device).expand(batch, -1)
+        first, last = place[:, : kept.shape[1]], place[:, kept.shape[1] :]
+        into = order.new_zeros(batch, evens).scatter(1, kept, first).gather(1, into)
+        # where each odd patch ends: behind the even ones, or in one of them; what it received goes with it
+        end = order.new_zeros(batch, odds).scatter(1, order, torch.cat([into, last], dim=1))
+        into = torch.cat([end.gather(1, partner), into], dim=1)
+    return torch.cat([even[kept], odd[stays]], dim=1), torch.cat([even[moved], odd[moved_back]], dim=1), into
+
+
+def move_evens(attraction: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``count`` even patches of highest attraction, the others in order, and the odd partners of the first.
+
+    Args:
+        attraction: (B, E, O), as of `match`.
+        count: 0 <= count <= E.
+
+    Returns:
+        (B, count) and (B, E - count) even patches, and (B, count) odd ones, counted among their kind.
+    """
+    if count == 0:
+        kept = torch.arange(attraction.shape[1], device=attraction.device).expand(attraction.shape[0], -1)
+        return kept[:, :0], kept, kept[:, :0]
+    order = most_similar_first(attraction.amax(dim=2))
+    moved, kept = order[:, :count], order[:, count:].sort(dim=1).values
+    return moved, kept, take(attraction, moved).argmax(dim=2)  # only theirs: finding partners costs more than maxima
