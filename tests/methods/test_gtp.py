@@ -10,7 +10,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.attention import Attention
-from vitrim.methods.gtp import GTP, patch_graph, semantic_neighbours, spatial_neighbours
+from vitrim.methods.gtp import GTP, normalised, patch_graph, semantic_neighbours, spatial_neighbours
 
 NAMES = ["gtp_list_numprop", "gtp_mixed_p5_noscale", "gtp_mixed_p5_scale", "gtp_prune_only_p5", "gtp_semantic_p5_n4"]
 
@@ -41,8 +41,14 @@ def test_reference(ref: golden.Reference) -> None:
             places_and_class = torch.cat([torch.zeros_like(places[:, :1]), places + 1], 1)
             ref.check(f"token_scale_after/{block}", scale.gather(1, places_and_class))
         if f"graph_after/{block}" in ref:
-            ref.check(f"graph_after/{block}", square(state.carry["graph"][:, 1:, 1:], places))
+            ref.check(f"graph_after/{block}", square(graph_of(state), places))
     learned.check_float32(ref, model)
+
+
+def graph_of(state: vitrim.TokenState) -> torch.Tensor:
+    """(B, P, P) the graph of the patch tokens that ``state`` carries."""
+    root = state.carry["root"][:, 1:]
+    return normalised(state.carry["joined"][:, 1:, 1:], root, root)
 
 
 def in_order(state: vitrim.TokenState, patches: torch.Tensor) -> torch.Tensor:
@@ -79,10 +85,10 @@ def test_semantic_neighbours_are_the_most_similar_others() -> None:
 
 def test_graph_is_normalised_by_row_degrees() -> None:
     patches = torch.randn(1, 12, 5, dtype=torch.float64)
-    joined = (patch_graph(patches, (3, 4), "mixed", 2) > 0).double()
-    degree = joined.sum(2)
-    expected = torch.diag_embed(degree.rsqrt()) @ joined @ torch.diag_embed(degree.rsqrt())
-    torch.testing.assert_close(patch_graph(patches, (3, 4), "mixed", 2), expected)
+    joined, root = patch_graph(patches, (3, 4), "mixed", 2)
+    assert torch.equal(joined, spatial_neighbours((3, 4), torch.device("cpu")) | semantic_neighbours(patches, 2))
+    inverse = torch.diag_embed(joined.double().sum(2).rsqrt())
+    torch.testing.assert_close(normalised(joined, root, root), inverse @ joined.double() @ inverse)
 
 
 @pytest.mark.parametrize("graph", ["spatial", "mixed", "semantic"])
@@ -95,8 +101,8 @@ def test_the_graph_is_that_of_the_grid_of_the_forward(graph: str, own: tuple[int
     for grid in ((8, 8), (4, 16), (16, 4), (2, 7)):
         with torch.no_grad():
             model(torch.randn(2, 3, 8 * grid[0], 8 * grid[1]))
-        expected = patch_graph(seen[-1][:, 1:], grid, graph, 8)
-        torch.testing.assert_close(reduction.state.carry["graph"][:, 1:, 1:], expected)
+        joined, root = patch_graph(seen[-1][:, 1:], grid, graph, 8)
+        torch.testing.assert_close(graph_of(reduction.state), normalised(joined, root, root))
         assert reduction.state.grid == (None if graph == "semantic" else grid)  # nobody asked for it
 
 

@@ -115,7 +115,7 @@ class GTPReducer(ScorerReducer[GTP]):
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         reduced, after = assignment.apply(x, state)
-        if "graph" in state.carry and isinstance(assignment, Hard):
+        if "joined" in state.carry and isinstance(assignment, Hard):
             reduced, after = self.propagate(x, state, reduced, after, assignment)
         return reduced, after
 
@@ -130,14 +130,14 @@ class GTPReducer(ScorerReducer[GTP]):
         return self.scaled(attention, state).output()
 
     def start(self, x: Tensor, state: TokenState) -> TokenState:
-        """The graph (B, N, N) of the tokens (B, N, C), with zeros for the prefix, and scales of 1."""
+        """The graph of the tokens (B, N, C), the prefix without neighbours (see `patch_graph`), and scales of 1."""
         p = state.num_prefix
         grid = (1, state.num_patches) if self.config.graph == "semantic" else state.known_grid(GTP.name)
         with no_gradient():
-            graph = patch_graph(
+            joined, root = patch_graph(
                 x[:, p:].to(decision_dtype(x.dtype)), grid, self.config.graph, self.config.num_neighbours
             )
-            carry = {"graph": F.pad(graph, (p, 0, p, 0))}
+            carry = {"joined": F.pad(joined, (p, 0, p, 0)), "root": F.pad(root, (p, 0))}
         if self.config.token_scale:
             carry["scale"] = torch.ones_like(state.size)
         return replace(state, carry=carry)
@@ -149,9 +149,10 @@ class GTPReducer(ScorerReducer[GTP]):
         n, m = state.num_tokens, after.num_tokens
         stays = torch.zeros(x.shape[0], n, dtype=torch.int8, device=x.device).scatter_(1, assignment.anchor, 1)
         removed = stays.sort(dim=1, stable=True).indices[:, : n - m]
-        rows = after.carry["graph"]  # (B, M, N): the rows have moved along, the columns are still the old ones
-        weight = self.config.alpha * rows.gather(2, removed.unsqueeze(1).expand(-1, m, -1))
-        carry = {"graph": rows.gather(2, assignment.anchor.unsqueeze(1).expand(-1, m, -1))}
+        rows, root = after.carry["joined"], after.carry["root"]  # (B, M, N): rows have moved along, columns have not
+        lost = rows.gather(2, removed.unsqueeze(1).expand(-1, m, -1))
+        weight = self.config.alpha * normalised(lost, root, state.carry["root"].gather(1, removed))
+        carry = {"joined": rows.gather(2, assignment.anchor.unsqueeze(1).expand(-1, m, -1)), "root": root}
         if self.config.token_scale:
             gained = weight @ state.carry["scale"].gather(1, removed).unsqueeze(-1)
             carry["scale"] = after.carry["scale"] + gained.squeeze(-1)
@@ -192,11 +193,15 @@ class GTPReducer(ScorerReducer[GTP]):
         return probabilities * (probabilities >= threshold)
 
 
-def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> Tensor:
-    """(B, P, P) normalised graph D^-1/2 G D^-1/2 of the ``patches`` (B, P, C) on a ``grid`` of rows and columns.
+def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> tuple[Tensor, Tensor]:
+    """The graph of the ``patches`` (B, P, C) on a ``grid`` of rows and columns: which of them are neighbours (B, P, P),
+    bool, and D^-1/2 (B, P), from which `normalised` makes numbers.
+
+    A byte for each pair instead of four: it lives as long as the tokens do, and should weigh little beside them.
 
     Example:
-        >>> patch_graph(torch.randn(1, 4, 8), (2, 2), "spatial", 8)[0, 0]
+        >>> joined, root = patch_graph(torch.randn(1, 4, 8), (2, 2), "spatial", 8)
+        >>> normalised(joined, root, root)[0, 0]
         tensor([0.0000, 0.3333, 0.3333, 0.3333])
     """
     joined = torch.zeros(patches.shape[0], patches.shape[1], patches.shape[1], dtype=torch.bool, device=patches.device)
@@ -205,8 +210,12 @@ def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbo
     if kind != "spatial":
         joined = joined | semantic_neighbours(patches, num_neighbours)
     degree = joined.sum(2, dtype=patches.dtype)
-    inverse = torch.where(degree > 0, degree, 1.0).rsqrt()
-    return joined * inverse[:, :, None] * inverse[:, None, :]
+    return joined, torch.where(degree > 0, degree, 1.0).rsqrt()
+
+
+def normalised(joined: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """(B, M, N) entries of D^-1/2 G D^-1/2: those of G are ``joined`` (B, M, N), of D^-1/2 ``rows`` and ``columns``."""
+    return joined * rows[:, :, None] * columns[:, None, :]
 
 
 def spatial_neighbours(grid: tuple[int, int], device: torch.device) -> Tensor:

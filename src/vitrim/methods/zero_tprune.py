@@ -177,25 +177,23 @@ def importance(
 
     With ``boost`` the first token starts sqrt(N) times higher than the others.
     """
-    if left is None:
-        left = torch.ones_like(graph[:, 0, 0], dtype=torch.bool)
-    else:
-        graph = graph * left[:, None, None, :]
-        graph = graph / graph.sum(-1, keepdim=True).clamp_min(torch.finfo(graph.dtype).tiny)
-    start = left.to(graph.dtype)
+    everything = torch.ones_like(graph[:, 0, 0], dtype=torch.bool)
+    start = (everything if left is None else left).to(graph.dtype)
     if boost:
         boosted = start[:, :1] * start.sum(1, keepdim=True).sqrt()
         start = torch.cat([boosted, start[:, 1:]], dim=1)
-    return combine_heads(page_rank(graph, start, iterations), left, variance_range)
+    score = page_rank(graph, start, iterations, left)
+    return combine_heads(score, everything if left is None else left, variance_range)
 
 
-def page_rank(graph: Tensor, start: Tensor, iterations: int) -> Tensor:
+def page_rank(graph: Tensor, start: Tensor, iterations: int, left: Tensor | None = None) -> Tensor:
     """(B, H, N) scores after s <- A^T s, ``iterations`` times; tokens with a positive start have mean 1.
 
     Args:
         graph: (B, H, N, N) attention map, rows sum to 1.
-        start: (B, N) where the scores begin, up to a factor; 0 for tokens that are gone (their columns must be 0).
+        start: (B, N) where the scores begin, up to a factor; 0 for tokens that are gone.
         iterations: how often, at least 1.
+        left: (B, N) bool, the tokens that are not gone: among them alone A is, its rows made to sum to 1 again.
 
     Example:
         >>> page_rank(torch.full((1, 1, 2, 2), 0.5), torch.tensor([[3.0, 1.0]]), 1)
@@ -204,8 +202,15 @@ def page_rank(graph: Tensor, start: Tensor, iterations: int) -> Tensor:
     score = start * ((start > 0).sum(1, keepdim=True) / start.sum(1, keepdim=True))
     score = score[:, None, None, :].expand(-1, graph.shape[1], -1, -1)
     with full_precision(graph):
+        if left is None:
+            for _ in range(iterations):
+                score = score @ graph
+            return score.squeeze(2)
+        # rows are divided and columns left out on the vector: a second map would be the most memory the model needs
+        columns = left[:, None, None, :].to(graph.dtype)
+        rows = (graph @ columns.transpose(2, 3)).transpose(2, 3).clamp_min(torch.finfo(graph.dtype).tiny)
         for _ in range(iterations):
-            score = score @ graph
+            score = (score / rows) @ graph * columns
     return score.squeeze(2)
 
 
