@@ -1,6 +1,7 @@
 """The methods, without training, on natural photographs with published ImageNet weights.
 
     python benchmarks/imagenet_sample.py cuts --data PHOTOS --checkpoint WEIGHTS --json cuts.json --figure cuts.png
+    python benchmarks/imagenet_sample.py speed --data PHOTOS --checkpoint WEIGHTS --rounds 10 --json cuts.json
     python benchmarks/imagenet_sample.py schedules --data PHOTOS --checkpoint WEIGHTS --json schedules.json
     python benchmarks/imagenet_sample.py schedules --cut 0.25 --cut 0.5 --data PHOTOS --checkpoint WEIGHTS
     python benchmarks/imagenet_sample.py stress --data PHOTOS --checkpoint WEIGHTS
@@ -8,12 +9,13 @@
 
 `cuts`: every method set so that MACs fall by about 20, 35, 50 and 65 %, as in benchmarks/cifar10.py: top-1, its change
 with the standard error of the paired difference, agreement with the dense model, KL divergence from it, cosine of the
-class token, and images per second, measured in one interleaved run. `schedules`: every method that can follow them on
-the same three schedules at equal MACs, so that what is compared is the choice of tokens and not of blocks: as many
-tokens fewer in every block, three stages a quarter apart, and the same share of tokens in every block, which takes most
-of them early. `stress`: the largest cut, in steps of 5 % of the MACs, up to which top-1 does not fall below the dense
-model's by more than its standard error (the stress test of the ATM paper, Table 1). `atm`: its sweep over alpha, beta
-and theta_min (Appendix D).
+class token, and images per second, measured in one interleaved run. `speed`: measures those again, of the settings that
+the file of `cuts` has, when the machine does nothing else, and writes them into it. `schedules`: every method that can
+follow them on the same three schedules at equal MACs, so that what is compared is the choice of tokens and not of
+blocks: as many tokens fewer in every block, three stages a quarter apart, and the same share of tokens in every block,
+which takes most of them early. `stress`: the largest cut, in steps of 5 % of the MACs, up to which top-1 does not fall
+below the dense model's by more than its standard error (the stress test of the ATM paper, Table 1). `atm`: its sweep
+over alpha, beta and theta_min (Appendix D).
 
 PHOTOS holds training images if they are the ones docs/results.md tells of: top-1 is then higher than on images the
 weights have not seen, for the dense model and for reduced ones. Amounts are matched on the first of them.
@@ -22,6 +24,7 @@ weights have not seen, for the dense model and for reduced ones. Amounts are mat
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +40,7 @@ from cifar10 import ATM_GRID, CUTS, RANDOM, SEEDS, STRESS_CUTS, candidates, sett
 from cifar10_report import figure, markdown
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
-from vitrim.core.registry import host_of, make_method, methods
+from vitrim.core.registry import host_of, make_method, methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
@@ -47,7 +50,7 @@ from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
 from vitrim.measure.probes import Gauge, Values, divergence
-from vitrim.measure.records import Batch, Row
+from vitrim.measure.records import DENSE, Batch, Row
 from vitrim.measure.run import run
 from vitrim.weights import load_checkpoint
 
@@ -96,6 +99,7 @@ class Setup:
     rounds: int
     only: Sequence[str] | None
     cuts: Sequence[float] = CUTS
+    recorded: Sequence[dict[str, Any]] = ()
 
     def dataset(self) -> Any:
         """The photos as the model wants them."""
@@ -155,6 +159,19 @@ def rows_of(setup: Setup, configs: Sequence[MethodConfig]) -> list[dict[str, Any
     dense = scored[0]["dense"]
     names = ["dense", *(config.describe() for config in configs)]
     return [{"method": name, **percent([one[name] for one in scored if name in one], dense)} for name in names]
+
+
+def speed(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """The rows that the record has, with the times of this run."""
+    images = setup.images(TIMED_IMAGES)
+    rows: list[dict[str, Any]] = []
+    for cut in dict.fromkeys(row["cut"] for row in setup.recorded):
+        found = [row for row in setup.recorded if row["cut"] == cut]
+        chosen = [parse_method(row["method"]) for row in found if row["method"] != DENSE]
+        timed = {row["method"]: row for row in _timed(setup, chosen, images)}
+        rows += [{**row, **_speed(timed[row["method"]])} for row in found]
+        print(f"{cut:.0%} fewer MACs\n\n{markdown(rows[-len(found) :])}\n", flush=True)
+    return rows
 
 
 def _timed(setup: Setup, configs: Sequence[MethodConfig], images: Tensor) -> list[dict[str, Any]]:
@@ -268,7 +285,7 @@ def atm(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dic
     return sorted(rows_of(setup, configs), key=lambda row: float(row["macs_saved"]))
 
 
-TABLES = {"cuts": cuts, "schedules": schedules, "stress": stress, "atm": atm}
+TABLES = {"cuts": cuts, "speed": speed, "schedules": schedules, "stress": stress, "atm": atm}
 
 
 # ---- command line ----------------------------------------------------------------------------------------------------
@@ -298,9 +315,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of `cuts`; 0: no times")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", help="write the record to this file")
+    parser.add_argument("--json", help="write the record to this file; of `speed`: the record of `cuts`")
     parser.add_argument("--figure", type=Path, help="of `cuts`: the file to draw top-1 over MACs into")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.table == "speed" and arguments.json is None:
+        parser.error("`speed` needs --json, the record that `cuts` wrote")
+    return arguments
 
 
 def main() -> None:
@@ -316,6 +336,7 @@ def main() -> None:
         arguments.rounds,
         arguments.method,
         arguments.cut or ((SCHEDULE_CUT,) if arguments.table == "schedules" else CUTS),
+        json.loads(Path(arguments.json).read_text())["rows"] if arguments.table == "speed" else (),
     )
 
     def write(rows: Iterable[dict[str, Any]]) -> None:
