@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from cifar10 import ATM_GRID, CUTS, RANDOM, SEEDS, STRESS_CUTS, candidates, settings
-from cifar10_report import figure, markdown
+from cifar10_report import figure, markdown, sweep
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
@@ -346,7 +346,7 @@ def main() -> None:
     rows = TABLES[arguments.table](setup, write)
     write(rows)
     if arguments.table in ("stress", "atm"):  # the others print every part when it is done
-        print(markdown(rows))
+        print(markdown(rows) if arguments.table == "stress" else sweep(rows))
     if arguments.figure is not None and arguments.table == "cuts":
         figure(rows, arguments.figure, TITLE)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from vitrim.core.assignment import Hard, Soft
-from vitrim.core.attention import Attention, merge_heads
+from vitrim.core.attention import Attention, merge_heads, unfused_is_faster
 from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import effective_keep
@@ -51,6 +51,10 @@ class Reducer(nn.Module, Generic[C]):
     def needs_full_last_block(self) -> bool:
         """Whether, in the last block, `reduce` has work to do after attention: all tokens must then be computed."""
         return self.site == "after"
+
+    def spares_block(self) -> bool:
+        """Return whether only what enters the block changes, if anything: the host's own forward may then run."""
+        return False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -196,6 +200,9 @@ class Reducer(nn.Module, Generic[C]):
 class Idle(Reducer[C]):
     """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
 
+    def spares_block(self) -> bool:
+        return True
+
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
     ) -> tuple[Tensor, TokenState]:
@@ -214,6 +221,8 @@ class ReducedBlock(nn.Module):
     parallel: ClassVar[bool] = False
     """Attention and MLP read the same tokens, x + attention(x) + mlp(x). Nothing lies between them then: what a method
     would do there happens at the end of the block, with this block's attention."""
+    plain: ClassVar[bool] = False
+    """The host's own forward takes tokens alone, and does what `step` would where no logits get a bias."""
 
     reducer: Reducer[Any]
     depth: int
@@ -256,6 +265,8 @@ class ReducedBlock(nn.Module):
         rows = None if state.full_grid else self.head_rows
         if rows is not None:
             return self.last_step(x, state, rows, *host_args)
+        if self.plain and reducer.spares_block() and self.attends_as_host(x, state):  # for fewer calls between products
+            return self.host_class.forward(self, x), state
         attention = reducer.prepare(self.project(x, state, None, *host_args), state)
         x, out, state = self.attend(x, attention, state, None, *host_args)
         x = self.add_attention(x, out)
@@ -265,6 +276,11 @@ class ReducedBlock(nn.Module):
         del attention  # or q, k and v would live through the MLP, where memory peaks
         x = self.add_mlp(x)
         return reducer.reduce("after", x, seen, state)
+
+    def attends_as_host(self, x: Tensor, state: TokenState) -> bool:
+        """Return whether the host's attention gives what ours does, as fast: sizes and a mask would be a bias."""
+        unbiased = state.mask is None and (state.uniform or not self.proportional)
+        return unbiased and not unfused_is_faster(x.device, x.dtype)
 
     def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
         """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.

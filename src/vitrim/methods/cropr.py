@@ -136,6 +136,9 @@ class RoutingReducer(ScorerReducer[Cropr]):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
+    def spares_block(self) -> bool:
+        return True
+
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
     ) -> tuple[Tensor, TokenState]:
@@ -158,6 +161,9 @@ class FusingReducer(Reducer[Cropr]):
     """Last layer fusion: all pruned tokens rejoin before the block."""
 
     site: ClassVar[Site] = "before"
+
+    def spares_block(self) -> bool:
+        return self.site == "before"
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState

@@ -67,6 +67,9 @@ class DPCKNNReducer(Reducer[DPCKNN]):
             nn.init.zeros_(self.score.weight)
             nn.init.zeros_(self.score.bias)
 
+    def spares_block(self) -> bool:
+        return True
+
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)
         patches = x[:, state.num_prefix :]

@@ -79,6 +79,9 @@ class MaskedReducer(Reducer[DynamicViT]):
 
     site = "before"
 
+    def spares_block(self) -> bool:
+        return not self.training
+
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
         policy = state.carry.get(POLICY)
         if not self.training or (policy is None and not self.config.epsilon_from_start):

@@ -184,6 +184,9 @@ class FixedRadialReducer(Reducer[FixedRadial]):
         index = torch.tensor(self.kept(layer.grid_size), dtype=torch.int64, device=device)
         self.register_buffer("index", index, persistent=False)
 
+    def spares_block(self) -> bool:
+        return True
+
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         grid = state.known_grid(self.config.name)
         index = self.index if grid == self.layer.grid_size else torch.tensor(self.kept(grid), device=x.device)

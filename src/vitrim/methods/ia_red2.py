@@ -128,6 +128,9 @@ class IARED2Reducer(Reducer[IARED2]):
         self.acts = config.stage is None or own <= config.stage
         self.draws = config.stage is None or own == config.stage
 
+    def spares_block(self) -> bool:
+        return True
+
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
     ) -> tuple[Tensor, TokenState]:

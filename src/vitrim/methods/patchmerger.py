@@ -48,6 +48,9 @@ class SoftReducer(Reducer[C]):
         """K, the patch tokens that leave this layer."""
         return self.config.tokens_at(self.layer)[1]
 
+    def spares_block(self) -> bool:
+        return True
+
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Soft:
         # whatever the amount is for an image of another size: it is refused
         return self.assign(x, cast(Attention, attention), state)

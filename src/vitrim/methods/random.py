@@ -44,6 +44,9 @@ class Random(StagedConfig):
 class RandomReducer(ScorerReducer[Random]):
     site = "before"
 
+    def spares_block(self) -> bool:
+        return True
+
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         if self.config.seed is None:
             return torch.rand(x.shape[0], state.num_patches, device=x.device)

@@ -44,6 +44,7 @@ class ReducedPlainBlock(SerialBlock):
     """Common base of timm's blocks with one `Attention`: everything but the position of their norms."""
 
     attention_classes = (TimmAttention,)
+    plain = True
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         refuse_mask(attn_mask, is_causal)
