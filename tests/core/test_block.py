@@ -32,6 +32,68 @@ def hand_on_a_copy(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     return output.clone()
 
 
+# ---- the host's own forward ---------------------------------------------------------------------------------------
+
+
+def depths_of_own_forwards(model: nn.Module, monkeypatch: pytest.MonkeyPatch, images: Tensor) -> list[int]:
+    """Blocks whose host's own forward runs, by depth, in one forward of ``images``."""
+    host_class = type(model.blocks[0]).host_class
+    own, seen = host_class.forward, []
+
+    def noting(self: Any, x: Tensor, **options: Any) -> Any:
+        seen.append(self.depth)
+        return own(self, x, **options)
+
+    monkeypatch.setattr(host_class, "forward", noting)
+    with torch.no_grad():
+        model(images)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("none", [0, 1, 2, 3]),
+        ("none:last_block=class_token", [0, 1, 2]),
+        ("topk:blocks=[1],keep_rate=0.5", [0, 2, 3]),  # decides inside of block 1
+        ("random:blocks=[1],keep_rate=0.5", [0, 1, 2, 3]),  # decides in front of it
+        ("tome:keep_rate=0.7,blocks=[1]", [0]),  # merged tokens attend in proportion to their size
+        ("tome:keep_rate=0.7,blocks=[1],proportional=false", [0, 2, 3]),
+        ("ia_red2:blocks=[1],threshold=0.5", [0]),  # images of a batch keep different numbers: a mask
+        ("evo_vit:blocks=[1]", []),
+    ],
+)
+def test_the_hosts_own_forward_runs_where_it_does_the_same(
+    method: str, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, method)
+    assert depths_of_own_forwards(model, monkeypatch, tiny.images()) == expected
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
+def test_the_hosts_own_forward_changes_nothing(
+    config: vitrim.MethodConfig, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, reduction = reduced(config)
+    model.double().train(training)
+    results = []
+    for plain in (True, False):
+        monkeypatch.setattr(type(model.blocks[0]), "plain", plain)
+        torch.manual_seed(0)
+        output = model(tiny.images().double())
+        tokens = reduction.tokens_per_block
+        model.zero_grad()
+        output.sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        results.append((output.detach(), tokens, gradients))
+    (output, tokens, gradients), (expected, expected_tokens, expected_gradients) = results
+    assert tokens == expected_tokens
+    torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(gradients, expected_gradients, atol=1e-9, rtol=1e-6)
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 NEED_KEYS = [config for config in tiny.configs() if getattr(config, "attention", None) == "after"]
@@ -55,10 +117,10 @@ def test_keys_do_not_live_through_the_mlp(config: vitrim.MethodConfig, monkeypat
 
     monkeypatch.setattr(block_class, "project", noting)
     for block in model.blocks:
-        block.mlp.register_forward_pre_hook(lambda module, args: alive.append(keys[-1]() is not None))
+        block.mlp.register_forward_pre_hook(lambda module, args: alive.append(any(key() is not None for key in keys)))
     with torch.no_grad():
         model(tiny.images())
-    assert alive[:3] == [False] * 3  # the last computes one row for the head
+    assert alive[:3] == [False] * 3  # the last computes one row for the head; where the host attends, no keys are noted
 
 
 # ---- hooks of the user -----------------------------------------------------------------------------------------------

@@ -5,20 +5,19 @@ A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, merge_heads, unfused_is_faster
 from vitrim.core.config import MethodConfig, Restore
+from vitrim.core.materialise import FromMeta
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import effective_keep
-from vitrim.core.sharding import change_class, copy_into
+from vitrim.core.sharding import change_class
 from vitrim.core.tokens import STAMP, TokenState, take, unmerge
 from vitrim.core.trace import Trace, recomputes
 from vitrim.errors import UnsupportedModelError
@@ -27,7 +26,7 @@ Site = Literal["before", "query", "between", "after"]
 C = TypeVar("C", bound=MethodConfig)
 
 
-class Reducer(nn.Module, Generic[C]):
+class Reducer(FromMeta, Generic[C]):
     """Decides, in one block, which tokens stay. Subclasses implement `assign`; few need `reduce`, `query` or `attend`.
 
     A reducer reads its options from ``config`` and its amount from ``layer``; `reduction.set` gives it new ones.
@@ -70,24 +69,8 @@ class Reducer(nn.Module, Generic[C]):
         self.config = config
         self.layer = layer
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Reducer[Any]:
-        """Apply ``fn`` as every module does (``to``, ``to_empty``, ...); what leaves the meta device gets first values.
-
-        ``to_empty`` leaves memory as it finds it, and neither tables nor parameters of a method are in the weights of
-        the host that are loaded afterwards.
-        """
-        was_meta = any(tensor.is_meta for tensor in self.state_tensors().values())
-        super()._apply(fn, recurse)
-        if was_meta and not any(tensor.is_meta for tensor in self.state_tensors().values()):
-            with torch.inference_mode(False), torch.no_grad():
-                first = type(self)(self.config, self.layer)
-                for name, tensor in first.state_tensors().items():
-                    copy_into(self.state_tensors()[name], tensor)
-        return self
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, including those that are not in the ``state_dict``."""
-        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+    def again(self) -> Reducer[Any]:
+        return type(self)(self.config, self.layer)
 
     def num_keep(self, state: TokenState) -> int:
         """Number of patch tokens this layer keeps, a Python int."""
