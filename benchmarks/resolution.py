@@ -78,7 +78,7 @@ def fill(lines: Lines, key: Row, arguments: argparse.Namespace) -> None:
     images = random_images(model, key["batch_size"], arguments.seed).to(device, dtype)
     pair = random_images(model, 2, arguments.seed).to(device, dtype)
     model = model.to(device, dtype)
-    budget = Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds, warmup_rounds=arguments.warmup_rounds)
+    budget = Budget(arguments.rounds, arguments.min_seconds, warmup_rounds=arguments.warmup_rounds)
     cell = Cell(model, images, Eager(), budget)
     obstacle = does_not_fit(model, images)
 
@@ -194,7 +194,8 @@ def parse_arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="at least")
+    parser.add_argument("--min-seconds", type=float, default=2.0, help="per model at least: small ones get more rounds")
     parser.add_argument("--warmup-rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file of rows, one JSON text per line; it is continued")
@@ -211,7 +212,8 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     common.select_device(arguments.device)
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks may run out of tokens at half the MACs
     environment = common.environment(device=arguments.device, dtype=arguments.dtype, seed=arguments.seed)
-    settings = {"command": "resolution", "rounds": arguments.rounds, "environment": environment}
+    budget = {"rounds": arguments.rounds, "min_seconds": arguments.min_seconds}
+    settings = {"command": "resolution", **budget, "environment": environment}
     lines = Lines(arguments.json, settings, KEYS, again=arguments.again)
     if not arguments.draw:
         measure(lines, arguments)
