@@ -207,9 +207,7 @@ class ATMReducer(Reducer[ATM]):
         if r == 0:
             return None
         order = most_similar_first(best)
-        partner = take(similarity, order[:, :r]).argmax(
-            dim=-1
-        )  # finding it costs more than the maximum: only for those
+        partner = take(similarity, order[:, :r]).argmax(dim=-1)  # it costs more than the maximum: only for those
         return merge_alternate(state, order, partner)
 
     def merge_small(self, patches: Tensor, state: TokenState) -> Hard | None:
