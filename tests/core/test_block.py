@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from timm.layers import set_reentrant_ckpt, use_reentrant_ckpt
+from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,8 +17,10 @@ import tiny
 import vitrim
 from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.block import Idle
+from vitrim.core.registry import methods
 from vitrim.core.schedule import Amount, Remove
 from vitrim.core.tokens import STAMP, TokenState
+from vitrim.measure.memory import peak_memory_mib
 
 METHODS = [config for config in tiny.configs() if config.name in ("tome", "topk", "evit", "atm")]
 every_method = pytest.mark.parametrize("config", METHODS, ids=lambda config: config.describe())
@@ -121,6 +125,29 @@ def test_keys_do_not_live_through_the_mlp(config: vitrim.MethodConfig, monkeypat
     with torch.no_grad():
         model(tiny.images())
     assert alive[:3] == [False] * 3  # the last computes one row for the head; where the host attends, no keys are noted
+
+
+MORE_THAN_DENSE = {"a_vit": 1.10}
+"""A-ViT sums, for every token, what it was in each block."""
+
+
+@pytest.mark.parametrize("method", [*methods(), "cropr:r=40", "gtp:num_prop=40", "mctf:r=40", "pitome:keep_rate=0.8"])
+def test_no_method_needs_more_memory_than_the_dense_model(method: str) -> None:
+    model = VisionTransformer(img_size=224, embed_dim=384, depth=4, num_heads=6, num_classes=10).eval()
+    images = torch.randn(1, 3, 224, 224)
+
+    def peak() -> float:
+        with torch.inference_mode():
+            model(images)
+            found = peak_memory_mib(lambda: model(images))
+        assert found is not None
+        return found
+
+    dense = peak()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", vitrim.ReductionWarning)  # learned parts are untrained, tokens may run out
+        vitrim.reduce_(model, method)
+    assert peak() <= MORE_THAN_DENSE.get(method, 1.02) * dense
 
 
 # ---- hooks of the user -----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import tiny
 import vitrim
 from vitrim.core.attention import Attention
 from vitrim.core.plan import Layer
+from vitrim.measure.memory import peak_memory_mib
 
 CASES: list[tuple[str, vitrim.MethodConfig]] = [
     ("merging/pitome_ratio09", vitrim.PiToMe(keep_rate=0.9)),
@@ -39,6 +40,18 @@ def test_which_blocks_protect_and_how_the_margin_falls() -> None:
     assert [reducer(depth, protect="early").protects for depth in range(5)] == [True] * 3 + [False] * 2
     assert all(reducer(depth, protect="always").protects for depth in range(5))
     assert [round(reducer(depth).margin, 3) for depth in range(5)] == [0.75, 0.6, 0.45, 0.3, 0.15]
+
+
+@pytest.mark.parametrize("patches", [7, 1500])  # all rows at once, some at a time
+def test_energy_is_the_mean_over_all_pairs(patches: int) -> None:
+    keys = torch.nn.functional.normalize(torch.randn(1, patches, 8), dim=-1)
+    cosine = keys[0].double() @ keys[0].double().T
+    excess = cosine - 0.9  # the margin of the first block
+    expected = torch.where(excess > 0, excess, excess.exp() - 1).mean(1)
+    found = []
+    peak = peak_memory_mib(lambda: found.append(reducer(0, margin=0.9).energy(keys)))
+    torch.testing.assert_close(found[0][0].double(), expected, atol=1e-5, rtol=1e-5)
+    assert peak is not None and peak < 15  # all pairs of 1,500 take 8.6 MiB, several times
 
 
 def test_tokens_without_look_alikes_are_protected() -> None:

@@ -221,13 +221,21 @@ MAP_BYTES = {"cpu": 4 * 2**20, "gpu": 64 * 2**20}
 
 
 def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:
-    """The number of ``heads`` that fit into ``budget`` bytes, at least one.
+    """The number of ``heads`` that fit into ``budget`` bytes, at least one; so, too, of rows or images.
 
     Example:
         >>> heads_at_once(197 * 197 * 4, 12, 4 * 2**20), heads_at_once(32 * 197 * 197 * 4, 12, 4 * 2**20)
         (12, 1)
     """
     return heads if bytes_per_head * heads <= budget else max(1, budget // bytes_per_head)
+
+
+def rows_at_once(rows: Tensor) -> int:
+    """The number of ``rows`` (B, N, d) whose products with all N fit the small budget of memory, at least one."""
+    if torch.compiler.is_compiling():  # a compiler fuses the steps, and must not specialise on the batch size
+        return rows.shape[1]
+    bytes_per_row = rows.shape[0] * rows.shape[1] * rows.element_size()
+    return heads_at_once(bytes_per_row, rows.shape[1], MAP_BYTES["cpu" if rows.device.type == "cpu" else "gpu"])
 
 
 def add_bias(*biases: Tensor | None) -> Tensor | None:

@@ -162,9 +162,6 @@ class FusingReducer(Reducer[Cropr]):
 
     site: ClassVar[Site] = "before"
 
-    def spares_block(self) -> bool:
-        return self.site == "before"
-
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
     ) -> tuple[Tensor, TokenState]:

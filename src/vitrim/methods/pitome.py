@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
-from vitrim.core.attention import Attention
+from vitrim.core.attention import Attention, rows_at_once
 from vitrim.core.block import Reducer
 from vitrim.core.config import Share, StagedConfig
-from vitrim.core.matching import best_partners, full_precision, unit
+from vitrim.core.matching import cosines, full_precision, most_similar_first, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, no_gradient, take
@@ -92,16 +92,24 @@ class PiToMeReducer(Reducer[PiToMe]):
         rank = self.energy(keys).argsort(dim=1, descending=True, stable=True)
         candidates = rank[:, : 2 * r] if self.protects else rank
         sources, destinations = candidates[:, ::2], candidates[:, 1::2]
-        best, partner = best_partners(take(keys, sources), take(keys, destinations))
+        similarity = cosines(take(keys, sources), take(keys, destinations))
         if self.protects:
-            stays, moved, into = rank[:, 2 * r :], sources, partner
+            stays, moved, partner = rank[:, 2 * r :], sources, similarity.argmax(dim=-1)
         else:
-            order = best.argsort(dim=1, descending=True, stable=True)
+            order = most_similar_first(similarity.amax(dim=-1))
             stays, moved = sources.gather(1, order[:, r:]), sources.gather(1, order[:, :r])
-            into = partner.gather(1, order[:, :r])
-        return merge(state, torch.cat([stays, destinations], dim=1), moved, into + stays.shape[1])
+            partner = take(similarity, order[:, :r]).argmax(dim=-1)
+        return merge(state, torch.cat([stays, destinations], dim=1), moved, partner + stays.shape[1])
 
     def energy(self, keys: Tensor) -> Tensor:
-        """(B, P) energy of the patches with keys (B, P, d) of length 1."""
+        """(B, P) energy of the patches with keys (B, P, d) of length 1.
+
+        Some rows at a time: the similarities of all pairs would be the most memory that the model needs.
+        """
+        step, others = rows_at_once(keys), keys.transpose(1, 2)
         with no_gradient(), full_precision(keys):
-            return F.elu(keys @ keys.transpose(-1, -2) - self.margin).mean(dim=-1)
+            parts = [
+                F.elu(keys[:, at : at + step] @ others - self.margin).mean(dim=-1)
+                for at in range(0, keys.shape[1], step)
+            ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
