@@ -162,15 +162,13 @@ def rows_of(setup: Setup, configs: Sequence[MethodConfig]) -> list[dict[str, Any
 
 
 def speed(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """The rows that the record has, with the times of this run."""
-    images = setup.images(TIMED_IMAGES)
-    rows: list[dict[str, Any]] = []
-    for cut in dict.fromkeys(row["cut"] for row in setup.recorded):
-        found = [row for row in setup.recorded if row["cut"] == cut]
-        chosen = [parse_method(row["method"]) for row in found if row["method"] != DENSE]
-        timed = {row["method"]: row for row in _timed(setup, chosen, images)}
-        rows += [{**row, **_speed(timed[row["method"]])} for row in found]
-        print(f"{cut:.0%} fewer MACs\n\n{markdown(rows[-len(found) :])}\n", flush=True)
+    """The rows that the record has, with the times of one run of all of them."""
+    names = dict.fromkeys(row["method"] for row in setup.recorded if row["method"] != DENSE)
+    found = _timed(setup, [parse_method(name) for name in names], setup.images(TIMED_IMAGES))
+    timed = {row["method"]: row for row in found}
+    rows = [{**row, **_speed(timed[row["method"]])} for row in setup.recorded]
+    for cut in dict.fromkeys(row["cut"] for row in rows):
+        print(f"{cut:.0%} fewer MACs\n\n{markdown([row for row in rows if row['cut'] == cut])}\n", flush=True)
     return rows
 
 
