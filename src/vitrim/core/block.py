@@ -249,7 +249,9 @@ class ReducedBlock(nn.Module):
         if rows is not None:
             return self.last_step(x, state, rows, *host_args)
         if self.plain and reducer.spares_block() and self.attends_as_host(x, state):  # for fewer calls between products
-            return self.host_class.forward(self, x), state
+            handed_over = [x]
+            del x  # or what was reduced here would live beside what attention makes of it, through the MLP
+            return self.host_class.forward(self, handed_over.pop()), state
         attention = reducer.prepare(self.project(x, state, None, *host_args), state)
         x, out, state = self.attend(x, attention, state, None, *host_args)
         x = self.add_attention(x, out)
