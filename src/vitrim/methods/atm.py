@@ -220,7 +220,7 @@ class ATMReducer(Reducer[ATM]):
         return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
 
     def num_similar(self, best: Tensor, state: TokenState) -> int:
-        """How many sources merge, given the similarity of each to its partner (B, S)."""
+        """The number of sources that merge, given the similarity of each to its partner (B, S)."""
         if self.config.r is not None:
             return min(self.num_removed(state), best.shape[1])
         similar = int((best.clamp(max=1.0) > self.theta).sum())  # the one number read back from the device
