@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
-from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.core.tokens import TokenState, decision_dtype, take
 from vitrim.errors import VitrimError
 
 SHORTEST = 1e-12  # no vector is divided by less
@@ -81,6 +81,23 @@ def most_similar_first(best: Tensor) -> Tensor:
         best: (B, S) similarity of each source to its partner.
     """
     return best.argsort(dim=1, descending=True, stable=True)
+
+
+def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
+    """The sources (B, S), most similar first, and the destinations (B, r) of the first ``r`` of them.
+
+    Finding a partner costs more than the maximum, so only those that move get one.
+
+    Args:
+        similarity: (B, S, D) of sources and destinations, as of `cosines`.
+        r: how many sources move, 0 <= r <= S.
+
+    Example:
+        >>> pair_most_similar(torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
+        (tensor([[1, 0]]), tensor([[0]]))
+    """
+    order = most_similar_first(similarity.amax(dim=-1))
+    return order, take(similarity, order[:, :r]).argmax(dim=-1)
 
 
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:

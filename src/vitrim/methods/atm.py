@@ -23,7 +23,7 @@ from vitrim.core.matching import (
     cosines,
     merge_alternate,
     merge_most_similar,
-    most_similar_first,
+    pair_most_similar,
     unit,
 )
 from vitrim.core.registry import reduces, register_method
@@ -202,13 +202,10 @@ class ATMReducer(Reducer[ATM]):
             return self.merge_small(patches, state)
         sources, destinations = alternate_split(state.num_prefix)
         similarity = cosines(patches[:, sources], patches[:, destinations])
-        best = similarity.amax(dim=-1)
-        r = self.num_similar(best, state)
+        r = self.num_similar(similarity.amax(dim=-1), state)
         if r == 0:
             return None
-        order = most_similar_first(best)
-        partner = take(similarity, order[:, :r]).argmax(dim=-1)  # it costs more than the maximum: only for those
-        return merge_alternate(state, order, partner)
+        return merge_alternate(state, *pair_most_similar(similarity, r))
 
     def merge_small(self, patches: Tensor, state: TokenState) -> Hard | None:
         """Merge small tokens into large ones, behind the splitting layer."""

@@ -15,11 +15,11 @@ from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_head
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, cosines, most_similar_first, unit
+from vitrim.core.matching import alternate_split, cosines, most_similar_first, pair_most_similar, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, check_blocks, half, one_each
-from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take
+from vitrim.core.tokens import TokenState, decision_dtype, no_gradient
 
 
 @dataclass(frozen=True)
@@ -359,6 +359,5 @@ def move_evens(attraction: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     if count == 0:
         kept = torch.arange(attraction.shape[1], device=attraction.device).expand(attraction.shape[0], -1)
         return kept[:, :0], kept, kept[:, :0]
-    order = most_similar_first(attraction.amax(dim=2))
-    moved, kept = order[:, :count], order[:, count:].sort(dim=1).values
-    return moved, kept, take(attraction, moved).argmax(dim=2)  # only theirs: finding partners costs more than maxima
+    order, partner = pair_most_similar(attraction, count)
+    return order[:, :count], order[:, count:].sort(dim=1).values, partner

@@ -13,7 +13,7 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention, rows_at_once
 from vitrim.core.block import Reducer
 from vitrim.core.config import Share, StagedConfig
-from vitrim.core.matching import cosines, full_precision, most_similar_first, unit
+from vitrim.core.matching import cosines, full_precision, pair_most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, no_gradient, take
@@ -96,9 +96,8 @@ class PiToMeReducer(Reducer[PiToMe]):
         if self.protects:
             stays, moved, partner = rank[:, 2 * r :], sources, similarity.argmax(dim=-1)
         else:
-            order = most_similar_first(similarity.amax(dim=-1))
+            order, partner = pair_most_similar(similarity, r)
             stays, moved = sources.gather(1, order[:, r:]), sources.gather(1, order[:, :r])
-            partner = take(similarity, order[:, :r]).argmax(dim=-1)
         return merge(state, torch.cat([stays, destinations], dim=1), moved, partner + stays.shape[1])
 
     def energy(self, keys: Tensor) -> Tensor:

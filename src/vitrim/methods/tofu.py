@@ -13,7 +13,7 @@ from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import Share, StagedConfig
-from vitrim.core.matching import alternate_split, cosines, merge_alternate, most_similar_first, unit
+from vitrim.core.matching import alternate_split, cosines, merge_alternate, most_similar_first, pair_most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take
@@ -83,12 +83,12 @@ class ToFuReducer(Reducer[ToFu]):
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
         sources, destinations = alternate_split(state.num_prefix)
         similarity = cosines(keys[:, sources], keys[:, destinations])
-        order = most_similar_first(similarity.amax(dim=-1))
         if self.prunes:
+            order = most_similar_first(similarity.amax(dim=-1))
             index = torch.arange(state.num_patches, device=x.device)
             kept = order[:, self.num_removed(state) :].sort(dim=1).values
             return prune(state, torch.cat([index[sources][kept], index[destinations].expand(x.shape[0], -1)], dim=1))
-        partner = take(similarity, order[:, : self.num_removed(state)]).argmax(dim=-1)
+        order, partner = pair_most_similar(similarity, self.num_removed(state))
         return replace(merge_alternate(state, order, partner), weight=torch.ones_like(state.size))
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:

@@ -13,10 +13,10 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, Share
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, cosines, merge_alternate, most_similar_first, unit
+from vitrim.core.matching import alternate_split, cosines, merge_alternate, pair_most_similar, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
-from vitrim.core.tokens import TokenState, take
+from vitrim.core.tokens import TokenState
 
 
 @register_method
@@ -108,7 +108,5 @@ class ToMeReducer(Reducer[ToMe]):
         keys = unit(attention.mean_keys()[:, state.num_prefix :])
         sources, destinations = alternate_split(state.num_prefix)
         similarity = cosines(keys[:, sources], keys[:, destinations])
-        order = most_similar_first(similarity.amax(dim=-1))
-        moved = order[:, : self.num_removed(state)]
-        partner = take(similarity, moved).argmax(dim=-1)  # finding it costs more than the maximum: only for those
+        order, partner = pair_most_similar(similarity, self.num_removed(state))
         return merge_alternate(state, order, partner, by_position=self.config.kept_order == "position")
