@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
+from vitrim.core.block import ReducedBlock
 
 PAIR = ("host", "config")
 STAMPED = tiny.matrix(tiny.configs(), tiny.PLAIN, [], others=tiny.FEW, once=["vit"], variants=["mctf"], full=tiny.PLAIN)
@@ -164,6 +165,32 @@ def test_a_forward_that_starts_during_a_change_is_refused() -> None:
     reduction = vitrim.reduce_(model, "tome:r=4")
     with reduction.changing(), pytest.raises(RuntimeError, match="being changed in another thread"):
         model(tiny.images())
+    model(tiny.images())
+
+
+def test_a_change_that_begins_during_a_forward_does_not_abort_it() -> None:
+    model = tiny.HOSTS["vit"]().eval()
+    reduction = vitrim.reduce_(model, "tome:r=4")
+    before = model(tiny.images())
+    # between the moment a change begins and the one when it finds the forward and is refused
+    model.blocks[0].register_forward_hook(lambda *_: setattr(reduction._trace, "changing", True))
+    torch.testing.assert_close(model(tiny.images()), before, atol=0, rtol=0)
+
+
+def test_a_forward_that_starts_while_blocks_are_adopted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.HOSTS["vit"]().eval()
+    own = ReducedBlock.adopt.__func__  # type: ignore[attr-defined]
+    seen = []
+
+    def adopt(cls: Any, block: nn.Module, reducer: Any, **settings: Any) -> None:
+        own(cls, block, reducer, **settings)
+        with pytest.raises(RuntimeError, match="being changed in another thread"):
+            model(tiny.images())
+        seen.append(block)
+
+    monkeypatch.setattr(ReducedBlock, "adopt", classmethod(adopt))
+    vitrim.reduce_(model, "tome:r=4")
+    assert len(seen) == 4
     model(tiny.images())
 
 

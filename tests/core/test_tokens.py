@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitrim.core.assignment import merge, prune
-from vitrim.core.tokens import STAMP, TokenState, decision_dtype, flat_index, take, unmerge
+from vitrim.core.tokens import STAMP, TokenState, decision_dtype, flat_index, product_dtype, take, unmerge
 
 
 def random_tokens(batch: int, n: int, channels: int, seed: int = 0) -> Tensor:
@@ -211,7 +211,15 @@ def test_a_stamped_tensor_saves_and_loads_as_weights_only() -> None:
     assert not isinstance(getattr(loaded, STAMP, None), TokenState)  # the blocks ignore what is left
 
 
-def test_copies_of_a_state_are_harmless() -> None:
+def test_a_pickled_state_is_empty_and_a_copied_one_is_itself() -> None:
     _, state = merged()
-    for twin in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
-        assert twin == {}
+    assert pickle.loads(pickle.dumps(state)) == {}
+    assert copy.deepcopy(state) is copy.copy(state) is state
+
+
+def test_products_run_in_the_dtype_of_autocast() -> None:
+    x = torch.zeros(2)
+    assert product_dtype(x) == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product_dtype(x) == torch.bfloat16
+        assert product_dtype(x.to("meta")) == torch.float32

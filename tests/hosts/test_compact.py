@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 import tiny
 import vitrim
@@ -170,6 +173,18 @@ def test_the_language_model_gets_what_the_connector_makes_of_the_anchors(name: s
 
 
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
+def test_a_tower_without_a_class_token_keeps_some_tokens_or_refuses(config: vitrim.MethodConfig) -> None:
+    model, given = VLMS["paligemma"].create(), prompt("paligemma")
+    if config.kind == "soft" or config.requires_class_token() or config.requires_prefix():
+        with pytest.raises(vitrim.UnsupportedModelError):
+            vitrim.reduce_(model, config, compact=True)
+        return
+    reduction = vitrim.reduce_(model, config, compact=True)
+    logits(model, given)
+    assert min(reduction.image_tokens) > 0
+
+
+@pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_every_method_shortens_the_prompt_or_is_refused(config: vitrim.MethodConfig) -> None:
     """Projectors read tokens one by one: methods that need a weighted pool, or counts per image, work as well."""
     model, given = VLMS["llava_full"].create(), VLMS["llava_full"].prompt([[7, 11], [13, 17]])
@@ -217,6 +232,13 @@ def test_beams_and_several_sequences_per_prompt() -> None:
         assert (
             model.generate(**given, max_length=whole + 3, min_length=whole + 3, do_sample=False).shape[1] == whole + 3
         )
+        limits = GenerationConfig(max_length=whole + 3, min_length=whole + 3, do_sample=False, pad_token_id=0)
+        assert model.generate(**given, generation_config=limits).shape[1] == whole + 3
+        assert (
+            model.generate(**given, generation_config=limits, max_new_tokens=2, min_new_tokens=2).shape[1] == whole + 2
+        )
+        model.generation_config.max_length = model.generation_config.min_length = whole + 4
+        assert model.generate(**given, do_sample=False).shape[1] == whole + 4
     model = VLMS["paligemma"].create()
     vitrim.reduce_(model, "atm:granularity=image", compact=True)
     with pytest.raises(vitrim.VitrimError, match="need images that keep equal numbers of tokens"):
@@ -424,3 +446,20 @@ def test_images_that_keep_different_numbers_of_cells() -> None:
     out = logits(model, given)
     assert all(0 < number < 9 for number in reduction.image_tokens)
     assert out.shape[1] == max(len(TEXTS[0]) * 2 - 1 + sum(reduction.image_tokens[:2]), 3 + reduction.image_tokens[2])
+
+
+def test_a_restoration_that_is_refused_leaves_the_prompts_short() -> None:
+    model, given = VLMS["llava"].create(), prompt("llava")
+    reduction = vitrim.reduce_(model, "topk:keep_rate=0.5", compact=True)
+    short = logits(model, given)
+    inside, done = threading.Event(), threading.Event()
+    hook = reduction.model.register_forward_hook(lambda *_: (inside.set(), done.wait(60))[:0] or None)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(logits, model, given)
+        assert inside.wait(60)
+        with pytest.raises(vitrim.VitrimError, match="runs in another thread"):
+            vitrim.restore_(model)
+        done.set()
+        assert torch.equal(served.result(60), short)
+    hook.remove()
+    assert torch.equal(logits(model, given), short)

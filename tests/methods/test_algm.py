@@ -114,6 +114,19 @@ def test_a_window_of_equal_patches_has_cosine_one_and_of_opposite_ones_a_third_b
     ).flatten().tolist() == pytest.approx([1.0, -1 / 3])
 
 
+def test_amounts_beyond_what_a_step_can_merge_are_told_and_counted() -> None:
+    # of 36 patches 9 windows merge, of 36 tokens 18 pairs
+    for r, counts in (([10, 0], [9, 9, 9, 9]), ([0, 20], [36, 36, 18, 18])):
+        model = tiny.HOSTS["vit"]()
+        config = vitrim.ALGM(r=r)
+        with pytest.warns(vitrim.ReductionWarning, match="asks for more than 36 patch tokens allow"):
+            reduction = vitrim.reduce_(model, config, record=True)
+        model(tiny.images())
+        assert [count - 1 for count in reduction.tokens_per_block[:-1]] == counts[:-1] == config.counts(36, 4)[:-1]
+        with pytest.raises(vitrim.VitrimError, match="refused because strict=true"):
+            vitrim.reduce_(tiny.HOSTS["vit"](), vitrim.ALGM(r=r, strict=True))
+
+
 def test_published_blocks_and_those_of_other_depths() -> None:
     assert vitrim.ALGM().merging_blocks(12) == (0, 4)
     assert vitrim.ALGM().merging_blocks(24) == (0, 6)

@@ -203,6 +203,15 @@ def test_last_block_leaves_source_and_size_as_they_were() -> None:
     assert torch.equal(reduction.states[-1].source, reduction.states[-2].source)
 
 
+def test_late_layers_tell_that_the_prefix_fills_the_smaller_half() -> None:
+    model = tiny.HOSTS["registers"]()  # four tokens in front of 36 patches
+    config = vitrim.ATM(r=(0, 0, 0, 17), last_block="full")
+    with pytest.warns(vitrim.ReductionWarning, match="16 in all"):
+        reduction = vitrim.reduce_(model, config)
+    model(tiny.images())
+    assert reduction.state.num_patches == 36 - 16 == config.counts(36, 4, num_prefix=4)[-1]
+
+
 def test_late_layers_never_merge_two_of_the_larger_half() -> None:
     """Size-distinctive matching: in a late layer every source is at most as large as any destination."""
     model = tiny.HOSTS["vit"]().double()

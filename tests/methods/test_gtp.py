@@ -141,6 +141,27 @@ def test_the_class_token_scores_by_the_sparse_map() -> None:
     assert torch.equal(kept, score[:, 1:].topk(kept.shape[1], dim=1).values)
 
 
+def test_maps_that_a_model_hands_out_are_the_sparse_ones_it_attends_by() -> None:
+    model = tiny.HOSTS["hf_vit_eager"]()
+    vitrim.reduce_(model, GTP(num_prop=2, sparsity=0.5, last_block="full"))
+    with torch.no_grad():
+        maps = model(tiny.images(), output_attentions=True).attentions
+    for found in maps:
+        zeroed = (found == 0).flatten(2).sum(2)
+        assert (zeroed == found.shape[-1] ** 2 // 2 - 1).all()  # the last of the smaller half is the least that stays
+
+
+def test_scales_are_not_rounded_by_autocast() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, GTP(num_prop=8, last_block="full"), record=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(tiny.images())
+    gained = reduction.states[1].carry["scale"] - 1.0
+    assert gained.dtype == torch.float32
+    assert (gained > 0).any()
+    assert not torch.equal(gained, gained.to(torch.bfloat16).float())
+
+
 def test_options_that_do_not_go_together() -> None:
     with pytest.raises(vitrim.VitrimError, match="needs last_block=full"):
         vitrim.core.registry.make_method("gtp", sparsity=0.5, last_block="auto")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -113,6 +114,29 @@ def test_invalid_options_are_refused_in_one_line(options: dict, message: str) ->
     with pytest.raises(vitrim.VitrimError, match=message) as caught:
         make_method("tome", **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "before", "after"),
+    [
+        ("tome:keep_rate=0.7", {"keep_rate": None, "r": 4}, [1, 2, 3], [0, 1, 2, 3]),
+        ("tome", {"keep_rate": 0.7}, [0, 1, 2, 3], [1, 2, 3]),
+    ],
+)
+def test_the_blocks_that_merge_cannot_change_between_forwards(
+    method: str, change: dict, before: list[int], after: list[int]
+) -> None:
+    """Blocks that were made idle would stay so, and a merge of nothing would put sources in front of destinations."""
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, method)
+    config, out = reduction.config, model(tiny.images())
+    with pytest.raises(
+        vitrim.VitrimError, match=re.escape(f"acts in blocks {after} and the model was reduced for {before}")
+    ):
+        reduction.set(**change)
+    assert reduction.config is config
+    assert torch.equal(model(tiny.images()), out)
+    vitrim.reduce_(tiny.HOSTS["vit"](), "tome:keep_rate=0.7").set(keep_rate=0.8)
 
 
 def test_amount_may_change_between_forwards() -> None:

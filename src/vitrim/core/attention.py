@@ -202,6 +202,14 @@ class KnownMap(Attention):
         rows = index[:, None, :, None].expand(-1, self.known.shape[1], -1, self.known.shape[3])
         return KnownMap(**{**super().select(index).parts(), "known": self.known.gather(2, rows)})
 
+    def images(self, first: int, count: int) -> Attention:
+        known = self.known[first : first + count]
+        return KnownMap(**{**super().images(first, count).parts(), "known": known})
+
+    def _heads(self, first: int, count: int) -> Attention:
+        known = self.known[:, first : first + count]
+        return KnownMap(**{**super()._heads(first, count).parts(), "known": known})
+
     def detach(self) -> Attention:
         return KnownMap(**{**super().detach().parts(), "known": self.known.detach()})
 

@@ -18,7 +18,7 @@ from vitrim.core.materialise import FromMeta
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import effective_keep
 from vitrim.core.sharding import change_class
-from vitrim.core.tokens import STAMP, TokenState, take, unmerge
+from vitrim.core.tokens import STAMP, TokenState, product_dtype, take, unmerge
 from vitrim.core.trace import Trace, recomputes
 from vitrim.errors import UnsupportedModelError
 
@@ -248,7 +248,8 @@ class ReducedBlock(nn.Module):
         rows = None if state.full_grid else self.head_rows
         if rows is not None:
             return self.last_step(x, state, rows, *host_args)
-        if self.plain and reducer.spares_block() and self.attends_as_host(x, state):  # for fewer calls between products
+        # for fewer calls between products
+        if self.plain and not host_args and reducer.spares_block() and self.attends_as_host(x, state):
             handed_over = [x]
             del x  # or what was reduced here would live beside what attention makes of it, through the MLP
             return self.host_class.forward(self, handed_over.pop()), state
@@ -265,7 +266,7 @@ class ReducedBlock(nn.Module):
     def attends_as_host(self, x: Tensor, state: TokenState) -> bool:
         """Return whether the host's attention gives what ours does, as fast: sizes and a mask would be a bias."""
         unbiased = state.mask is None and (state.uniform or not self.proportional)
-        return unbiased and not unfused_is_faster(x.device, x.dtype)
+        return unbiased and not unfused_is_faster(x.device, product_dtype(x))
 
     def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
         """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
@@ -274,10 +275,10 @@ class ReducedBlock(nn.Module):
         no token but these goes on.
         """
         if self.reducer.site == "query":
-            attention = self.project(x, state, None, *host_args)
+            attention = self.reducer.prepare(self.project(x, state, None, *host_args), state)
             x, out, state = self.attend(x, attention, state, rows, *host_args)
         else:
-            attention = self.project(x, state, rows, *host_args)
+            attention = self.reducer.prepare(self.project(x, state, rows, *host_args), state)
             out = merge_heads(self.reducer.attend(attention, state))
         return self.add_mlp(self.add_attention(x[:, :rows], out)), state
 
@@ -325,7 +326,7 @@ class ReducedBlock(nn.Module):
         The stamp survives host checkpointing and two forwards before one backward; the fallback survives hooks and
         wrappers that hand on a new tensor (FSDP2). A recomputation finds the stamp that the fallback leaves.
         """
-        if self.trace.changing:
+        if self.depth == 0 and self.trace.changing:  # one that runs already is found by `refuse_while_running`
             raise RuntimeError(
                 "the reduction of this model is being changed in another thread: call set, restore_ and reduce_ while "
                 "no forward runs"

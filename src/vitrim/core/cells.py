@@ -138,7 +138,7 @@ class CellReducer(Reducer[Any]):
         self.area = area
         self.num_prefix = num_prefix
         self.gathers = gathers
-        self.site = inner.site  # type: ignore[misc]  # of this one
+        self.site, self.everywhere = inner.site, inner.everywhere  # type: ignore[misc]  # of this one
         self.config, self.layer = inner.config, inner.layer
 
     def follow(self, config: Any, layer: Layer) -> None:

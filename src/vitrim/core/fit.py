@@ -119,10 +119,9 @@ def check_head(config: MethodConfig, facts: HostFacts) -> None:
     if problem is None and not facts.has_class_token and config.requires_class_token():  # of dense heads
         problem = misfit(config, "no class token")
     if config.requires_prefix() and facts.num_prefix == 0:
-        problem = (
-            "scores tokens by the attention of those in front of the patches, and this model has none; use "
-            "score=column_mean"
-        )
+        problem = "needs tokens in front of the patches, such as a class token, and this model has none"
+        if "score" in type(config).model_fields:
+            problem += "; use score=column_mean"
     if facts.across_windows and config.needs_attention_map:
         problem = "reads the attention map of a window, and some blocks of this model attend across windows"
     if problem is not None:
@@ -161,6 +160,19 @@ def check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list
         raise UnsupportedModelError(
             f"{config.name} learns parameters, and those added after fully_shard would be neither sharded nor kept "
             "equal among processes: call vitrim.reduce_ first, then fully_shard"
+        )
+
+
+def check_blocks(config: MethodConfig, layers: Sequence[Layer], reducers: Sequence[Reducer[Any]]) -> None:
+    """Raise `VitrimError` if ``config`` acts in other blocks than those that ``reducers`` were made for."""
+    before, after = (
+        [layer.depth for layer in every if layer.amount is not None]
+        for every in ([reducer.layer for reducer in reducers], layers)
+    )
+    if before != after and not all(reducer.everywhere for reducer in reducers):
+        raise VitrimError(
+            f"{config.describe()} acts in blocks {after} and the model was reduced for {before}: which blocks act "
+            "cannot change at run time; call vitrim.restore_ and vitrim.reduce_"
         )
 
 

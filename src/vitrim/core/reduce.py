@@ -108,6 +108,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     refuse_while_running(model)
     form = FormOfModel(host, model) if host.form(model) is not None else None
     trace = Trace(record, form)
+    trace.changing = True
     whole = config.kind != "soft" and (compact or facts.averages_patches or restore is not None)
     for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
         last = depth == len(blocks) - 1
@@ -134,6 +135,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
         family.install(outer, trace)
     reduction = Reduction(model, config, trace, facts if compact else None)
     setattr(model, HANDLE, reduction)
+    trace.changing = False
     return reduction
 
 
@@ -143,13 +145,13 @@ def restore_(model: nn.Module) -> None:
     Raises:
         VitrimError: the model is not reduced, or runs in another thread.
     """
-    reduction = get_reduction(model)
-    for part in model.modules():
-        if (family := find_vision_language(part)) is not None:
-            family.uninstall(part)
+    reduction, outer = get_reduction(model), model
     model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
     host = host_of(model)
     with reduction.changing():
+        for part in outer.modules():
+            if (family := find_vision_language(part)) is not None:
+                family.uninstall(part)
         for block in host.blocks(model):
             if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
                 block.release()
@@ -278,6 +280,7 @@ class Reduction:
         Raises:
             VitrimError: a forward of the model runs in another thread.
         """
+        refuse_while_running(self.model)  # before forwards that start now are refused, too: this may be in vain
         self._trace.changing = True
         try:
             refuse_while_running(self.model)
@@ -302,6 +305,7 @@ class Reduction:
         config = self.config.changed(**changes)
         host = host_of(self.model)
         layers = plan(config, self._facts or host.facts(self.model), len(host.blocks(self.model)))
+        fit.check_blocks(config, layers, [block.reducer for block in self._blocks()])
         fit.check_amounts(config, layers, stacklevel=4)
         return config, layers
 

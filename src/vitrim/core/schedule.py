@@ -171,14 +171,37 @@ def on_multiples(
     ]
 
 
+@dataclass(frozen=True)
+class Limited:
+    """Another amount, in a layer that cannot reduce as far as the method can elsewhere.
+
+    Attributes:
+        amount: wanted.
+        least: from the patch tokens of now to the fewest that the layer can leave; a function that can be pickled.
+
+    Example:
+        >>> effective_keep(Limited(Remove(130), half), least=1, initial=196, current=196)
+        98
+    """
+
+    amount: Amount
+    least: Callable[[int], int]
+
+    def keep(self, initial: int, current: int) -> int:
+        return self.amount.keep(initial, current)
+
+
 def effective_keep(amount: Amount, least: int, initial: int, current: int) -> int:
     """Evaluate an amount: at least ``least`` (what the method can reach in one step), at most ``current``.
+
+    A `Limited` amount has a ``least`` of its own.
 
     Example:
         >>> effective_keep(Remove(130), least=98, initial=196, current=196)
         98
     """
-    return max(min(amount.keep(initial, current), current), min(least, current))
+    reach = amount.least(current) if isinstance(amount, Limited) else least
+    return max(min(amount.keep(initial, current), current), min(reach, current))
 
 
 def half(current: int) -> int:

@@ -26,6 +26,13 @@ def decision_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which matrix products of ``x`` run: autocast's where that is on."""
+    kind = x.device.type
+    # meta has no autocast to ask for
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else x.dtype
+
+
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Rows ``index`` (B, M) of the tokens ``x`` (B, N, C), as (B, M, C).
 
@@ -290,6 +297,12 @@ class TokenState:
             return x, self
         bank = tuple(entry._replace(carry={}) for entry in self.bank)
         return replace(self, carry={}, bank=bank).refill(x)
+
+    def __copy__(self) -> TokenState:
+        return self  # nothing in it is ever changed in place, and tensors of a graph cannot be copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TokenState:
+        return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A user may save a tensor that carries this state as an attribute; torch pickles attributes along, and

@@ -61,6 +61,9 @@ class AViT(MethodConfig):
     gate_center: float = Field(30.0, description="beta, subtracted: 30 for DeiT-T, 75 for DeiT-S")
     eps: float = Field(0.01, gt=0.0, lt=1.0, description="a token halts when its probabilities sum to 1 - eps")
 
+    def requires_prefix(self) -> bool:
+        return True  # an image is done when its prefix is: without one it would be done at once
+
     def obstacle(self) -> str | None:
         return (
             "an image is done when its class token halts, in any block: in a fixed graph every token would run to the "

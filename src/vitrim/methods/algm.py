@@ -18,7 +18,7 @@ from vitrim.core.knob import Knob
 from vitrim.core.matching import alternate_split, best_partners, merge_alternate, most_similar_first, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
-from vitrim.core.schedule import Amount, Remove
+from vitrim.core.schedule import Amount, Limited, Remove, half
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced
 from vitrim.errors import VitrimError
 
@@ -111,7 +111,8 @@ class ALGM(MethodConfig):
         if self.r is not None:
             first, last = self.merging_blocks(num_layers)
             windows, pairs = self.r
-            amounts[first], amounts[last] = Remove((SIDE * SIDE - 1) * windows), Remove(pairs)
+            amounts[first] = Limited(Remove((SIDE * SIDE - 1) * windows), every_window)
+            amounts[last] = Limited(Remove(pairs), half)
         return amounts
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
@@ -121,6 +122,16 @@ class ALGM(MethodConfig):
         windows = math.floor((initial - counts[first]) / (SIDE * SIDE - 1) + 0.5)
         pairs = math.floor(counts[last - 1] - counts[last] + 0.5)
         return self.changed("threshold", r=(windows, pairs))
+
+
+def every_window(current: int) -> int:
+    """The fewest of ``current`` patches, on a grid of even sides, that merging windows can leave: one of each window.
+
+    Example:
+        >>> every_window(196)
+        49
+    """
+    return current - current // (SIDE * SIDE) * (SIDE * SIDE - 1)
 
 
 class _Merging(Reducer[ALGM]):
@@ -167,7 +178,7 @@ class GlobalReducer(_Merging):
         least = best.mean(1).mean() + best.std(1).mean() / (self.layer.depth + 1)
         fixed = self.config.r
         # read back from the device
-        r = int((best > least).sum(1).amin()) if fixed is None else min(fixed[1], best.shape[1])
+        r = int((best > least).sum(1).amin()) if fixed is None else self.num_removed(state)
         if r == 0:
             return None
         order = most_similar_first(best)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
@@ -27,7 +28,7 @@ from vitrim.core.matching import (
     unit,
 )
 from vitrim.core.registry import reduces, register_method
-from vitrim.core.schedule import Amount, per_layer
+from vitrim.core.schedule import Amount, Limited, per_layer
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
 from vitrim.errors import VitrimError
 
@@ -138,6 +139,18 @@ class ATM(MethodConfig):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         return super().amounts(num_layers) if self.r is None else per_layer(self.r, num_layers)
 
+    def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
+        every = super().planned(num_layers, num_prefix)
+        least = partial(least_by_size, num_prefix=num_prefix)
+        return [
+            amount if amount is None or not self.by_size(depth, num_layers) else Limited(amount, least)
+            for depth, amount in enumerate(every)
+        ]
+
+    def by_size(self, depth: int, num_layers: int) -> bool:
+        """Tell whether a layer pairs small with large tokens, behind the splitting layer, and not alternate places."""
+        return depth + 1 > (num_layers * 3 // 4 if self.splitting_layer is None else self.splitting_layer)
+
     @staticmethod
     def least_kept(current: int) -> int:
         return min(current // 2 + 1, current)  # behind the splitting layer the prefix counts among the smaller half
@@ -187,8 +200,7 @@ class ATMReducer(Reducer[ATM]):
     @property
     def by_size(self) -> bool:
         """Pair small with large tokens, behind the splitting layer; alternate places before it."""
-        splitting, num_layers = self.config.splitting_layer, self.layer.num_layers
-        return self.layer.depth + 1 > (num_layers * 3 // 4 if splitting is None else splitting)
+        return self.config.by_size(self.layer.depth, self.layer.num_layers)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         if state.num_patches < 2:  # a single patch has no partner
@@ -289,6 +301,17 @@ class ATMReducer(Reducer[ATM]):
             index[:, :most] < half,
             place < count,
         )
+
+
+def least_by_size(current: int, num_prefix: int) -> int:
+    """The fewest of ``current`` patches that merging small into large tokens can leave: the prefix counts among the
+    small ones, and does not merge.
+
+    Example:
+        >>> least_by_size(256, num_prefix=1), least_by_size(256, num_prefix=5)
+        (129, 131)
+    """
+    return max(ATM.least_kept(current), current - max((current + num_prefix) // 2 - num_prefix, 0))
 
 
 def _rank(values: Tensor) -> Tensor:

@@ -154,7 +154,8 @@ class GTPReducer(ScorerReducer[GTP]):
         weight = self.config.alpha * normalised(lost, root, state.carry["root"].gather(1, removed))
         carry = {"joined": rows.gather(2, assignment.anchor.unsqueeze(1).expand(-1, m, -1)), "root": root}
         if self.config.token_scale:
-            gained = weight @ state.carry["scale"].gather(1, removed).unsqueeze(-1)
+            with full_precision(weight):  # by the scales tokens are chosen
+                gained = weight @ state.carry["scale"].gather(1, removed).unsqueeze(-1)
             carry["scale"] = after.carry["scale"] + gained.squeeze(-1)
         update = weight.to(x.dtype) @ take(x, removed)
         return reduced + update.to(x.dtype), replace(after, carry=carry)

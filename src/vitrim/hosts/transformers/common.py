@@ -73,7 +73,8 @@ class ReducedLayer(ReducedBlock):
             # attends by its last
             n = attention.k.shape[2]
             identity = torch.eye(n, dtype=attention.q.dtype, device=x.device).expand(*attention.k.shape[:2], n, n)
-            self.trace.note_map(self.reducer.attend(replace(attention, v=identity, dropout=0.0), state))
+            over_identity = self.reducer.prepare(replace(attention, v=identity, dropout=0.0), state)
+            self.trace.note_map(self.reducer.attend(over_identity, state))
         return attention
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,9 +79,9 @@ class CompactGenerate:
         given, ragged = self.family.compact(self.model, given, self.trace)
         self._refuse_copies(given, ragged)
         shorter = prompt.shape[1] - given["input_ids"].shape[1]
-        for name in ("max_length", "min_length"):  # both count the prompt, which is handed back whole
-            if given.get(name) is not None:
-                given[name] -= shorter
+        for name in ("max", "min"):  # both lengths count the prompt, which is handed back whole
+            if (whole := self._length(name, given)) is not None:
+                given[f"{name}_length"] = whole - shorter
         out = generate(self.model, None, *args, **given)
         if isinstance(out, Tensor):
             return self._whole(out, prompt, shorter)
@@ -94,6 +94,20 @@ class CompactGenerate:
             return sequences
         new = sequences[:, prompt.shape[1] - shorter :]
         return torch.cat([prompt.repeat_interleave(len(new) // len(prompt), dim=0).to(new.device), new], dim=1)
+
+    def _length(self, name: str, given: Mapping[str, Any]) -> int | None:
+        """The "max" or "min" length of a call, prompt included; None where there is none, or new tokens count alone."""
+        own = self.model.generation_config
+        configs = [config for config in (given.get("generation_config"), own) if config is not None]
+        unset = type(own)()  # transformers 4 has defaults here, which count new tokens
+
+        def asked(option: str) -> int | None:
+            if given.get(option) is not None:
+                return cast(int, given[option])
+            found = [getattr(config, option) for config in configs]
+            return next((value for value in found if value not in (None, getattr(unset, option))), None)
+
+        return asked(f"{name}_length") if asked(f"{name}_new_tokens") is None else None
 
     def _refuse_copies(self, given: Mapping[str, Any], ragged: bool) -> None:
         config = given.get("generation_config") or self.model.generation_config
