@@ -166,7 +166,8 @@ def page(records: Sequence[Record]) -> str:
     """The Markdown of docs/speeds.md."""
     last = records[-1]
     settings = last["settings"]
-    lost = [f"* {line}" for line in losses(records)] or ["None so far."]
+    none = "None so far." if len(records) > 1 else "One commit was measured so far: there is nothing to compare yet."
+    lost = [f"* {line}" for line in losses(records)] or [none]
     rows = [
         f"| `{row['method']}` | {row['batch']} | {row['speedup']:.2f} "
         f"[{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}] | {row['promised_speedup']:.2f} | {row['ratio']:.2f} |"

@@ -139,7 +139,10 @@ def _filled(page: str, begin: str, text: str) -> str:
 # ---- what was measured of a method -----------------------------------------------------------------------------------
 
 CUT = ("CIFAR-10", "every-training-free-method-without-retraining", "not trained, dense {top-1 %} %")
-PHOTOGRAPHS = ("ImageNet", "natural-photographs-and-published-weights", "ViT-Ti, not trained, dense {top-1 %} %")
+PHOTOGRAPHS = (
+    *("1,000 ImageNet training photographs", "natural-photographs-and-published-weights"),
+    "ViT-Ti, whose weights have seen them: only differences count; not trained here, dense {top-1 %} %",
+)
 HALF = "{batch 1} / {batch 8} / {batch 32} times as fast at batch 1 / 8 / 32"
 FEWER = "{fewer MACs %} % fewer"
 TABLES = {
@@ -157,12 +160,20 @@ TABLES = {
         ("CamVid", "segmentation-of-streets-camvid", "not trained, dense {mIoU}"),
         *("{MACs of dense} of dense", "{mIoU} mIoU"),
     ),
+    "Training with pruning: Cropr": (
+        ("CamVid", "training-with-pruning-cropr", "trained with it, dense {mIoU}"),
+        *("{MACs of dense} of dense", "{mIoU} mIoU"),
+    ),
+    "Detection of blood cells: BCCD": (
+        ("BCCD", "detection-of-blood-cells-bccd", "not trained where it does not say so, dense {box AP}"),
+        *("{MACs of the trunk} of the dense trunk", "{box AP} box AP"),
+    ),
     "Speed of every method at half the MACs": (
-        ("speed", "speed-of-every-method-at-half-the-macs", "DeiT-S, float32, two CPU threads"),
+        ("speed", "speed-of-every-method-at-half-the-macs", "DeiT-S, float32, two threads (AMD)"),
         *("{MACs %} % of dense", HALF),
     ),
     "Training steps": (
-        ("training steps", "training-steps", "DeiT-S, batch 32, float32, two CPU threads"),
+        ("training steps", "training-steps", "DeiT-S, batch 32, float32, two threads (AMD)"),
         *("dense has {promised} times as many", "{speed-up} times as fast"),
     ),
 }
