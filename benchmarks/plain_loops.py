@@ -62,7 +62,7 @@ def add_mlp(block: Any, x: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     """Attention by the kernel that vitrim would choose, so that kernels are not what is compared."""
-    if unfused_is_faster(q.device, q.dtype):
+    if unfused_is_faster(q.device, q.dtype, *q.shape[:3], k.shape[2]):
         logits = (q * scale) @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(-1) @ v
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.latency import reduced_copy
+from vitrim.measure.latency import dense_copies, reduced_copy
 from vitrim.measure.macs import count_macs
 from vitrim.tune.cost import MacsCost, quiet
 from vitrim.tune.space import Space
@@ -25,6 +26,7 @@ FOLDER = str(Path(__file__).parents[1] / "benchmarks")
 sys.path.append(FOLDER)  # where its scripts find each other
 try:
     import baselines
+    import fused_or_unfused
     import gpu
     import kernels
     import latency_model
@@ -55,6 +57,27 @@ def test_a_wrong_loop_is_noticed(model: nn.Module, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(plain_loops.LOOPS, "evit", plain_loops.topk)
     with pytest.raises(VitrimError, match="the loop is not the method"):
         baselines.check_loops(model, [parse_method("evit")], torch.randn(1, 3, 64, 64))
+
+
+def test_each_model_runs_on_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def kernel(*args: Any, **given: Any) -> torch.Tensor:
+        taken.append(True)
+        return own(*args, **given)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", kernel)
+    model, images = create_model("test_vit", options={"img_size": 64}).eval(), torch.randn(1, 3, 64, 64)
+    for name, calls in (("fused", 12), ("unfused", 0)):  # two models of six blocks
+        taken.clear()
+        for each in (dense_copies(model)[name], reduced_copy(dense_copies(model)[name], "topk")):
+            fused_or_unfused.on(name, each, images)
+        assert len(taken) == calls
+    small = ["--model", "test_vit", "--size", "64", "--batch-size", "1", "--threads", "1", "--rounds", "1"]
+    rows = fused_or_unfused.main([*small, "-m", "topk"])
+    assert [row["method"] for row in rows] == ["dense", "topk"]
+    assert all(row["ratio"] == pytest.approx(row["unfused_ms"] / row["fused_ms"]) for row in rows)
 
 
 @pytest.mark.parametrize(

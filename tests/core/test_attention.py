@@ -63,13 +63,15 @@ def test_every_kernel_is_close_in_bfloat16(
     torch.testing.assert_close(out.double(), explicit_output(attention), atol=0.03, rtol=0.03)
 
 
-def test_the_kernel_is_chosen_by_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_chosen_by_device_dtype_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_bfloat16, has_amx, unfused in ((True, False, True), (True, True, False), (False, False, False)):
         monkeypatch.setattr(vitrim.core.attention, "CPU_HAS_BFLOAT16", has_bfloat16)
         monkeypatch.setattr(vitrim.core.attention, "CPU_HAS_AMX", has_amx)
-        assert unfused_is_faster(torch.device("cpu"), torch.bfloat16) is unfused
+        small, large = (8, 6, 197, 197), (8, 6, 577, 577)  # of 4 and 32 MB
+        assert unfused_is_faster(torch.device("cpu"), torch.bfloat16, *small) is unfused
+        assert not unfused_is_faster(torch.device("cpu"), torch.bfloat16, *large)
         for device, dtype in (("cpu", torch.float32), ("cpu", torch.float64), ("cuda", torch.bfloat16)):
-            assert not unfused_is_faster(torch.device(device), dtype)
+            assert not unfused_is_faster(torch.device(device), dtype, *small)
 
 
 def test_the_kernel_asked_for_is_the_kernel_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

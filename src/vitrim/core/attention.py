@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrim.core.tokens import decision_dtype, take
+from vitrim.core.tokens import decision_dtype, is_traced, take
 
 # read once: torch.compile cannot trace the query, and the processor does not change
 _CAPABILITIES = torch.cpu.get_capabilities()
@@ -71,7 +72,7 @@ class Attention:
         """(B, H, M, d), softmax(q k^T scale + bias) v by the fastest kernel that fits."""
         if self.v is None:
             raise RuntimeError("the values of this attention have not been projected yet")
-        if self.fused and not unfused_is_faster(self.q.device, self.q.dtype):
+        if self.fused and not unfused_is_faster(self.q.device, self.q.dtype, *self.q.shape[:3], self.k.shape[2]):
             return F.scaled_dot_product_attention(
                 self.q, self.k, self.v, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
             )
@@ -276,14 +277,24 @@ def project_parts(
     return q, k, v
 
 
-def unfused_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
+UNFUSED_BYTES = 16 * 2**20
+"""The largest attention map in bfloat16 that plain matrix products do not take longer over than the fused kernel: one
+that stays in the cache."""
+
+
+def unfused_is_faster(device: torch.device, dtype: torch.dtype, *map_shape: int) -> bool:
     """Return whether plain matrix products beat the fused kernel: the one place where that is decided.
 
     In bfloat16 the fused kernel wins by 1.02 to 1.16 times on CPUs with AMX, and by 1.4 to 1.5 on those without any
     bfloat16 instructions; in float32 the two are close. Between them, with AVX-512's instructions alone, it computes in
-    float32 inside and oneDNN's matrix products do not; they are taken there, which docs/results.md could not time.
+    float32 inside and oneDNN's matrix products do not: they win by 1.1 to 1.6 times as long as the map, of
+    ``map_shape`` (B, H, M, N), fits into the cache, and lose by up to 1.3 times beyond (docs/results.md).
     """
-    return device.type == "cpu" and dtype == torch.bfloat16 and CPU_HAS_BFLOAT16 and not CPU_HAS_AMX
+    if device.type != "cpu" or dtype != torch.bfloat16 or not CPU_HAS_BFLOAT16 or CPU_HAS_AMX:
+        return False
+    if torch.compiler.is_compiling() or is_traced():  # which must not specialise on the batch size
+        return True
+    return prod(map_shape) * dtype.itemsize <= UNFUSED_BYTES
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -266,7 +266,9 @@ class ReducedBlock(nn.Module):
     def attends_as_host(self, x: Tensor, state: TokenState) -> bool:
         """Return whether the host's attention gives what ours does, as fast: sizes and a mask would be a bias."""
         unbiased = state.mask is None and (state.uniform or not self.proportional)
-        return unbiased and not unfused_is_faster(x.device, product_dtype(x))
+        batch, n, _ = x.shape
+        heads = self.reducer.layer.num_heads
+        return unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n)
 
     def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
         """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
