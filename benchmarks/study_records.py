@@ -23,6 +23,7 @@ from vitrim.data import ImageDataset, batches, eval_transform, load_data
 from vitrim.data.readers import TASKS
 from vitrim.errors import VitrimError
 from vitrim.files import json_text, write_text
+from vitrim.measure.partial import weights_fingerprint
 
 RATES = (0.25, 0.5, 0.7, 0.9)
 SCHEDULED = {"keep_rate", "blocks", "rule"}
@@ -94,7 +95,7 @@ class Shelf:
         Raises:
             VitrimError: the folder holds records of something else.
         """
-        self._check()
+        self._check(model)
         self.dataset.transform = eval_transform(model)
         wanted = [(name, rate) for name in names for rate in rates]
         missing = [setting for setting in wanted if not self._file(*setting).is_file()]
@@ -131,9 +132,11 @@ class Shelf:
     def _file(self, name: str, rate: float | None = None) -> Path:
         return self.folder / (f"record_{name}.npz" if rate is None else f"record_{name}_{rate}.npz")
 
-    def _check(self) -> None:
+    def _check(self, model: nn.Module) -> None:
         """Write what the records are of beside them; refuse a folder that says something else."""
-        own, file = {**self.header, "images": self._count()}, self.folder / SETTINGS
+        images = {"source": str(self.dataset.source), "split": self.dataset.split, "images": self._count()}
+        read = {**images, "batch_size": self.batch_size, "parameters": weights_fingerprint(model)}
+        own, file = {**self.header, **read}, self.folder / SETTINGS
         if file.is_file():
             stored = json.loads(file.read_text(encoding="utf-8"))
             if stored != own:

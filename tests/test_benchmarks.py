@@ -212,6 +212,8 @@ def test_a_part_of_the_study_goes_on_where_it_stopped(
     assert (tmp_path / "figures" / "accuracy.png").is_file()
     with pytest.raises(VitrimError, match="holds records of"):
         study.main(["methods", "--data", str(photos), *common, "--limit", "4"])
+    with pytest.raises(VitrimError, match="batch_size"):
+        study.main(["methods", "--data", str(photos), *common, "--batch-size", "3"])
 
 
 def test_data_sets_are_compared_by_their_maps(photos: Path, tmp_path: Path) -> None:

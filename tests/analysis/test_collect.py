@@ -20,7 +20,7 @@ from golden_runs import FEATURE_BLOCKS, STAGES, composed, mask
 from tiny import GEOMETRY, images
 from vitrim.analysis import collect as module
 from vitrim.analysis.clusters import compose, relabel, v_measure
-from vitrim.analysis.collect import Collect, collect, records_of
+from vitrim.analysis.collect import Collect, _predictions, collect, records_of
 from vitrim.analysis.maps import depth_map
 from vitrim.analysis.record import Record
 from vitrim.data import DataError
@@ -70,6 +70,7 @@ def test_logits_and_features_are_those_of_the_model(records: dict[str, Record]) 
     record = records[method]
     assert np.allclose(record.arrays["logits"], logits, rtol=2e-3, atol=2e-3)
     assert record.arrays["logits"].dtype == np.float16
+    assert np.array_equal(record.first(), logits.argmax(1))
     assert np.allclose(record.feature(None), reduced, rtol=2e-3, atol=2e-3)
     assert np.allclose(records["dense"].feature(None), tokens, rtol=2e-3, atol=2e-3)
     assert np.allclose(record.arrays["head_cosine"], torch.cosine_similarity(reduced, tokens), atol=1e-5)
@@ -197,6 +198,13 @@ def test_what_is_not_wanted_is_left_out() -> None:
     assert found.blocks == []
     one = collect(classifier(), ["tome:r=4"], [dataset().tensors], blocks=[1])["tome:r=4"]
     assert one.arrays["features"].shape == (7, 1, classifier().embed_dim)
+
+
+def test_the_class_is_that_of_the_logits_before_they_are_rounded() -> None:
+    logits = torch.tensor([[8.0, 8.001], [8.001, 8.0]])
+    assert _predictions(logits, logits)["first"].tolist() == [1, 0]
+    arrays = {"ids": np.arange(2), "logits": logits.numpy().astype(np.float16), "first": np.array([1, 0])}
+    assert Record({}, arrays).first().tolist() == [1, 0]
 
 
 def test_many_classes_keep_the_largest_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,8 @@ def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) ->
     torch.manual_seed(0)
     outcome = tsne(subject(model, data, "cropr:r=4", "tome:r=4", limit=40))
     assert outcome.notes == ["cropr:r=4 has not learned its routers: it prunes at random"] or outcome.tables == []
-    outcome = tsne(subject(model, TensorDataset(*(torch.cat([one, one]) for one in data.tensors)), "cropr:r=4"))
+    twice = TensorDataset(*(torch.cat([one, one]) for one in data.tensors))
+    outcome = tsne(subject(model, twice, "cropr:r=4"))
     found = rows(outcome, "tsne")
     assert [(row["fusion"], row["block"]) for row in found] == [
         (fusion, block) for fusion in ("last_layer", "concat") for block in ("all", 1, 2)
@@ -295,6 +296,9 @@ def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) ->
     points, blocks = (outcome.arrays[f"cropr:r=4/concat/{name}"] for name in ("points", "blocks"))
     assert points.shape == (160, 2)
     assert found[3]["silhouette_map"] == pytest.approx(silhouettes(points, blocks)[0], abs=1e-5)
+    several = tsne(subject(model, twice, "cropr:r=4", "cropr:r=3"))
+    assert len(several.tables) == 1
+    assert [row["method"] for row in rows(several, "tsne")] == ["cropr:r=4"] * 6 + ["cropr:r=3"] * 6
     assert tsne(subject(model, data, "tome:r=4")).notes[0].startswith("tsne skipped: it needs a method whose pruned")
     assert any("more than 90 points" in note for note in tsne(subject(model, data, "cropr:r=4", limit=9)).notes)
 
@@ -355,6 +359,12 @@ def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> Non
             assert (row["speedup"], row["speedup_q1"], row["speedup_q3"]) == (1, 1, 1)
     assert outcome.notes == ["mctf:r=2 is left out of aligned counts: its counts do not follow from plain amounts"]
     assert model.patch_embed.img_size == (24, 24)
+
+
+def test_a_model_in_half_precision_is_called_by_it(model: nn.Module, data: TensorDataset) -> None:
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    found = rows(throughput(subject(half, data, "tome:r=2", batch_size=2), QUICK), "throughput")
+    assert {row["precision"] for row in found} == {"bf16"}
 
 
 def test_a_model_of_one_size(data: TensorDataset) -> None:

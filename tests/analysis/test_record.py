@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vitrim.analysis.output import read_report, write_records, write_tables
 from vitrim.analysis.record import Record, check_comparable, titled
 from vitrim.errors import VitrimError
 
@@ -151,3 +152,18 @@ def test_arrays_that_do_not_belong_together(damage: str, tmp_path: Path) -> None
     with pytest.raises(VitrimError, match=f"is no record of an analysis: {message}") as caught:
         Record.load(tmp_path / "one.npz")
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_holds_the_records_of_one_analysis(tmp_path: Path) -> None:
+    write_records(tmp_path, [record(), record(method="tome")])
+    write_tables(tmp_path, {}, {"complete": True})
+    assert [one.method for one in read_report(tmp_path)] == ["tome", "topk"]
+    write_records(tmp_path, [record(method="evit")])  # perhaps of other weights
+    assert [one.method for one in read_report(tmp_path)] == ["evit"]
+
+
+def test_an_analysis_that_was_stopped_is_not_compared(tmp_path: Path) -> None:
+    write_records(tmp_path, [record()])
+    write_tables(tmp_path, {}, {"complete": False})
+    with pytest.raises(VitrimError, match="was stopped before all images were seen: run it again"):
+        read_report(tmp_path)

@@ -19,6 +19,7 @@ from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import Decisions, Record, file_name, save_decisions
+from vitrim.measure.drawing import drawing
 from vitrim.measure.evaluation import evaluate, standard_probes
 from vitrim.measure.partial import Partial
 from vitrim.measure.processes import Processes
@@ -316,3 +317,22 @@ def test_decisions_about_a_single_image_have_its_shape():
     measurement.update(next(read(dataset(1), 3)))
     one = measurement.findings().gauges[1][-1].decisions()
     assert (one.ids.shape, one.source.ndim, len(one.source), len(one.num_tokens)) == ((1,), 3, 1, 1)
+
+
+def test_nothing_is_seeded_but_what_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` seeds the generators of all accelerators, which nobody would put back."""
+    before = torch.get_rng_state()
+    with drawing(torch.device("cpu"), 7):
+        drawn = torch.rand(3)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
+    monkeypatch.setattr(torch, "manual_seed", None)
+    with drawing(torch.device("cpu"), 7):
+        assert torch.equal(torch.rand(3), drawn)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_long_settings_are_files_of_their_own() -> None:
+    rates = ",".join(["0.912"] * 40)
+    names = [file_name(f"topk:keep_rate=[{rates}],blocks=[1,{last}]") for last in (38, 39)]
+    assert max(map(len, names)) <= 120
+    assert names[0] != names[1]

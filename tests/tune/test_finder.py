@@ -272,3 +272,10 @@ def test_a_point_gives_the_mildest_setting_within_the_limit(limit: float) -> Non
             assert not fitting
         else:
             assert max(fitting) - 1e-9 <= TokenCost().share(found) <= limit
+
+
+@pytest.mark.parametrize(("batch_size", "images", "rounds"), [(1, 8, [2, 4, 8]), (1, 2, [2]), (8, 64, [8, 32, 64])])
+def test_no_round_compares_single_images(batch_size: int, images: int, rounds: list[int]) -> None:
+    scorer = Simulated(planted, 0.0, images=images)
+    scorer.batch_size = batch_size
+    assert Measured(scorer, Study(None, {})).rounds() == rounds

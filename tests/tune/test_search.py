@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +22,9 @@ from vitrim.measure.processes import Processes
 from vitrim.tasks import make_task
 from vitrim.tune import Result, Target, search
 from vitrim.tune.cost import LatencyCost
-from vitrim.tune.finder import Trial
+from vitrim.tune.finder import Outcome, Trial
 from vitrim.tune.proxy import PARTS, BatchImages, DatasetImages, ModelScorer, _in_order
+from vitrim.tune.search import reach
 
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))
@@ -112,9 +115,11 @@ def test_a_resumed_search_gives_the_same_study_bit_for_bit(
 
 def test_a_speedup_is_predicted_from_times_that_a_study_keeps(model: VisionTransformer, tmp_path: Path) -> None:
     asked: list[int] = []
+    model = copy.deepcopy(model).train()  # as timm makes them
 
     def timed(model: Any, configs: Sequence[Any], *rest: Any) -> tuple[Any, float]:
         """A machine whose time is that of the tokens, a tenth more when it is asked again."""
+        assert not model.training
         asked.append(len(configs))
         slower = 1.1 if len(asked) > 1 else 1.0
         return np.array([slower * sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
@@ -132,12 +137,39 @@ def test_a_speedup_is_predicted_from_times_that_a_study_keeps(model: VisionTrans
     again = find(model, **how, resume=True)
     assert again.record() == result.record()
     assert len(asked) == 2  # settings to learn from, and the best ones once more
+    assert model.training
 
 
 def test_agreement_is_reached_as_cheaply_as_possible(model: VisionTransformer) -> None:
     result = find(model, target="agree=0.6", proxy="kl", evaluations=10)
     scorer = ModelScorer(model, make_task("classification", 5), images())
     assert 1.0 - scorer([result.config], "selection", 0, 16)[0]["agree"].mean() >= 0.6
+
+
+def test_a_constant_that_agrees_is_compared_anew() -> None:
+    """Where the searched setting is no better and the constant one at its cost agrees too little."""
+
+    class Stub:
+        trials: tuple[Any, ...] = ()
+        space = SimpleNamespace(base=SimpleNamespace(name="stub"))
+
+        def reaches(self, share: float) -> bool:
+            return True
+
+        def explore(self, share: float, evaluations: int) -> tuple[str, str]:
+            return f"constant at {share}", f"searched at {share}"
+
+        def agreement(self, trial: str) -> float:
+            return 1.0 if trial.startswith("searched") or float(trial.split()[-1]) > 0.7 else 0.0
+
+        def check(self, constant: str, searched: str, trials: Any = None) -> Outcome:
+            better = self.agreement(constant) == 1.0  # than a constant one that costs more, which says nothing
+            return Outcome(constant, searched, {"of": constant}, better, (), {"of": constant})  # type: ignore[arg-type]
+
+    outcome = reach(Stub(), Target("agree", 0.9), 8)  # type: ignore[arg-type]
+    assert 0.7 < float(str(outcome.constant).split()[-1]) < 0.73
+    assert outcome.check["of"] == outcome.levels["of"] == outcome.constant
+    assert outcome.best is outcome.constant
 
 
 class Apart(Processes):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import vitrim
 from vitrim.errors import VitrimError
-from vitrim.training.recipe import load_recipe
+from vitrim.training.recipe import load_recipe, recipe_text
+from vitrim.training.running import Running
 from vitrim.tune.front import non_dominated
 from vitrim.tune.grid import parse, ready, texts_of
-from vitrim.tune.sweep import Swept, folder_name
+from vitrim.tune.sweep import Swept, folder_name, train_sweep
 
 
 def test_ranges_lists_and_words() -> None:
@@ -85,3 +89,26 @@ def test_folders_of_runs_differ() -> None:
     long = {f"a.{'key' * 12}{number}": "1" for number in range(6)}
     assert folder_name(long) != folder_name({**long, "a.b": "2"})
     assert len(folder_name(long)) <= 120
+
+
+def finished(out: Path, recipe: str, score: float | None) -> None:
+    """A run as it ends, of the recipe given as its text."""
+    out.mkdir(parents=True)
+    (out / "recipe.yaml").write_text(recipe)
+    scores = {"top1": 50.0} if score is None else {"top1": 50.0, "other": score}
+    (out / "result.json").write_text(json.dumps({"best": scores, "last": None}))
+
+
+def test_finished_runs_are_taken_over_if_they_are_of_the_recipe(tmp_path: Path) -> None:
+    grid = parse(["epochs=1|2"], recipe=True)
+    texts = [recipe_text(load_recipe("cifar10_vit", [f"epochs={epochs}"]).recipe) for epochs in (1, 2)]
+    for name, text, score in zip(("epochs=1", "epochs=2"), texts, (None, 3.0), strict=True):
+        finished(tmp_path / "a" / name, text, score)
+    found = train_sweep("cifar10_vit", grid, "images", Running(tmp_path / "a", resume=True))
+    assert [row["top1"] for row in found.rows] == [50.0, 50.0]
+    found.save(tmp_path / "saved", {"none": float("nan")})
+    assert (tmp_path / "saved" / "grid.csv").read_text().splitlines()[0] == "epochs,out,top1,other"
+    assert json.loads((tmp_path / "saved" / "grid.json").read_text())["none"] is None
+    finished(tmp_path / "b" / "epochs=1", texts[1], None)
+    with pytest.raises(VitrimError, match="has a finished run of another recipe: give another --out"):
+        train_sweep("cifar10_vit", grid, "images", Running(tmp_path / "b", resume=True))

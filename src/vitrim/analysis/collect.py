@@ -31,7 +31,7 @@ MANY_CLASSES = 1000
 TOP = 16
 ARRAYS = (
     *("ids", "targets", "batch", "source", "kept", "num_tokens", "features", "head", "cosine", "head_cosine"),
-    *("kl", "logits", "top_logits", "top_classes"),
+    *("kl", "first", "logits", "top_logits", "top_classes"),
 )
 
 
@@ -270,7 +270,8 @@ def _feature_blocks(probe: Collect, tap: _Tap) -> list[int]:
 
 
 def _predictions(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
-    found = {"kl": divergence(logits, dense).float()}
+    # the largest of all: of those rounded to float16 several may be equal
+    found = {"kl": divergence(logits, dense).float(), "first": logits.argmax(1).to(torch.int32)}
     if logits.shape[1] <= MANY_CLASSES:
         return {**found, "logits": logits.float()}
     largest = logits.float().topk(TOP, dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,18 +40,20 @@ def read_report(folder: Path) -> list[Record]:
     """The records of a finished analysis; ``report`` of their headers is the name of its folder.
 
     Raises:
-        VitrimError: the folder holds none, or a record in it cannot be read.
+        VitrimError: the folder holds none, or one that was stopped, or a record in it cannot be read.
     """
     files = sorted(folder.glob("record_*.npz")) if (folder / SUMMARY).is_file() else []
     if not files:
         raise VitrimError(f"{folder} holds no finished analysis: give the --out of `vitrim analyze` with a model")
+    if json.loads((folder / SUMMARY).read_text(encoding="utf-8")).get("complete") is False:
+        raise VitrimError(f"the analysis in {folder} was stopped before all images were seen: run it again")
     found = [Record.load(file) for file in files]
     return [replace(one, header={**one.header, "report": str(folder)}) for one in found]
 
 
 def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
     """Write ``record_METHOD.npz`` of each record into ``folder``, which is made if it does not exist; of several models
-    ``record_MODEL_METHOD.npz``.
+    ``record_MODEL_METHOD.npz``. Records of an analysis that was there before are deleted then: they may be of others.
 
     Returns:
         The files.
@@ -64,6 +67,8 @@ def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
         name = f"{record.header['model']}_{record.method}" if several else record.method
         files.append(folder / f"record_{file_name(name)}.npz")
         record.save(files[-1])
+    for old in set(folder.glob("record_*.npz")) - set(files):
+        old.unlink()
     return files
 
 

@@ -55,6 +55,7 @@ class Record:
               the header says how many.
             * ``cosine`` (I, L) float32: of the class token to the dense model's after each block; ``head_cosine`` (I,).
             * ``kl`` (I,) float32: KL(dense || model) of the predictions, in nats.
+            * ``first`` (I,) int32: the class with the largest logit.
             * ``logits`` (I, K) float16, or, beyond 1,000 classes, the 16 largest as ``top_logits`` and ``top_classes``.
 
     Example:
@@ -141,7 +142,9 @@ class Record:
 
     def first(self) -> NDArray[np.int64] | None:
         """(I,), the class with the largest logit; None where there are no logits."""
-        if "top_classes" in self.arrays:
+        if "first" in self.arrays:
+            return self.arrays["first"].astype(np.int64)
+        if "top_classes" in self.arrays:  # of records from before, as below
             return self.arrays["top_classes"][:, 0].astype(np.int64)
         return self.arrays["logits"].argmax(1) if "logits" in self.arrays else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,10 +148,11 @@ def save_decisions(gauges: Iterable[Gauge], folder: Path) -> list[Path]:
 
 
 def file_name(method: str) -> str:
-    """A method's text as the name of a file: letters, digits, dots and minus signs stay.
+    """A method's text as the name of a file: letters, digits, dots and minus signs stay; a long one ends in a sum.
 
     Example:
         >>> file_name("evit:keep_rate=0.7,fuse_token=true")
         'evit_keep_rate_0.7_fuse_token_true'
     """
-    return "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in method)
+    safe = "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in method)
+    return safe if len(safe) <= 120 else f"{safe[:100]}-{zlib.crc32(method.encode()):08x}"  # file systems end at 255

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitrim.core.config import MethodConfig
 from vitrim.data import DataError
 from vitrim.measure.contestants import Contestant, contestants
+from vitrim.measure.drawing import drawing
 from vitrim.measure.probes import Gauge, Probe, State, joined
 from vitrim.measure.processes import Processes
 from vitrim.measure.records import Batch, Row, as_batches
@@ -137,7 +138,8 @@ class Measurement:
     def _see(self, batch: Batch) -> None:
         dense = None
         for model, gauges in zip(self.models, self.gauges, strict=True):
-            with self._drawing(batch.index), self.precision():
+            # drawn by the seed and the batch only
+            with drawing(self.device, self.seed + batch.index), self.precision():
                 output = model.run(batch.images, batch.targets, count=any(gauge.counts_macs for gauge in gauges))
             dense = dense or output
             if batch.counts:
@@ -183,14 +185,6 @@ class Measurement:
             for which, gauge in enumerate(gauges):
                 gauge.load(state.get(f"{place}.{which}", {}))
         self.images, self.turns = images, turns
-
-    @contextmanager
-    def _drawing(self, batch: int) -> Iterator[None]:
-        """Draw from generators that depend on the seed and the batch only."""
-        cuda = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(cuda):
-            torch.manual_seed(self.seed + batch)
-            yield
 
     def _without_autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, enabled=False)

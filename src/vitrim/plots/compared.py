@@ -14,6 +14,7 @@ from torch import Tensor
 from vitrim.core.ask import ask
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.drawing import drawing
 from vitrim.plots.dense import Column, Entry, above, compare, draw_boxes, draw_mask, legend, palette
 from vitrim.plots.kept import draw_kept, groups_of, in_colour, sources_of
 from vitrim.tasks.detection import SURE, Detection, in_stored_pixels
@@ -105,12 +106,10 @@ def draw_comparison(
     like = next(models[0].forward.parameters())
     images, targets = task.collate([(shown.pixels, shown.target)])
     images, targets = images.to(like.device, like.dtype), targets.to(like.device)
-    cuda = [like.device] if like.device.type == "cuda" else []
     draw = _Drawing(task, shown, class_names)
     columns, dense = [], None
     for model in models:
-        with torch.no_grad(), torch.random.fork_rng(cuda), _input_sizes(model) as sizes:
-            torch.manual_seed(seed)
+        with torch.no_grad(), drawing(like.device, seed), _input_sizes(model) as sizes:
             output = model.run(images, targets, count=True)
         dense = dense or output
         agreement = task.agreement(output.prediction, dense.prediction, targets)

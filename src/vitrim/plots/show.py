@@ -18,6 +18,7 @@ from vitrim.core.registry import host_of
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.drawing import drawing
 from vitrim.plots.charts import short
 from vitrim.plots.kept import Image, draw_kept, groups_of, in_colour, sources_of
 from vitrim.plots.overlays import overlay
@@ -158,15 +159,12 @@ def rows_of(
     """
     like = next(models[0].forward.parameters())
     images = image[None].to(like.device, like.dtype)
-    cuda = [like.device] if like.device.type == "cuda" else []
     rows, dense = [], None
     for model in models:
-        with torch.no_grad(), torch.random.fork_rng(cuda):
-            torch.manual_seed(seed)
+        with torch.no_grad(), drawing(like.device, seed):
             counted = model.run(images, count=True)
-            torch.manual_seed(seed)
-            with _scores(model) as scores:
-                output = model.run(images)
+        with torch.no_grad(), drawing(like.device, seed), _scores(model) as scores:
+            output = model.run(images)
         dense = dense or counted
         if model.reduction is not None:
             rows.append(_row(model, output, counted, dense, scores, class_names))

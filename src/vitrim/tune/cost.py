@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, time_interleaved
+from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, shared_copy, time_interleaved
 from vitrim.measure.macs import profile
 from vitrim.tune.space import Point, Space
 
@@ -204,10 +204,11 @@ class LatencyCost(Cost):
         timed = timer or eager
         configs = samples(space, number + number // 2, seed)
         terms = np.stack([_few_terms(space, config) for config in configs])
-        ratios, dense_ms = timed(model.eval(), configs[:number], images, budget)
+        model = shared_copy(model).eval()
+        ratios, dense_ms = timed(model, configs[:number], images, budget)
         fit = Fit.of(terms[:number], ratios)
         if fit.error > WANTED_ERROR and len(configs) > number:
-            more, _ = timed(model.eval(), configs[number:], images, budget)
+            more, _ = timed(model, configs[number:], images, budget)
             fit = Fit.of(terms, np.concatenate([ratios, more]))
         return cls(space, fit, dense_ms)
 

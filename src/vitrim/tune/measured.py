@@ -38,7 +38,8 @@ class Measured:
         """The numbers of search images after which candidates are compared: about an eighth, a half, all."""
         count, size = self.scorer.images("search"), self.scorer.batch_size
         pieces = (-(-count // (share * size)) * size for share in ROUNDS)
-        return sorted({min(piece, count) for piece in pieces})
+        least = -(-2 // size) * size  # a difference between two images or more says something about noise
+        return sorted({min(max(piece, least), count) for piece in pieces})
 
     def piece(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
         """Scores of all proxies on images ``start`` to ``stop`` of a part.

@@ -20,7 +20,7 @@ from vitrim.files import check_file
 from vitrim.measure.bench import check_engines
 from vitrim.measure.engines import engines_named
 from vitrim.measure.evaluation import num_classes
-from vitrim.measure.latency import Budget
+from vitrim.measure.latency import Budget, shared_copy
 from vitrim.measure.partial import weights_fingerprint
 from vitrim.measure.processes import Processes
 from vitrim.tasks import make_task
@@ -262,17 +262,17 @@ class _Session:
             return MacsCost(self.model, space, few, seed=seed)
 
         timer = self.options.get("timer") or timer_on(self.options.get("engine", ["eager"]))
-        study, budget = self.measured.study, self.options.get("budget")
+        study, budget, model = self.measured.study, self.options.get("budget"), shared_copy(self.model).eval()
 
         def measure() -> dict[str, Any]:
-            cost = LatencyCost.of(self.model, space, few[0], budget=budget, seed=seed, timer=timer)
+            cost = LatencyCost.of(model, space, few[0], budget=budget, seed=seed, timer=timer)
             fit = cost.fit
             return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
 
         def again(configs: Sequence[MethodConfig]) -> list[float]:
             texts = ", ".join(config.describe() for config in configs)
             ratios: list[float] = study.value(
-                f"once more: {texts}", lambda: timer(self.model, configs, few[0], budget)[0].tolist()
+                f"once more: {texts}", lambda: timer(model, configs, few[0], budget)[0].tolist()
             )
             return ratios
 
@@ -326,7 +326,8 @@ def reach(finder: Finder, target: Target, evaluations: int) -> Outcome:
     outcome = finder.check(*best, trials)
     if outcome.better or finder.agreement(outcome.constant) >= target.value:
         return outcome
-    return replace(outcome, constant=_cheapest_constant(finder, target.value, high))
+    # it costs something else than what was searched, so it is the answer whatever their difference
+    return replace(finder.check(_cheapest_constant(finder, target.value, high), outcome.searched, trials), better=False)
 
 
 def _cheapest_constant(finder: Finder, agreement: float, low: float) -> Trial:

@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from vitrim.errors import VitrimError
-from vitrim.files import write_text
+from vitrim.files import json_text, write_text
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.partial import weights_fingerprint
@@ -87,14 +87,14 @@ class Swept:
         """
         folder.mkdir(parents=True, exist_ok=True)
         text = {"metric": self.metric, **about, "rows": [dict(row) for row in self.rows]}
-        write_text(folder / "grid.json", json.dumps(text, indent=2) + "\n")
-        numbers = [name for name, value in self.rows[0].items() if name != "values" and not isinstance(value, dict)]
+        write_text(folder / "grid.json", json_text(text, indent=2) + "\n")
+        every = (entry for row in self.rows for entry in row.items())  # a score without a value in a run is not there
+        numbers = list(dict.fromkeys(name for name, value in every if name != "values" and not isinstance(value, dict)))
         lines = io.StringIO()
         out = csv.writer(lines, lineterminator="\n")
         out.writerow([*self.grid.axes, *numbers])
-        out.writerows(
-            [*(row["values"][key] for key in self.grid.axes), *(row[name] for name in numbers)] for row in self.rows
-        )
+        for row in self.rows:
+            out.writerow([*(row["values"][key] for key in self.grid.axes), *(row.get(name, "") for name in numbers)])
         write_text(folder / "grid.csv", lines.getvalue())
 
 
@@ -200,8 +200,8 @@ def train_sweep(
         VitrimError: a value that the recipe does not take, before any run; or what stops a run.
     """
     from vitrim.training.build import build_trainer
-    from vitrim.training.recipe import load_recipe
-    from vitrim.training.runs import RESULT
+    from vitrim.training.recipe import load_recipe, recipe_text
+    from vitrim.training.runs import RECIPE, RESULT
 
     points = grid.points(number, seed)
     every = [load_recipe(recipe, [f"{key}={text}" for key, text in point.items()]) for point in points]
@@ -212,6 +212,8 @@ def train_sweep(
         if (out / RESULT).exists():
             if not running.resume:
                 raise VitrimError(f"{out} has a finished run: go on with --resume, or give another --out")
+            if (out / RECIPE).read_text(encoding="utf-8") != recipe_text(resolved.recipe):
+                raise VitrimError(f"{out} has a finished run of another recipe: give another --out")
             result = json.loads((out / RESULT).read_text(encoding="utf-8"))
         else:
             begun = (out / "checkpoints").exists()

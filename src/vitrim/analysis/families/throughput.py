@@ -19,7 +19,7 @@ from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import host_of
 from vitrim.core.schedule import Aligned, BringBack, Keep, Remove
 from vitrim.errors import VitrimError
-from vitrim.measure.bench import one_line_errors, random_images
+from vitrim.measure.bench import DTYPES, one_line_errors, random_images
 from vitrim.measure.latency import (
     Budget,
     dense_copies,
@@ -41,13 +41,15 @@ COLUMNS = (
     *("method", "size", "precision", "kernel", "tokens", "batch_size", "images_per_second", "latency_ms"),
     *("latency_iqr_ms", "rounds", "speedup", "speedup_q1", "speedup_q3", "peak_memory_mib"),
 )
+AUTOCAST = "autocast"
 Context = Callable[[], AbstractContextManager[Any]]
 SHOWN = tuple(name for name in COLUMNS if name not in ("batch_size", "latency_iqr_ms", "rounds"))
 
 
 def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
-    """Images per second of the dense model and the methods: fp32 and autocast, fused and unfused attention.
+    """Images per second of the dense model and the methods, on fused and unfused attention.
 
+    A float32 model is timed under autocast, too.
     ``tokens`` says how many: those of the model ("M"), one patch less in the first block ("M-1"), or counts after every
     block rounded up to multiples of 8, prefix included ("aligned"). All of one size and precision are timed in turn.
     ``speedup`` is over the dense model of that size, precision and kernel with all its tokens: median and quartiles of
@@ -64,13 +66,19 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
                 f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
             )
         runners = list(_runners(model, subject.methods, outcome.notes if size == sizes[0] else []))
-        for precision in ("fp32", "autocast"):
+        for precision in _precisions(next(model.parameters()).dtype):
             with one_line_errors(f"{size} pixels, {precision}"):
                 rows += _timed(runners, precision, size, subject, budget)
     outcome.tables.append(
         Table("throughput", "Speed, timed in turn; speed-up over the dense model", COLUMNS, rows, SHOWN)
     )
     return outcome
+
+
+def _precisions(dtype: torch.dtype) -> tuple[str, ...]:
+    """The model's own, and autocast where that would lower it."""
+    own = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
+    return (own, AUTOCAST) if dtype == torch.float32 else (own,)
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ def _timed(
     """The rows of one size and precision."""
     like = next(subject.model.parameters())
     images = random_images(runners[0].model, subject.batch_size, subject.seed).to(like.device, like.dtype)
-    context: Context = partial(torch.autocast, like.device.type) if precision == "autocast" else nullcontext
+    context: Context = partial(torch.autocast, like.device.type) if precision == AUTOCAST else nullcontext
     runs = {str(place): partial(runner.called, images, context) for place, runner in enumerate(runners)}
     with torch.inference_mode():
         times = list(time_interleaved(runs, like.device, budget).values())

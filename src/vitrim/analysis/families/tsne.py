@@ -34,7 +34,7 @@ def tsne(subject: Subject) -> Outcome:
 
     Arrays, by method and fusion: ``NAME/FUSION/points`` (T, 2) and ``NAME/FUSION/blocks`` (T,).
     """
-    outcome = Outcome()
+    outcome, rows = Outcome(), list[tuple[object, ...]]()
     for method in subject.methods:
         forms = method.rejoining()
         if not forms:
@@ -47,7 +47,6 @@ def tsne(subject: Subject) -> Outcome:
         most = POINTS // max(blocks, 1)
         subject.follow(models, {place: one.see for place, one in pruned.items()}, subject.batches(most))
         outcome.images = subject.count(most)
-        rows = []
         for fusion, one in zip(forms, pruned.values(), strict=True):
             tokens, labels = one.found()
             if len(tokens) <= 3 * PERPLEXITY:
@@ -62,8 +61,8 @@ def tsne(subject: Subject) -> Outcome:
                 rows.append((method.describe(), fusion, block, outcome.images, share, *(n[place] for n in numbers)))
             prefix = f"{method.describe()}/{fusion}"
             outcome.arrays |= {f"{prefix}/points": points.astype(np.float32), f"{prefix}/blocks": labels}
-        if rows:
-            outcome.tables.append(Table("tsne", "Separation of pruned tokens by the block that pruned", COLUMNS, rows))
+    if rows:
+        outcome.tables.append(Table("tsne", "Separation of pruned tokens by the block that pruned", COLUMNS, rows))
     if not outcome.tables and not outcome.notes:
         outcome.notes.append("tsne skipped: it needs a method whose pruned tokens come back, such as cropr")
     return outcome
