@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -195,6 +196,17 @@ def tiny(folder: Path) -> list[vitrim.Exported]:
     ]
 
 
+def opened(path: str, threads: int | None) -> vitrim.Exported:
+    """An exported file that runs on so many threads: those of its engine, or torch's where the engine has none."""
+    file = vitrim.Exported.open(path)
+    if threads is None:
+        return file
+    if file.kind.own_threads:
+        return replace(file, threads=threads)
+    torch.set_num_threads(threads)
+    return file
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Serve a file, or load several in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -203,7 +215,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, help="of the engine")
     parser.add_argument("--load", action="store_true", help="1,000 requests to each file instead of serving one")
     given = parser.parse_args(arguments)
-    files = [vitrim.Exported.open(path, threads=given.threads) for path in given.files]
+    files = [opened(path, given.threads) for path in given.files]
     if not files:
         with TemporaryDirectory() as folder:
             for file in tiny(Path(folder)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from PIL import Image
 
 from dense_files import write_boxes_table
@@ -63,6 +64,19 @@ def test_example(
     monkeypatch.chdir(tmp_path)  # where one writes something
     load(name).main([])
     assert SAYS.get(name, "") in capsys.readouterr().out
+
+
+def test_a_served_file_runs_on_the_threads_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve, before = load("serve"), torch.get_num_threads()
+    file = serve.tiny(tmp_path)[0]
+    try:
+        assert serve.opened(str(file.path), before + 1).threads is None
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr(file.kind, "own_threads", True)
+    assert serve.opened(str(file.path), before + 1).threads == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_dense_features_are_close_to_those_of_the_dense_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -264,6 +264,14 @@ def test_random_images_are_named_only_where_they_matter(monkeypatch):
     assert "depend on the images" not in run("-m", "tome:r=1")
 
 
+def test_parameters_that_nobody_learned_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
+    target, note = tmp_path / "record.json", "counts depend on parameters of its own, and those are random here"
+    assert f"ia_red2: {note}" in run("-m", "ia_red2", "--json", str(target))
+    assert json.loads(target.read_text())["untrained"] == ["ia_red2"]
+    assert note not in run("-m", "ia_red2:r=[1,1,1]", "-m", "atm")
+
+
 def test_the_command_line_starts_without_torch():
     code = "import sys, vitrim.cli.bench; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

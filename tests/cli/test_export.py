@@ -7,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import vitrim
 from cli_runs import Run, runner
 from full_matrix import cells
 from image_files import write_noise
+from vitrim.loading import create_model
 
-MODEL = ["test_vit"]
-for option in ("img_size=32", "patch_size=8", "depth=2", "embed_dim=32", "num_heads=2", "num_classes=2"):
-    MODEL += ["--model-option", option]
+OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
+MODEL = ["test_vit", *(part for key, value in OPTIONS.items() for part in ("--model-option", f"{key}={value}"))]
 
 
 @pytest.fixture
@@ -59,6 +61,37 @@ def test_an_adaptive_method(run: Run, how: list[str]) -> None:
     assert ("capacity=[" in known) == (how != ["--freeze"])
 
 
+def test_counts_are_frozen_under_what_a_run_learned(run: Run) -> None:
+    """The run's interpreters let only the best patch stay; random ones would let about half of the 16 stay."""
+    model = create_model("test_vit", options=OPTIONS)
+    Path("learned").mkdir()
+    save_file(model.state_dict(), "learned/model.safetensors")
+    reduction = vitrim.reduce_(model, "ia_red2")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("interpreter.bias"):
+                parameter.fill_(-20.0)
+    reduction.save("learned")
+    given = ["-m", "ia_red2", "--out", "m.pt2", "--images", "images", "--check", "4", "--freeze"]
+    code, _, err = run("--checkpoint", "learned", *given)
+    assert code == 0, err
+    assert vitrim.Exported.open("m.pt2").metadata["method"] == "ia_red2:r=[15,0]"
+
+
+def test_images_fill_a_batch_of_the_file(run: Run) -> None:
+    given = ["-m", "tome:r=2", "--images", "images", "--image-size", "32", "--check", "2"]
+    code, out, err = run("--out", "m.pt2", "--batch", "7", *given)
+    assert code == 0, err
+    assert "7 images in batches of 7: largest difference" in out
+
+
+def test_images_that_only_name_the_classes_need_no_size(run: Run) -> None:
+    given = ["--image-size", "48", "--model-option", "dynamic_img_size=true", "--batch", "9", "--check", "0"]
+    code, _, err = run("--out", "m.pt2", "--images", "images", *given)
+    assert code == 0, err
+    assert vitrim.Exported.open("m.pt2").metadata["classes"] == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -74,6 +107,14 @@ def test_an_adaptive_method(run: Run, how: list[str]) -> None:
         (["--out", "m.onnx", "--dtype", "int8"], "unknown dtype 'int8'; valid: fp16, fp32"),
         (["--out", "m.onnx", "--check", "-1"], "--check"),
         (["--out", "m.onnx", "--image-size", "33"], "takes no images of 33 x 33: "),
+        (
+            ["--out", "m.pt2", "--image-size", "48", "--images", "images", "--model-option", "dynamic_img_size=true"],
+            "--images are prepared at the model's own 32 x 32, not at --image-size 48: make the model of that size, ",
+        ),
+        (
+            ["--out", "m.pt2", "--batch", "9", "--images", "images"],
+            "images has 8 images, too few to compare a file for batches of 9: give more, or --check 0",
+        ),
         (["--out", "m.onnx", "-m", "tomme"], "unknown method 'tomme'"),
         (["--out", "m.onnx", "-m", "atm"], "atm cannot be exported: how many tokens it keeps depends on the images; "),
         (["--out", "m.onnx", "-m", "a_vit"], "a_vit cannot be exported: an image is done when its class token halts"),

@@ -130,6 +130,15 @@ def test_random_images_for_methods_that_adapt_and_it_says_so(run: Run, record: C
     assert found["rows"] != record(*arguments, "--seed", "1")["rows"]
 
 
+def test_parameters_that_nobody_learned_are_named(run: Run, record: Callable[..., dict[str, Any]]) -> None:
+    small = ("test_vit", "--limit", "1", "--model-option", "img_size=96")
+    code, out, _ = run(*small, "-m", "ia_red2", "-m", "a_vit")
+    assert code == 0
+    assert "note: ia_red2: counts depend on parameters of its own, and those are random here" in out
+    assert record(*small, "-m", "ia_red2", "-m", "a_vit")["untrained"] == ["ia_red2"]
+    assert record(*small, "-m", "ia_red2:r=[1,1,1]", "-m", ATM)["untrained"] == []
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for index, name in enumerate(("a/0", "a/1", "b/0")):
@@ -214,4 +223,4 @@ def test_a_folder_without_permission_is_one_line(run: Run, monkeypatch: pytest.M
 
 def test_examples() -> None:
     assert doctest.testmod(profile).failed == 0
-    assert doctest.testmod(profile).attempted == 2
+    assert doctest.testmod(profile).attempted == 6

@@ -193,6 +193,11 @@ def test_bad_input_is_one_line_before_any_file(run: Run, arguments: list[str], m
         (["--train", "cifar10_vit", "--grid", "epochs=1"], "the recipe names the model"),
         (["--grid", "tome:r=1", "--engine", "openvino"], "--engine is for a search"),
         (["--grid", "tome:r=1", "--shape", "slope"], "--shape is for a search"),
+        (["--grid", "tome:r=1", "--proxy", "kl"], "--proxy is for a search with --target or --front: leave it out"),
+        (
+            ["--grid", "tome:r=1", "--search", "random", "--minutes", "0"],
+            "--minutes, --search are for a search with --target or --front: leave them out",
+        ),
         (["--train", "cifar10_vit"], "--train RECIPE trains the points of a grid"),
     ],
 )
@@ -200,4 +205,34 @@ def test_bad_grids_and_fronts_are_one_line(run: Run, arguments: list[str], messa
     code, out, err = run("tune", "test_vit", *SMALL, *DATA, *arguments)
     assert (code, out) == (2, "")
     assert message in err
+    assert not Path("tuned").exists()
+
+
+RECIPE_SAYS = "not for --train, whose recipe says how the model is made and the data are read: leave"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--limit", "8"], f"--limit is {RECIPE_SAYS} it out"),
+        (["--split", "train", "--task", "segmentation"], f"--split, --task are {RECIPE_SAYS} them out"),
+        (["--pretrained"], f"--pretrained is {RECIPE_SAYS} it out"),
+        (["--checkpoint", "w.pth"], f"--checkpoint is {RECIPE_SAYS} it out"),
+        (["--model-option", "depth=2"], f"--model-option is {RECIPE_SAYS} it out"),
+        (["--image-column", "a"], f"--image-column is {RECIPE_SAYS} it out"),
+        (["--label-column", "a"], f"--label-column is {RECIPE_SAYS} it out"),
+        (["--data-option", "a=1"], f"--data-option is {RECIPE_SAYS} it out"),
+        (["--batch-size", "8"], f"--batch-size is {RECIPE_SAYS} it out"),
+        (["--proxy", "kl"], "--proxy is for a search with --target or --front: leave it out"),
+        (["--search", "random"], "--search is for a search with --target or --front: leave it out"),
+        (
+            ["--device", "cuda:1"],
+            "--device cuda:1 names one of several devices, and with --train accelerate chooses it: write --device cuda",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_without_effect_on_a_recipe_are_refused(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("tune", "--train", "cifar10_vit", "--data", "images", "--grid", "epochs=1", *arguments)
+    assert (code, out, err) == (2, "", f"error: {message}\n")
     assert not Path("tuned").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +128,23 @@ def test_frozen_counts_are_the_means(method: str) -> None:
     if found.name == "atm":  # the interpreters of ia_red2 are drawn anew; algm merges windows of four
         means = patches_per_block(tiny.HOSTS["vit"](), ATM, [images])[:, 1:].mean(0)
         assert abs(torch.tensor(planned) - torch.from_numpy(means)).max() <= 1
+
+
+@pytest.mark.parametrize(("bias", "dropped"), [(20.0, (0, 0, 0)), (-20.0, (35, 0, 0))])
+def test_counts_are_those_of_learned_parameters(bias: float, dropped: tuple[int, ...], tmp_path: Path) -> None:
+    """Interpreters that let every patch stay, and others that let only the best one stay."""
+    trained, images = tiny.HOSTS["vit"](), tiny.images(3)
+    reduction = vitrim.reduce_(trained, "ia_red2")
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if name.endswith("interpreter.bias"):
+                parameter.fill_(bias)
+    reduction.save(tmp_path)
+    model = tiny.HOSTS["vit"]()
+    assert freeze(model, "ia_red2", [images], learned=tmp_path) == vitrim.parse_method(f"ia_red2:r={list(dropped)}")
+    # they are of that method alone
+    assert freeze(model, ATM, [images], learned=tmp_path) == freeze(model, ATM, [images])
+    assert bound(model, ATM, [images], learned=tmp_path) == bound(model, ATM, [images])
 
 
 def test_a_frozen_method_merges_by_the_same_matching() -> None:

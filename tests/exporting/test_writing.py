@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import tiny
 import vitrim
 from vitrim.exporting import Exported, check, engines
 from vitrim.exporting import format as file_formats
-from vitrim.exporting.format import Array, Format, Graph, Run, format_named, register_format
+from vitrim.exporting.format import Array, Format, Graph, Run, format_named, formats, register_format
 from vitrim.exporting.timing import on_engine, time_exported
 from vitrim.measure.latency import Budget
 
@@ -193,6 +194,17 @@ def test_a_candidate_for_timing(tmp_path: Path) -> None:
         on_engine(model(), None, "tensorrt", torch.zeros(1, 3, SIZE, SIZE), tmp_path)
 
 
+def test_threads_are_those_of_the_engine_or_of_torch(written: tuple[nn.Module, Exported], tmp_path: Path) -> None:
+    assert {name for name, kind in formats().items() if kind.own_threads} == {"onnx", "openvino"}
+    assert Exported.open(written[1].path, threads=1).threads == 1
+    file = vitrim.export(model(), None, tmp_path / "m.pt2", check=0)
+    message = r"threads of pt2 files are torch's: leave threads out, and call torch.set_num_threads\(1\)"
+    with pytest.raises(vitrim.VitrimError, match=message):
+        Exported.open(file.path, threads=1)
+    with pytest.raises(vitrim.VitrimError, match=message):
+        replace(file, threads=1)  # else timing would record a number that is not in force
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +254,15 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
         ({"to": "tensorrt"}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
         ({"to": "openvino"}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),
         ({"size": 0}, "size=0 must be at least 1"),
+        (
+            {"check": torch.zeros(4, 3, 48, 48)},
+            r"check holds images \(4, 3, 48, 48\) float32, and the file takes \(n, 3, 32, 32\) float32",
+        ),
+        (
+            {"check": torch.zeros(4, 3, 32, 32), "preprocess": True},
+            r"check holds images \(4, 3, 32, 32\) float32, and the file takes \(n, 32, 32, 3\) uint8",
+        ),
+        ({"check": torch.zeros(4, 3, 32, 32), "batch": 5}, "check holds 4 images, too few for a file for batches of 5"),
     ],
 )
 def test_options_that_are_not_valid(tmp_path: Path, options: dict[str, Any], message: str) -> None:

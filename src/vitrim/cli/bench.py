@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from vitrim.cli import common
+from vitrim.cli.profile import untrained_counts, untrained_notes
 from vitrim.cli.setup import Images, Machine, Model, Prompt, Record
 from vitrim.cli.speeds import print_notes, print_setting
 from vitrim.errors import VitrimError
@@ -85,14 +86,18 @@ def bench(
     dataset = _open(images, host, max(sizes))
     out = record.console()
     rows: list[Row] = []
+    untrained = untrained_counts(host, methods.values())
     found = {
         "environment": machine.environment(",".join(dtypes)),
         "weights": model.weights,
+        "untrained": untrained,
         "images": images.source or "random",
         "split": None if dataset is None else dataset.split,
         "rows": rows,
     }
     print_notes(out, host, methods, engines, images.source, machine.seed)
+    for note in untrained_notes(untrained):
+        out.print(note, highlight=False, markup=False, soft_wrap=True)
     try:
         for name, size in product(dtypes, sizes):
             setting = {"model": model.name, "batch_size": size, "dtype": name}

@@ -93,9 +93,11 @@ def export(
     compute.start()
     host = model.load()
     dataset = _open(images, host)
-    config = _fixed(host, config, dataset, limit, freeze, capacity)
+    _check_images(dataset, host, size, check, images_at_once, fixing=freeze or capacity is not None)
+    config = _fixed(host, config, dataset, limit, freeze, capacity, model.learned)
     reduced = _learned(host, config, model)
-    given = check if dataset is None or check == 0 else _images(dataset, host, check, preprocess)
+    count = max(check, images_at_once or 1)
+    given = check if dataset is None or check == 0 else _images(dataset, host, count, preprocess)
     file = write(
         host if reduced is None else reduced, config if reduced is None else None, out,
         to=to, batch=images_at_once, opset=opset, dtype=dtype, preprocess=preprocess, size=size,  # type: ignore[arg-type]
@@ -146,6 +148,32 @@ def _open(images: Images, model: nn.Module) -> ImageDataset | None:
     return dataset
 
 
+def _check_images(
+    dataset: ImageDataset | None, model: nn.Module, size: int | None, check: int, batch: int | None, *, fixing: bool
+) -> None:
+    """Refuse, before counts are found and anything is exported, images that do not fit the file or are too few.
+
+    Raises:
+        VitrimError: in one line.
+    """
+    from vitrim.core.registry import host_of
+
+    if dataset is None or not (fixing or check):
+        return
+    if size is not None:
+        _, rows, columns = host_of(model).facts(model).input_size
+        if (size, size) != (rows, columns):
+            raise VitrimError(
+                f"--images are prepared at the model's own {rows} x {columns}, not at --image-size {size}: make the "
+                f"model of that size, e.g. --model-option img_size={size} (timm), or leave --images out"
+            )
+    if check and batch is not None and len(dataset) < batch:
+        raise VitrimError(
+            f"{dataset.source} has {len(dataset)} images, too few to compare a file for batches of {batch}: give more, "
+            "or --check 0"
+        )
+
+
 def _fixed(
     model: nn.Module,
     config: MethodConfig | None,
@@ -153,8 +181,9 @@ def _fixed(
     limit: int | None,
     freeze: bool,
     capacity: float | None,
+    learned: Path | None,
 ) -> MethodConfig | None:
-    """The method with fixed counts, where they are asked for."""
+    """The method with fixed counts, where they are asked for: under the parameters of its own that a run learned."""
     if config is None or dataset is None or not (freeze or capacity is not None):
         return config
     from vitrim.data import batches
@@ -162,9 +191,9 @@ def _fixed(
 
     found = (batch for batch, _ in batches(dataset, 32, limit=limit or FITTED))
     return (
-        static.freeze(model, config, found)
+        static.freeze(model, config, found, learned=learned)
         if capacity is None
-        else static.bound(model, config, found, quantile=capacity)
+        else static.bound(model, config, found, quantile=capacity, learned=learned)
     )
 
 

@@ -68,15 +68,18 @@ def profile(
     dataset = images.open() if adaptive else None
     count = (limit or IMAGES) if dataset is None else min(limit or IMAGES, len(dataset))
     rows: list[Profile] = []
+    untrained: dict[str, None] = {}
     for name in models:
         compute.start()
         host = prompt.around(_create(weights, name, device), images.source)
         with one_line_errors(name, kept=""):
             rows += _profiles(name, host, configs, _batches(host, dataset, batch_size, count, compute.seed))
+            untrained |= dict.fromkeys(untrained_counts(host, configs))
     of = "random" if device == "meta" else ", ".join(dict.fromkeys(weights.of(name) for name in models))
     out = record.console()
     _print(out, rows, convention)
-    for note in (*_unused(rows), *_notes(convention, adaptive, images.source, count, of)):
+    notes = (*_unused(rows), *_notes(convention, adaptive, images.source, count, of), *untrained_notes(untrained))
+    for note in notes:
         out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     read = {"source": images.source or "random", "count": count, "batch_size": batch_size}
     record.write(
@@ -84,6 +87,7 @@ def profile(
         environment=common.environment(device=device, seed=compute.seed),
         weights=of,
         model_options=weights.options,
+        untrained=list(untrained),
         images=read if adaptive else None,
         rows=[_row(row) for row in rows],
     )
@@ -261,5 +265,39 @@ def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: 
             yield f"{images} was not read: no method here adapts to its images"
         return
     what = f"images of {images}" if images else "random images (give real ones with --images)"
-    these = "random weights (give --pretrained or --checkpoint)" if weights == "random" else "the given weights"
+    these = "random weights (give --pretrained or --checkpoint)" if weights == "random" else "the model's given weights"
     yield f"{', '.join(adaptive)}: counts depend on the images; means over {count} {what} under {these}"
+
+
+def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig]) -> list[str]:
+    """The methods whose counts in ``host`` depend on parameters of their own, which are random here.
+
+    Example:
+        >>> import timm, vitrim
+        >>> host = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3)
+        >>> configs = map(vitrim.parse_method, ("ia_red2", "ia_red2:r=[1,1,1]", "a_vit", "atm"))
+        >>> untrained_counts(host, configs)
+        ['ia_red2']
+    """
+    import torch
+
+    from vitrim.measure.latency import reduced_copy
+
+    found, own = [], len(list(host.parameters()))
+    for config in configs:
+        if config.is_adaptive() and not config.training_free:
+            with torch.random.fork_rng(devices=[]):  # a look changes nothing that is drawn later
+                reduced = reduced_copy(host, config)
+            if len(list(reduced.parameters())) > own:  # a_vit learns with weights of the host, and those are given
+                found.append(config.describe())
+    return found
+
+
+def untrained_notes(untrained: Iterable[str]) -> Iterator[str]:
+    """A note on the methods of `untrained_counts`, if there are any."""
+    names = ", ".join(untrained)
+    if names:
+        yield (
+            f"{names}: counts depend on parameters of its own, and those are random here, also where a run learned "
+            "them; `vitrim eval` reads what a run learned, and counts with it"
+        )

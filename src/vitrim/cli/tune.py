@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import typer
 
 from vitrim.cli import tuning
-from vitrim.cli.setup import MODEL_NAMES, Data, Machine, Model, Record
+from vitrim.cli.setup import MODEL_NAMES, Data, Machine, Model, Record, Setup
 from vitrim.errors import VitrimError
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"model {MODEL_NAMES}; none with --train")]
@@ -41,6 +41,10 @@ Grids = Annotated[
 Train = Annotated[str | None, typer.Option("--train", help="train this recipe at every point of --grid")]
 
 
+SEARCHING = ("engine", "check", "minutes", "shape", "proxy", "search")
+"""Fields of `vitrim.cli.tuning.Effort` that only a search reads."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnyModel(Model):
     """One model and its weights, or none."""
@@ -67,11 +71,10 @@ def tune(
     it beats the constant one beyond noise on the last third. Use the file as -m @tuned/best.json.
     """
     _check(model.name, methods, {"--target": target, "--front": front, "--grid": grid}, train)
-    searching = {"--engine": effort.engine, "--check": effort.check, "--minutes": effort.minutes}
-    given = [name for name, value in searching.items() if value is not None]
-    if grid is not None and (given or effort.shape != "free"):
-        raise VitrimError(f"{(*given, '--shape')[0]} is for a search with --target or --front: leave it out")
+    if grid is not None:
+        _check_unread(_given(effort, *SEARCHING), "for a search with --target or --front")
     if train is not None:
+        _check_training(model, data, effort, machine)
         tuning.train_grid(train, grid or [], data, effort, machine, record)
     elif grid is not None:
         tuning.sweep_grid(model, data, grid, effort, machine, record)
@@ -97,3 +100,37 @@ def _check(model: str, methods: Sequence[str] | None, aims: dict[str, object], t
         raise VitrimError(
             "name the method in --grid" if methods else "-m METHOD is missing: say what to tune, e.g. tome"
         )
+
+
+def _check_training(model: AnyModel, data: Data, effort: tuning.Effort, machine: Machine) -> None:
+    """Refuse options that have no effect where a recipe is trained: it says how the model is made and the data read.
+
+    Raises:
+        VitrimError: in one line.
+    """
+    unread = [
+        *_given(model, "pretrained", "checkpoint", "model_option"),
+        *_given(data, "limit", "split", "image_column", "label_column", "data_option", "task"),
+        *_given(effort, "batch_size"),
+    ]
+    _check_unread(unread, "not for --train, whose recipe says how the model is made and the data are read")
+    kind, colon, _ = machine.device.partition(":")
+    if colon:
+        raise VitrimError(
+            f"--device {machine.device} names one of several devices, and with --train accelerate chooses it: write "
+            f"--device {kind}"
+        )
+
+
+def _check_unread(options: Sequence[str], what: str) -> None:
+    if len(options) == 1:
+        raise VitrimError(f"{options[0]} is {what}: leave it out")
+    if options:
+        raise VitrimError(f"{', '.join(options)} are {what}: leave them out")
+
+
+def _given(setup: Setup, *names: str) -> list[str]:
+    """The options among these fields of a group whose values are not the defaults."""
+    defaults = {field.name: field.default for field in fields(setup)}
+    changed = [name for name in names if getattr(setup, name) not in (defaults[name], [])]
+    return [f"--{name.replace('_', '-')}" for name in changed]

@@ -29,7 +29,11 @@ class Exported:
         nodes: operations in the graph; 0 where that is not known, of a file that was opened.
         bytes: of the file, with the weights that lie beside it.
         metadata: version, method, model, preprocessing, classes, tokens per block, MACs.
-        threads: of the engine; None: as many as torch has when it is opened.
+        threads: of the engine, if it has threads of its own (onnx, openvino); None: as many as torch has when it is
+            opened. pt2 and aoti run on torch's.
+
+    Raises:
+        VitrimError: threads of an engine that runs on torch's.
 
     Example:
         >>> import timm, torch, vitrim
@@ -49,12 +53,20 @@ class Exported:
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.threads is not None and not self.kind.own_threads:
+            raise VitrimError(
+                f"threads of {self.format} files are torch's: leave threads out, and call "
+                f"torch.set_num_threads({self.threads})"
+            )
+
     @classmethod
     def open(cls, path: str | Path, *, threads: int | None = None) -> Exported:
         """Open an exported file by the metadata in it.
 
         Raises:
-            VitrimError: there is no such file, it was not written by `vitrim.export`, or its engine is not installed.
+            VitrimError: there is no such file, it was not written by `vitrim.export`, its engine is not installed, or
+                has no threads of its own and is given some.
         """
         path = Path(path)
         if not path.is_file():

@@ -57,6 +57,7 @@ class Format:
         engine: what runs the file.
         suffix: of the file.
         needs: packages by the name they are imported by; ``extra`` is vitrim's extra that has them.
+        own_threads: the engine has threads of its own, as many as `open` is told; else it runs on torch's.
     """
 
     name: ClassVar[str] = ""
@@ -64,6 +65,7 @@ class Format:
     suffix: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""
+    own_threads: ClassVar[bool] = True
 
     @classmethod
     def missing(cls) -> str | None:
@@ -96,7 +98,7 @@ class Format:
 
     @classmethod
     def open(cls, path: Path, threads: int) -> Run:
-        """Load a file for so many threads."""
+        """Load a file for so many threads; an engine without threads of its own runs on those that torch has."""
         raise NotImplementedError
 
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrim.core.config import MethodConfig
-from vitrim.core.reduce import reduce_
+from vitrim.core.reduce import reduce_, saved_method
 from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import shared_copy
@@ -24,7 +25,9 @@ MULTIPLE = 8
 """Slots, prefix included, are a multiple of it: matrix units like such row counts."""
 
 
-def freeze(model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor]) -> MethodConfig:
+def freeze(
+    model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor], *, learned: Path | None = None
+) -> MethodConfig:
     """``method`` with fixed counts: per block the mean over ``images``, for every image from then on.
 
     Saves in full what the method saves on average, and adapts to nothing.
@@ -33,9 +36,11 @@ def freeze(model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor
         model: a supported host with trained weights, not reduced; it stays as it is.
         method: one whose counts depend on the images.
         images: batches (B, C, H, W) like those to come.
+        learned: folder of a saved reduction (`Reduction.save`), whose parameters the method gets if it is of that name;
+            else what it learns is random.
 
     Raises:
-        VitrimError: the method cannot be frozen, or there are no images.
+        VitrimError: the method cannot be frozen, there are no images, or the parameters do not fit.
 
     Example:
         >>> import timm, torch
@@ -45,12 +50,17 @@ def freeze(model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor
     """
     config = parse_method(method) if isinstance(method, str) else method
     config.frozen(1, [1.0] * len(host_of(model).blocks(model)))  # refused before the images run
-    counts = patches_per_block(model, config, images)
+    counts = patches_per_block(model, config, images, learned)
     return config.frozen(int(counts[0, 0]), [statistics.fmean(block) for block in counts[:, 1:].T.tolist()])
 
 
 def bound(
-    model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor], *, quantile: float = 0.99
+    model: nn.Module,
+    method: MethodConfig | str,
+    images: Iterable[Tensor],
+    *,
+    quantile: float = 0.99,
+    learned: Path | None = None,
 ) -> MethodConfig:
     """``method`` in fixed slots per block, enough for the share ``quantile`` of ``images``; a mask marks empty ones.
 
@@ -62,9 +72,11 @@ def bound(
         method: likewise.
         images: likewise.
         quantile: above 0, at most 1: then all of ``images`` fit.
+        learned: as of `freeze`.
 
     Raises:
-        VitrimError: the method has no such form, there are no images, or ``quantile`` is out of range.
+        VitrimError: the method has no such form, there are no images, ``quantile`` is out of range, or the parameters
+            do not fit.
 
     Example:
         >>> import timm, torch
@@ -78,7 +90,7 @@ def bound(
     host = host_of(model)
     prefix = host.facts(model).num_prefix
     config.bounded([1] * len(host.blocks(model)))
-    counts = patches_per_block(model, config, images)
+    counts = patches_per_block(model, config, images, learned)
     slots, current = [], int(counts[0, 0])
     for block in counts[:, 1:].T:
         needed = math.ceil(float(np.quantile(block, quantile, method="higher")))
@@ -87,11 +99,15 @@ def bound(
     return config.bounded(slots)
 
 
-def patches_per_block(model: nn.Module, config: MethodConfig, images: Iterable[Tensor]) -> NDArray[np.int64]:
-    """(I, 1 + L) patches of every image, at the beginning and after every block. They run one by one: some methods
-    decide by the mean of a batch."""
+def patches_per_block(
+    model: nn.Module, config: MethodConfig, images: Iterable[Tensor], learned: Path | None = None
+) -> NDArray[np.int64]:
+    """(I, 1 + L) patches of every image, at the beginning and after every block; ``learned`` as of `freeze`. They run
+    one by one: some methods decide by the mean of a batch."""
     reduced = shared_copy(model).eval()
     reduction = reduce_(reduced, config, record=True)
+    if learned is not None and config.name == saved_method(learned):
+        reduction.load_parameters(learned)
     found = []
     with torch.inference_mode():
         for batch in images:

@@ -247,7 +247,16 @@ def _told(model: nn.Module, shape: tuple[int, int, int]) -> Preprocessing:
 
 def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:
     """The images of the comparison, as the file takes them, or None for no comparison."""
+    channels, height, width = shape
+    layout = (height, width, channels) if preprocess else shape
     if isinstance(wanted, Tensor):
+        dtype = torch.uint8 if preprocess else torch.float32
+        if wanted.shape[1:] != layout or wanted.dtype != dtype:
+            takes, given = (", ".join(map(str, sides)) for sides in (layout, wanted.shape))
+            kinds = [str(kind).removeprefix("torch.") for kind in (dtype, wanted.dtype)]
+            raise VitrimError(f"check holds images ({given}) {kinds[1]}, and the file takes (n, {takes}) {kinds[0]}")
+        if len(wanted) < (batch or 1):
+            raise VitrimError(f"check holds {len(wanted)} images, too few for a file for batches of {batch or 1}")
         return wanted
     if wanted < 0:
         raise VitrimError(f"check={wanted} must not be negative; 0 leaves the comparison out")
@@ -256,9 +265,8 @@ def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None
     count = max(wanted, batch or 1)
     generator = torch.Generator().manual_seed(0)
     if preprocess:
-        channels, height, width = shape
-        return torch.randint(256, (count, height, width, channels), generator=generator, dtype=torch.uint8)
-    return torch.randn(count, *shape, generator=generator)
+        return torch.randint(256, (count, *layout), generator=generator, dtype=torch.uint8)
+    return torch.randn(count, *layout, generator=generator)
 
 
 def _tokens(reduced: nn.Module, shape: tuple[int, int, int]) -> list[int] | None:

@@ -19,6 +19,7 @@ class AOTI(Format):
     name = "aoti"
     engine = "aoti"
     suffix = ".pt2"
+    own_threads = False
 
     @classmethod
     def missing(cls) -> str | None:

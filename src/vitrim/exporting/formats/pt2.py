@@ -19,6 +19,7 @@ class PT2(Format):
     name = "pt2"
     engine = "torch.export"
     suffix = ".pt2"
+    own_threads = False
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
