@@ -62,7 +62,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "x.json"
     file.write_text("old")
 
-    def full(self: Path, text: str) -> None:
+    def full(self: Path, text: str, encoding: str | None = None) -> None:
         self.touch()
         raise OSError(28, "No space left on device")
 

@@ -97,11 +97,11 @@ def write_text(file: Path, text: str) -> None:
     place = _place(file)
     try:
         if file.exists() and not file.is_file():
-            file.write_text(text)
+            file.write_text(text, encoding="utf-8")
             return
         place.parent.mkdir(parents=True, exist_ok=True)
         with replaced(place) as beside:
-            beside.write_text(text)
+            beside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise VitrimError(f"cannot write {file}: {error.strerror}") from error
 

@@ -231,6 +231,12 @@ def test_amounts_of_the_teacher_that_are_refused(given: Any, message: str) -> No
     with pytest.raises(vitrim.VitrimError, match=r"teacher_r=0.3 is not below r=0.3"):
         teacher_amounts(0.3, 0.3)
     assert teacher_amounts(0, None) == teacher_amounts(1, None) == (0, 0)
+    # a fraction is a number of the patches: 3 of 64, 22 of 64
+    assert teacher_amounts(0.05, None, 64) == (0, 2)
+    assert teacher_amounts(0.35, None, 64) == (0, 7)
+    with pytest.raises(vitrim.VitrimError, match=r"teacher_r=7 is not below r=0.05"):
+        teacher_amounts(0.05, 7, 64)
+    assert teacher_amounts(0.35, 7, 64) == (0, 7)
 
 
 def test_what_cannot_be_trained_so_is_refused() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import golden_learned as learned
@@ -315,6 +317,18 @@ def test_a_step_learns_from_mixed_tokens() -> None:
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
     plain = objective(model.forward_dense(step.images), step.targets)
     torch.testing.assert_close(step_of(model.eval()).base_losses()["total"], plain["total"])
+
+
+def test_a_criterion_that_sums_weighs_an_image_as_much_as_its_patches() -> None:
+    model = tiny.HOSTS["lv_vit"]().eval()
+    step = step_of(model)
+    step = replace(step, criterion=nn.CrossEntropyLoss(reduction="sum"))
+    losses = step.base_losses()
+    logits = model.forward_dense(step.images)
+    patches = logits.patches.shape[1]
+    each = [F.cross_entropy(logits.patches[:, place], step.targets, reduction="sum") for place in range(patches)]
+    own = F.cross_entropy(logits.class_token, step.targets, reduction="sum")
+    torch.testing.assert_close(losses["total"], own + torch.stack(each).mean())
 
 
 def test_a_step_of_a_model_that_drops_patches_mixes_none() -> None:

@@ -187,3 +187,29 @@ def test_a_ramp_stays_between_its_ends(
     assert min(start, stop) - 1e-9 <= ramp_value(ramp, epoch) <= max(start, stop) + 1e-9
     assert ramp_value(ramp, begin) == pytest.approx(start)
     assert ramp_value(ramp, end) == pytest.approx(stop)
+
+
+def rates_of(epochs: int, per_epoch: int, optimizer: dict[str, Any] | None = None, **schedule: Any) -> list[float]:
+    """The rate of the only group at every update of a run of a trunk's matrices."""
+    options = recipe(epochs=epochs, optimizer={"lr": 1.0, "lr_batch": None, **(optimizer or {})}, schedule=schedule)
+    model = tiny.HOSTS["vit"]()
+    select_trainable(model, ["blocks.0.mlp.fc1.weight"])
+    rates = Rates(make_optimizer(model, options.recipe), options.recipe, per_epoch)
+    found = []
+    for update in range(epochs * per_epoch):
+        rates.set(update)
+        found.append(rates.optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_milestone_is_the_first_update_of_its_epoch(shift: bool) -> None:
+    found = rates_of(4, 10, shape="steps", milestones=(2, 3), warmup_epochs=1, shift=shift)
+    assert found[10:20] == pytest.approx([1.0] * 10)
+    assert found[20:30] == pytest.approx([0.1] * 10)
+    assert found[30:] == pytest.approx([0.01] * 10)
+
+
+def test_a_backbone_of_scale_zero_stays_as_it_is() -> None:
+    assert rates_of(2, 5, {"backbone_scale": 0.0}, warmup_epochs=1) == [0.0] * 10
+    assert rates_of(2, 5, {"backbone_scale": 0.1}, warmup_epochs=1)[5] > 0

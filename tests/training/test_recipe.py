@@ -366,3 +366,24 @@ def test_a_name_too_long_for_a_file() -> None:
 
 def test_a_stream_holds_no_images_out() -> None:
     assert "no images can be held out" in message(resolve, {**MINIMAL, "stream": True, "eval_split": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"schedule": {"shape": "constant", "cooldown_epochs": 2}},
+            "cooldown_epochs are at min_lr, which",
+        ),
+        (
+            {"schedule": {"shape": "steps", "milestones": [2], "warmup_epochs": 2, "shift": True}},
+            "milestones lie behind the warm-up",
+        ),
+        (
+            {"task": "segmentation", "teacher": "dense", "distil": {}},
+            "distil learns from logits of one label per image: leave it out for task segmentation",
+        ),
+    ],
+)
+def test_options_without_a_meaning_together_are_refused(given: dict, expected: str) -> None:
+    assert expected in message(resolve, {**MINIMAL, **given})

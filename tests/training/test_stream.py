@@ -64,6 +64,22 @@ def test_a_stream_may_keep_the_order_of_its_table(tables: Path, tmp_path: Path) 
     assert labels == 2 * expected
 
 
+def test_a_stream_reads_the_columns_that_are_asked_for(images: Path, tmp_path: Path) -> None:
+    found = load_images(images, split="train")
+    rows = [
+        {"image": {"bytes": Path(path).read_bytes(), "path": None}, "fine": 0, "coarse": int(label)}
+        for path, label in zip(found.images, found.labels, strict=True)
+    ]
+    labels = {name: datasets.ClassLabel(names=names) for name, names in (("fine", ["one"]), ("coarse", list(CLASSES)))}
+    features = datasets.Features({"image": datasets.Image(), **labels})
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "train-0.parquet")
+    options = {"stream": True, "eval_split": None, "data_options": {"label_column": "coarse"}}
+    run = trainer(recipe(**options), tmp_path, tmp_path / "run")
+    assert {label for _, targets in run._loader(3) for label in targets.tolist()} == set(range(len(CLASSES)))
+    with pytest.raises(VitrimError, match="data_options: a stream has no ignore; it has: image_column, label_column"):
+        trainer(recipe(**{**options, "data_options": {"ignore": 255}}), tmp_path, tmp_path / "other")
+
+
 def test_every_image_comes_once_in_an_epoch_whoever_reads_it(tables: Path, tmp_path: Path) -> None:
     run = trainer(recipe(stream=True, augment={"crop": "squash", "hflip": 0.0}), tables, tmp_path / "run")
     seen = [tuple(image.flatten().tolist()) for images, _ in run._loader(3) for image in images]

@@ -256,7 +256,11 @@ class LVViT(VisionTransformer):
         mixes = self.training and isinstance(self.patch_drop, nn.Identity)  # a box needs the whole grid
         box = sample_box(grid) if mixes else Box(0, 0, 0, 0)
         logits = self.forward_dense(step.images, box if box.area else None)
-        return objective(logits, step.targets, criterion=step.criterion, box_share=box.area / (grid[0] * grid[1]))
+        patches = grid[0] * grid[1]
+        # a criterion that sums over rows counts each of an image's patches in full: the mean of them is meant
+        weight = 1.0 / patches if getattr(step.criterion, "reduction", "mean") == "sum" else 1.0
+        share = box.area / patches
+        return objective(logits, step.targets, criterion=step.criterion, box_share=share, dense_weight=weight)
 
 
 def swap_box(x: Tensor, box: Box) -> Tensor:

@@ -114,7 +114,12 @@ def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Dat
     load = partial(load_data, data, task=task, **recipe.data_options)
     test_data = None if recipe.test_split is None else load(split=recipe.test_split)
     if recipe.stream:
-        train_data: Data | ImageStream = stream_images(data, split=recipe.split)
+        unknown = sorted(set(recipe.data_options) - STREAMED)
+        if unknown:
+            raise VitrimError(
+                f"data_options: a stream has no {', '.join(unknown)}; it has: {', '.join(sorted(STREAMED))}"
+            )
+        train_data: Data | ImageStream = stream_images(data, split=recipe.split, **recipe.data_options)
     else:
         train_data = load(split=recipe.split)
     watched = recipe.eval_split
@@ -122,6 +127,10 @@ def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Dat
         kept, held_out = hold_out(len(train_data), watched)
         return train_data.part(kept), train_data.part(held_out), test_data
     return train_data, None if watched is None else load(split=str(watched)), test_data
+
+
+STREAMED = {"image_column", "label_column"}
+"""Options of data that a stream has."""
 
 
 def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:

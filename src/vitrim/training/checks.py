@@ -77,6 +77,24 @@ def check_queries(config: MethodConfig, task: Task, model: nn.Module) -> None:
         raise VitrimError(f"{config.name}: task {task.name} needs num_queries={needed}, {reason}, not {queries}")
 
 
+def check_classes(train: Any, *others: Any) -> None:
+    """Refuse data whose classes have other names, or another order of them, than those that are trained on.
+
+    Labels that are text are numbered by what there is in a split: they would then mean other classes, silently.
+    """
+    names = getattr(train, "class_names", None)
+    for data in others:
+        theirs = getattr(data, "class_names", None)
+        if names is not None and theirs is not None and list(theirs) != list(names):
+            place = next((n for n, pair in enumerate(zip(names, theirs, strict=False)) if pair[0] != pair[1]), None)
+            place = min(len(names), len(theirs)) if place is None else place
+            one, other = (f"'{each[place]}'" if place < len(each) else "none" for each in (list(theirs), list(names)))
+            raise VitrimError(
+                f"{data.source} ({data.split}) has other classes than the training data: class {place} is {one} there "
+                f"and {other} here; give labels as numbers, or the same names in all splits"
+            )
+
+
 def check_objective(recipe: Recipe, config: MethodConfig) -> None:
     """Refuse options of the objective that the method's loss does not have."""
     valid = learned(config).options

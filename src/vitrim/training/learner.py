@@ -63,6 +63,8 @@ class Learner:
     ) -> None:
         self.recipe, self.task, self.accelerator = recipe, task, accelerator
         self.updates_per_epoch = updates_per_epoch
+        if self.sharded and task.reads in ("detection", "instances"):
+            raise VitrimError(f"task {task.name} cannot be evaluated on a model that is sharded: train it with DDP")
         config = parse_method(recipe.method)
         check_model(task, model)
         criterion = task.criterion(recipe.loss)

@@ -61,8 +61,8 @@ class Log:
             self.columns = list(row)
             if not path.exists() or not path.stat().st_size:
                 with writing(path):
-                    path.write_text(",".join(self.columns) + "\n")
-        with writing(path), path.open("a", newline="") as file:
+                    path.write_text(",".join(self.columns) + "\n", encoding="utf-8")
+        with writing(path), path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(row)
         self._track("train", row)
 
@@ -71,7 +71,7 @@ class Log:
         if self.folder is None:
             return
         path = self.folder / EVALUATIONS
-        with writing(path), path.open("a") as file:
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json_text(row) + "\n")
         self._track("evaluation", row)
 
@@ -88,13 +88,13 @@ class Log:
     def _drop_rows(self, path: Path, from_update: int) -> None:
         if not path.exists():
             return
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             self.columns = list(reader.fieldnames or ()) or None
             whole = [row for row in reader if None not in row.values()]  # a full disk or a kill cuts the last one short
         if self.columns is None:
             return
-        with replaced(path) as beside, beside.open("w", newline="") as file:
+        with replaced(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(row for row in whole if int(row["update"]) < from_update)

@@ -25,15 +25,16 @@ from torch.utils.data import DataLoader, Dataset
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
+from vitrim.files import write_text
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
-from vitrim.training.checks import check_same, number_of_images
+from vitrim.training.checks import check_classes, check_same, number_of_images
 from vitrim.training.evaluate import evaluate
 from vitrim.training.folder import RunFolder, together
 from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, train_loader, updates_per_epoch
 from vitrim.training.learner import Learner
-from vitrim.training.log import Bar, Log, writing
+from vitrim.training.log import Bar, Log
 from vitrim.training.recipe import Resolved, recipe_text
 from vitrim.training.running import Running
 from vitrim.training.runs import RECIPE
@@ -107,6 +108,7 @@ class Trainer:
         for data in (self.train_data, self.eval_data, self.test_data):
             if data is not None:
                 task.check(data)
+        check_classes(self.train_data, self.eval_data, self.test_data)
         return task
 
     def _set_transforms(self, model: nn.Module) -> None:
@@ -181,8 +183,7 @@ class Trainer:
             return Log(None)
         out = self.running.out
         log = Log(out, from_update=self.update)
-        with writing(out / RECIPE):
-            (out / RECIPE).write_text(recipe_text(self.recipe))
+        write_text(out / RECIPE, recipe_text(self.recipe))
         values = {name: value for name, value, _ in self.resolved.rows()}
         log.trackers = start_trackers(self.running.trackers, out, from_update=self.update, values=values)
         return log
@@ -300,7 +301,7 @@ class Trainer:
         return every is not None and self.update % max(round(every * self.updates_per_epoch), 1) == 0
 
     def _evaluate(self, log: Log, bar: Bar) -> None:
-        """Measure on the watched images, and keep the best weights."""
+        """Measure on the watched images, and keep the best scores; weights are those of the last update."""
         row = self._scores(cast(Any, self.eval_data))
         self.last_evaluation = row
         chosen_by = self.task.selects_by

@@ -142,6 +142,9 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     groups = grouped(model, recipe, lr)
     if "muon" in options.name:  # it orthogonalises matrices of weights; what reads or writes tokens is not one
         groups = [part for group in groups for part in _split_for_muon(model, group)]
+    for group in groups:
+        if group["lr"] == 0.0:  # or the schedule, whose lowest rate is that of all groups, would train it
+            group["lr_scale"] = 0.0
     try:
         return create_optimizer_v2(groups, opt=options.name, lr=lr, weight_decay=options.weight_decay, **extra)
     except (TypeError, ValueError) as error:
@@ -229,7 +232,9 @@ def _curve(optimizer: Optimizer, options: Schedule, epochs: float, updates_per_e
         return CosineLRScheduler(optimizer, t_initial=length, lr_min=options.min_lr, **every)
     if options.shape == "poly":
         return PolyLRScheduler(optimizer, t_initial=length, power=options.power, lr_min=options.min_lr, **every)
-    places = [round(one * updates_per_epoch) for one in options.milestones]  # none: the rate stays as it is
+    # timm's milestone m holds from update m - 1 on, counted from where the curve begins; none: the rate stays as it is
+    begin = warmup if options.shift else 0
+    places = [round(one * updates_per_epoch) + 1 - begin for one in options.milestones]
     return MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=options.factor, **every)
 
 

@@ -119,6 +119,10 @@ class Schedule(Section):
             raise ValueError("milestones go with shape steps, and steps need some")
         if list(self.milestones) != sorted(set(self.milestones)) or any(one <= 0 for one in self.milestones):
             raise ValueError("milestones are epochs above 0, ascending")
+        if self.shift and any(one <= self.warmup_epochs for one in self.milestones):
+            raise ValueError("milestones lie behind the warm-up, which ends at warmup_epochs")
+        if self.cooldown_epochs and self.shape in ("steps", "constant"):
+            raise ValueError(f"cooldown_epochs are at min_lr, which {self.shape} does not have: set it to 0")
         return self
 
 
@@ -261,6 +265,8 @@ class Recipe(Section):
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
         if self.distil is not None and self.teacher is None:
             raise ValueError("distil needs a teacher: set teacher=dense")
+        if self.distil is not None and self.task != "classification":
+            raise ValueError(f"distil learns from logits of one label per image: leave it out for task {self.task}")
         if self.teacher_checkpoint is not None and self.teacher is None:
             raise ValueError("teacher_checkpoint needs a teacher: set teacher=dense")
         if self.init != "default" and (self.pretrained or ":" in self.model):

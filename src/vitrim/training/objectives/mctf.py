@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ def losses(
         raise VitrimError(
             "mctf: the teacher's amount is drawn below r, so training takes one r for all blocks, no list"
         )
-    low, high = teacher_amounts(reduction.config.r, teacher_r)
+    rows, columns = host_of(reduction.model).facts(reduction.model).grid_size
+    low, high = teacher_amounts(reduction.config.r, teacher_r, rows * columns)
     _check_targets(step.targets)
     _check_model(step.model)
     teacher_tokens, teacher_logits = _with_amount(step, reduction, draw(low, high))
@@ -130,24 +132,27 @@ def objective(
     }
 
 
-def teacher_amounts(r: int | float, given: float | Sequence[float] | None) -> tuple[float, float]:
+def teacher_amounts(
+    r: int | float, given: float | Sequence[float] | None, patches: int | None = None
+) -> tuple[float, float]:
     """The smallest and the largest amount that a teacher may fuse.
 
     Args:
         r: of the student.
-        given: the largest, or both; below 1 fractions of the patches, as `MCTF.r`. None: 0 to 7 tokens, and below ``r``
-            where that is a number of tokens, too.
+        given: the largest, or both; below 1 fractions of the patches, as `MCTF.r`. None: 0 to 7 tokens, and below
+            ``r``.
+        patches: of the model, by which a fraction is a number of tokens; None where it is not known.
 
     Raises:
-        VitrimError: no such range, or one that is not below ``r`` where both are numbers of tokens or both fractions.
+        VitrimError: no such range, or one that is not below ``r``.
 
     Example:
         >>> teacher_amounts(16, None), teacher_amounts(4, None), teacher_amounts(0.35, 0.2)
         ((0, 7), (0, 3), (0, 0.2))
     """
     if given is None:
-        fraction = 0 < r < 1
-        return 0, MOST_OF_TEACHER if fraction else min(MOST_OF_TEACHER, max(int(r) - 1, 0))
+        own = _tokens(r, patches)
+        return 0, MOST_OF_TEACHER if own is None else min(MOST_OF_TEACHER, max(own - 1, 0))
     bounds: tuple[float, ...] = (0, given) if isinstance(given, int | float) else tuple(given)
     if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
         raise VitrimError(
@@ -156,7 +161,9 @@ def teacher_amounts(r: int | float, given: float | Sequence[float] | None) -> tu
     low, high = bounds
     if high >= 1 and not (float(low).is_integer() and float(high).is_integer()):
         raise VitrimError(f"mctf: teacher_r={given} must be whole numbers of tokens, or fractions below 1")
-    if (high < 1) == (r < 1) and high >= r > 0:
+    own, most = _tokens(r, patches), _tokens(high, patches)
+    alike = high >= r > 0 if (high < 1) == (r < 1) else own is not None and most is not None and most >= own > 0
+    if alike:
         raise VitrimError(
             f"mctf: the teacher must fuse fewer than the model itself, and teacher_r={given} is not below r={r}"
         )
@@ -202,3 +209,10 @@ def _check_model(model: nn.Module) -> None:
             "mctf's training runs the model with two amounts before one backward, which gradient checkpointing would "
             "compute again with one: set grad_checkpointing=false"
         )
+
+
+def _tokens(amount: int | float, patches: int | None) -> int | None:
+    """The amount as a number of tokens; None for a fraction of patches that are not known."""
+    if not 0 < amount < 1:
+        return int(amount)
+    return None if patches is None else math.floor(round(patches * amount, 9))  # as `MCTF` removes
