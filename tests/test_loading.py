@@ -290,6 +290,32 @@ def test_weights_are_no_option_of_a_model(key: str, option: str) -> None:
         create_model("test_vit", options={key: "x"})
 
 
+@pytest.mark.parametrize("key", ["trust_remote_code", "code_revision"])
+def test_code_of_a_repository_is_refused(key: str) -> None:
+    for name in ("hf:some/model", "test_vit"):
+        with pytest.raises(
+            VitrimError, match=f"{key} is no option of a model here: the code of a model's repository is"
+        ):
+            create_model(name, options={key: True})
+
+
+def test_code_beside_a_model_is_not_run(tmp_path: Path) -> None:
+    """A folder may hold a module that its config names; whoever loads it by name would import it."""
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    with pytest.raises(VitrimError):
+        create_model(f"hf:{tmp_path}")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_has_its_own_weights(tmp_path: Path) -> None:
+    with pytest.raises(VitrimError, match="has the weights of its run: leave out --pretrained"):
+        create_model(f"run:{tmp_path}", pretrained=True)
+    assert common.weights_of("run:runs/a", pretrained=True) == "runs/a"
+    assert common.weights_of("vitrim:cifar10_vit", pretrained=True) == "reference"
+
+
 def test_classes_are_those_of_a_run_or_refused() -> None:
     assert create_model("vitrim:cifar10_vit", options={"num_classes": 10}).num_classes == 10
     with pytest.raises(VitrimError, match=r"head.* has shape"):

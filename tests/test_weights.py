@@ -141,6 +141,8 @@ def test_pickled_weights_are_those_that_were_saved(kind: str, zipped: bool, tmp_
     file = tmp_path / "weights.pth"
     torch.save(CONTENTS[kind](weights), file, _use_new_zipfile_serialization=zipped)
     count, values = convert_weights(file, tmp_path / "new" / "weights.safetensors")
+    (plain := tmp_path / "plain").touch()
+    assert (tmp_path / "new" / "weights.safetensors").stat().st_mode == plain.stat().st_mode
     assert (count, values) == (len(weights), sum(value.numel() for value in weights.values()))
     for path in (file, tmp_path / "new" / "weights.safetensors"):
         for load, model in ((load_checkpoint, tiny()), (load_host, tiny(5))):

@@ -45,6 +45,8 @@ RATES = ("_rate", "dropout", "dropout_prob")
 """Name endings of options whose values are shares in [0, 1]."""
 INSTEAD = {"pretrained": "--pretrained", "checkpoint_path": "--checkpoint"}
 """Options that timm takes, each with the option of vitrim that checks what it loads."""
+FOREIGN_CODE = ("trust_remote_code", "code_revision")
+"""Options by which transformers runs code of a model's repository."""
 
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -81,6 +83,8 @@ def create_model(
         raise VitrimError("a model is a name, e.g. deit_small_patch16_224, and its options a dict of keyword arguments")
     create, own_name = creator(name)
     options = {} if options is None else options
+    if pretrained and name.startswith("run:"):
+        raise VitrimError(f"{name} has the weights of its run: leave out --pretrained")
     if pretrained and checkpoint is not None:
         raise VitrimError("give either pretrained weights or a checkpoint, not both")
     for key, value in options.items():
@@ -135,6 +139,8 @@ def _check_option(name: str, key: str, value: Any) -> None:
     """
     if key in INSTEAD:
         raise VitrimError(f"{key} is no option of a model here: use {INSTEAD[key]}")
+    if key in FOREIGN_CODE:
+        raise VitrimError(f"{key} is no option of a model here: the code of a model's repository is never run")
     if value is None:  # the library's own
         return
     if key in SIZES:
@@ -268,7 +274,8 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise VitrimError(f"no config.json in {name}: it is not the folder of a Hugging Face model")
     source = str(folder) if folder.is_dir() else name
-    config, unused = transformers.AutoConfig.from_pretrained(source, return_unused_kwargs=True, **options)
+    trust = {"trust_remote_code": False}  # or the library may ask at the terminal
+    config, unused = transformers.AutoConfig.from_pretrained(source, return_unused_kwargs=True, **trust, **options)
     if unused:
         raise unknown(f"option of {config.model_type}", next(iter(unused)), config.to_dict())
     from vitrim.hosts.transformers.general import class_for
@@ -277,8 +284,8 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     load = not _on_meta() and (pretrained or has_weights(folder))
     if load:
-        return kind.from_pretrained(source, config=config)  # type: ignore[no-any-return]
-    return (kind.from_config if kind.__name__.startswith("AutoModel") else kind)(config)  # type: ignore[no-any-return]
+        return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]
+    return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
 
 
 def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.Module:

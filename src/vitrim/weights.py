@@ -20,12 +20,12 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitrim.core.ask import ask
 from vitrim.errors import VitrimError, first_line
-from vitrim.files import check_file, replaced
+from vitrim.files import check_file, replaced, save_file
 
 WEIGHTS_FILE = "model.safetensors"
 """File of the model's weights in the folder of a run of ``vitrim train``."""

@@ -173,6 +173,8 @@ def test_what_the_guard_lets_through() -> None:
     assert client.post("/gradio_api/queue/join", content=bad).status_code == 400
     assert client.post("/gradio_api/queue/join", content="[" + " " * 200_000 + "]").status_code == 400
     assert client.post("/gradio_api/upload", content=bad).text == bad
+    for path in ("/gradio_api/run/upload", "/gradio_api/api/upload", "/upload"):  # names of events are the caller's
+        assert client.post(path, content=bad).status_code == 400
     assert client.get("/").status_code == 200
 
 

@@ -42,6 +42,15 @@ def test_files_and_folders(images: Path, run: Run, tmp_path: Path) -> None:
     assert matplotlib.image.imread(out / "0.png").shape[1] > 500
 
 
+def test_a_name_that_stands_for_a_second_one_may_be_there(images: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("0.jpg", "0_2.png"):
+        Image.open(images / "ant" / "0.png").convert("RGB").save(tmp_path / "more" / name)
+    given = (images / "ant" / "0.png", tmp_path / "more" / "0.jpg", tmp_path / "more" / "0_2.png")
+    assert run(*given, "-m", "topk:keep_rate=0.5", "--out", tmp_path / "out")[0] == 0
+    assert len(list((tmp_path / "out").iterdir())) == 3
+
+
 def test_a_dataset(images: Path, run: Run, tmp_path: Path) -> None:
     arguments: list[Any] = ["--data", images, "--limit", 2, "-m", "tome:r=2", "-m", "topk", "--blocks", "1,4"]
     code, printed, _ = run(*arguments, "--format", "svg", "--out", tmp_path, "--json", "-")

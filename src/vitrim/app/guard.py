@@ -13,7 +13,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-UPLOAD = "/upload"
+UPLOAD = "/gradio_api/upload"
+"""The end of the path of uploads. Of events, which gradio also takes under names of the caller's choice
+(``/gradio_api/run/upload``), none ends so: names have no slash."""
 LARGEST = 100_000
 """Bytes of an event: a few names and numbers, and where its upload lies."""
 REFUSED = b'{"detail": "an event is a short JSON that names uploads, no addresses"}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,6 +148,8 @@ def analyze(
     report = Report(out, families, kinds, record)
     if compare or stored.stored:
         _check_alone(source, pictures, configs, stored, compare)
+        own = {"device": machine.device != "cpu", "dtype": dtype != "fp32", "workers": workers > 0}
+        _check_unused({**own, "batch-size": batch_size != 32}, compare)
         check_stored(families)
         found = {"environment": machine.environment("float32")}
         if compare:
@@ -198,7 +201,12 @@ def _check_alone(
     if not compare and (source.names or source.more or pictures.source is not None or configs):
         raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
     given = {field.name: getattr(group, field.name) for group in (source, pictures) for field in fields(group)}
-    without_effect = next((name for name, value in given.items() if value and name != "names"), None)
+    _check_unused({name: bool(value) for name, value in given.items() if name != "names"}, compare)
+
+
+def _check_unused(given: Mapping[str, bool], compare: bool) -> None:
+    """Refuse options that nothing reads beside --from and --compare, given as what is there by name."""
+    without_effect = next((name for name, there in given.items() if there), None)
     if without_effect is not None:
         read = "--compare reads finished analyses" if compare else "--from analyses stored records"
         raise VitrimError(f"{read}, and runs no model: leave out --{without_effect.replace('_', '-')}")

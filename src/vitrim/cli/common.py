@@ -96,12 +96,14 @@ def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None =
     from vitrim.loading import has_weights
 
     library, _, folder = name.partition(":")
-    if pretrained or checkpoint is not None:
-        return "pretrained" if checkpoint is None else str(checkpoint)
+    if checkpoint is not None:
+        return str(checkpoint)
     if library == "vitrim":
         return "reference"
     if library == "run":
         return folder
+    if pretrained:
+        return "pretrained"
     return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
 
 

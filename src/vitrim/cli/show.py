@@ -131,16 +131,20 @@ def _images(dense: nn.Module, dataset: Any, pictures: Pictures) -> Iterator[tupl
     from vitrim.measure.decisions import file_name
 
     dataset.transform = eval_transform(dense)
-    seen: dict[str, int] = {}
+    taken: set[str] = set()
     for place in pictures.places(len(dataset)):
         image = dataset.read_image(place)
         if pictures.source is not None:
             yield f"image_{place}", f"image {place}{_label(dataset, place)}", image
             continue
         path = dataset.images[place]
-        stem = file_name(path.stem)
-        seen[stem] = seen.get(stem, 0) + 1
-        yield (stem if seen[stem] == 1 else f"{stem}_{seen[stem]}"), path.name, image
+        name = stem = file_name(path.stem)
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{stem}_{number}"
+        taken.add(name)
+        yield name, path.name, image
 
 
 def _label(dataset: Any, place: int) -> str:

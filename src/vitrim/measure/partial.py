@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.files import check_folder
+from vitrim.files import check_folder, save_file
 from vitrim.measure.probes import State
 from vitrim.measure.processes import Processes
 from vitrim.measure.run import Measurement

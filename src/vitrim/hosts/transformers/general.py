@@ -29,7 +29,7 @@ class Processed:
 
     def __init__(self, source: str) -> None:
         try:
-            self.processor = AutoImageProcessor.from_pretrained(source)
+            self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise VitrimError(
                 f"cannot read how images are prepared from '{source}' (preprocessor_config.json): {first_line(error)}"
