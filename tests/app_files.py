@@ -19,7 +19,9 @@ class Here:
         self.service = service
         self.offers: Sequence[Offer] = service.offers()
 
-    def call(self, job: str, *given: Any) -> Any:
+    def call(self, job: str, *given: Any, first: tuple[str, ...] = ()) -> Any:
+        if first:
+            getattr(self.service, first[0])(*first[1:])
         return getattr(self.service, job)(*given)
 
 

@@ -4,6 +4,8 @@ nothing of one user reaches another."""
 from __future__ import annotations
 
 import io
+import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from vitrim.app.classes import CIFAR10
 from vitrim.app.drawings import DRAWINGS, draw
 from vitrim.app.records import Choice, Source
 from vitrim.app.service import KEPT_MODELS, Service
+from vitrim.app.views import command_of, python_of
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
@@ -138,6 +141,35 @@ def test_few_models_stay_loaded() -> None:
     assert len(service.loaded) == KEPT_MODELS
     assert service.loaded[names[0]] is first, "the one that was used longest ago goes"
     assert names[1] not in service.loaded
+
+
+def test_a_model_that_comes_back_is_the_same_one() -> None:
+    names = ["test_vit", "test_vit2", "test_vit3", "test_vit4"]
+    service = Service([Source(name) for name in names])
+    service.offer(names[0])
+    weights = {name: value.clone() for name, value in service.loaded[names[0]].model.state_dict().items()}
+    for name in names[1:]:
+        service.offer(name)
+    assert names[0] not in service.loaded
+    service.offer(names[0])
+    again = service.loaded[names[0]].model.state_dict()
+    assert all(torch.equal(again[name], value) for name, value in weights.items())
+
+
+def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
+    result = service.run(ship, Choice(MODEL, "tome", 8, ""))
+    assert "create_model('vitrim:cifar10_vit')" in python_of(result)
+    own = replace(result, model="test_vit", checkpoint=True, options={"img_size": [64, 32], "global_pool": "avg"})
+    assert (
+        "create_model('test_vit', checkpoint='CHECKPOINT', options={'img_size': [64, 32], 'global_pool': 'avg'})"
+        in python_of(own)
+    )
+    words = shlex.split(command_of(own))
+    assert words[:10] == [
+        *("vitrim", "show", "test_vit", "IMAGE", "--checkpoint", "CHECKPOINT"),
+        *("--model-option", "img_size=[64, 32]", "--model-option", "global_pool=avg"),
+    ]
+    assert "--pretrained" in command_of(replace(result, weights="pretrained"))
 
 
 def test_what_would_take_too_long_is_not_timed(ship: bytes) -> None:

@@ -27,6 +27,9 @@ class Small:
             raise VitrimError(f"{number} is below zero")
         return 2 * number
 
+    def load(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def hang(self) -> None:
         time.sleep(60)
 
@@ -51,6 +54,13 @@ def test_jobs_and_refusals(worker: Worker) -> None:
     with pytest.raises(VitrimError, match="the model failed: 'a defect"):
         worker.call("fail")
     assert worker.call("pid") != os.getpid()
+
+
+def test_what_comes_first_may_take_as_long_as_a_start(worker: Worker) -> None:
+    assert worker.offers == ["small"]
+    before = worker.call("pid")
+    assert worker.call("twice", 4, first=("load", 1.5)) == 8  # beyond the limit of a job and its grace
+    assert worker.call("pid") == before
 
 
 def test_users_at_once_get_their_own_answers(worker: Worker) -> None:

@@ -38,8 +38,8 @@ class Jobs(Protocol):
         """Notes on the models."""
         ...
 
-    def call(self, job: str, *given: Any) -> Any:
-        """The result of a job; `VitrimError` where it has none."""
+    def call(self, job: str, *given: Any, first: tuple[str, ...] = ()) -> Any:
+        """The result of a job, after that of ``first``; `VitrimError` where it has none."""
         ...
 
 
@@ -84,7 +84,7 @@ class Answers:
             if image is None:
                 raise VitrimError("give an image: upload or paste one, or take an example")
             choice = Choice(str(model), str(method), value, str(more or ""))
-            result: Result = self.jobs.call("run", _content(image, self.limits), choice)
+            result: Result = self.jobs.call("run", _content(image, self.limits), choice, first=("offer", choice.model))
         except VitrimError as error:
             return "", error_html(str(error)), gr.update(), "", "", ""
         last = len(result.pictures) - 2

@@ -133,6 +133,8 @@ class Result:
     """The result of one job, as the page shows it.
 
     Attributes:
+        checkpoint: the weights are of a file, which the page does not name.
+        options: of the model.
         method: its text, as on the command line.
         notes: what was changed or done otherwise than asked, a line each.
         pictures: the image as the model gets it, then after each block.
@@ -142,6 +144,8 @@ class Result:
 
     model: str
     weights: str
+    checkpoint: bool
+    options: Mapping[str, Any]
     method: str
     notes: Sequence[str]
     pictures: Sequence[Picture]

@@ -106,8 +106,8 @@ class Service:
             VitrimError: the file is no image that is read; a model or method that is not on offer; a value or option
                 that is not valid.
         """
-        end = time.monotonic() + self.seconds
         loaded = self._load(choice.model)
+        end = time.monotonic() + self.seconds  # a model that had to be loaded anew takes nothing off a user's time
         if choice.method not in loaded.methods:
             raise unknown("method", choice.method, loaded.methods)
         config = config_of(choice.method, choice.value, choice.more)
@@ -124,9 +124,12 @@ class Service:
         else:
             timing = _timing(loaded.model, config, image[None])
         first = [int(output.prediction[0].argmax()) for output in outputs]
+        source = self.sources[choice.model]
         return Result(
             model=choice.model,
-            weights=self.sources[choice.model].weights,
+            weights=source.weights,
+            checkpoint=source.checkpoint is not None,
+            options=source.options,
             method=config.describe(),
             notes=list(dict.fromkeys(notes)),
             pictures=_pictures(loaded.model, image, sources),
@@ -141,9 +144,10 @@ class Service:
             raise unknown("model", str(name), self.sources)
         if name not in self.loaded:
             source = self.sources[name]
-            model = create_model(
-                name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=dict(source.options)
-            )
+            options = dict(source.options)
+            with torch.random.fork_rng([]):
+                torch.manual_seed(0)  # random weights stay the same when a model is loaded anew
+                model = create_model(name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=options)
             check_shown(model)
             count = host_of(model).num_classes(model) or 0
             methods = [config.name for config in training_free(model)]

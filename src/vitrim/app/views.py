@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,17 +46,34 @@ def error_html(message: str) -> str:
 
 
 def python_of(result: Result) -> str:
-    """The Python lines that reduce this model in the same way."""
+    """The Python lines that reduce this model in the same way; ``CHECKPOINT`` stands for a file of weights."""
     lines = ["import vitrim", "from vitrim.loading import create_model", ""]
-    pretrained = ", pretrained=True" if result.weights == "pretrained" else ""
-    lines += [f"model = create_model({result.model!r}{pretrained})"]
+    given = [repr(result.model)]
+    given += ["checkpoint='CHECKPOINT'"] if result.checkpoint else []
+    given += ["pretrained=True"] if result.weights == "pretrained" else []
+    given += [f"options={dict(result.options)!r}"] if result.options else []
+    lines += [f"model = create_model({', '.join(given)})"]
     return "\n".join([*lines, f"reduction = vitrim.reduce_(model, {result.method!r})"])
 
 
 def command_of(result: Result) -> str:
-    """The command that writes the same pictures."""
-    pretrained = " --pretrained" if result.weights == "pretrained" else ""
-    return f'vitrim show "{result.model}" IMAGE{pretrained} -m "{result.method}" --out pictures'
+    """The command that writes the same pictures; ``CHECKPOINT`` stands for a file of weights."""
+    weights = " --checkpoint CHECKPOINT" if result.checkpoint else ""
+    weights = " --pretrained" if result.weights == "pretrained" else weights
+    options = "".join(
+        f" --model-option {shlex.quote(f'{key}={_text(value)}')}" for key, value in result.options.items()
+    )
+    return f'vitrim show "{result.model}" IMAGE{weights}{options} -m "{result.method}" --out pictures'
+
+
+def _text(value: Any) -> str:
+    """The value of an option as it is written on the command line.
+
+    Example:
+        >>> _text([32, 64]), _text("avg"), _text(True)
+        ('[32, 64]', 'avg', 'true')
+    """
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @cache

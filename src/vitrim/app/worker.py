@@ -64,8 +64,14 @@ class Worker:
             found: Sequence[Offer] = self._ask("offers", (), START_SECONDS)
             return found
 
-    def call(self, job: str, *given: Any) -> Any:
+    def call(self, job: str, *given: Any, first: tuple[str, ...] = ()) -> Any:
         """The result of a method of the service.
+
+        Args:
+            job: the method.
+            given: its arguments.
+            first: another method and its arguments, which runs before and may take as long as a start: what loads a
+                model that was dropped since.
 
         Raises:
             VitrimError: what the service refuses; the job took too long, or ended the process.
@@ -75,6 +81,8 @@ class Worker:
                 self._start()
             if not self.ready:
                 self._ask("offers", (), START_SECONDS)
+            if first:
+                self._ask(first[0], first[1:], START_SECONDS)
             return self._ask(job, given, self.seconds)
 
     def _ask(self, job: str, given: tuple[Any, ...], seconds: float) -> Any:
