@@ -312,6 +312,8 @@ def test_code_beside_a_model_is_not_run(tmp_path: Path) -> None:
 def test_a_run_has_its_own_weights(tmp_path: Path) -> None:
     with pytest.raises(VitrimError, match="has the weights of its run: leave out --pretrained"):
         create_model(f"run:{tmp_path}", pretrained=True)
+    with pytest.raises(VitrimError, match="has the weights of its run: leave out --pretrained"):
+        create_model(f"segmenter:run:{tmp_path}", pretrained=True)
     assert common.weights_of("run:runs/a", pretrained=True) == "runs/a"
     assert common.weights_of("vitrim:cifar10_vit", pretrained=True) == "reference"
 

@@ -83,7 +83,7 @@ def create_model(
         raise VitrimError("a model is a name, e.g. deit_small_patch16_224, and its options a dict of keyword arguments")
     create, own_name = creator(name)
     options = {} if options is None else options
-    if pretrained and name.startswith("run:"):
+    if pretrained and name.removeprefix("segmenter:").removeprefix("vitdet:").startswith("run:"):
         raise VitrimError(f"{name} has the weights of its run: leave out --pretrained")
     if pretrained and checkpoint is not None:
         raise VitrimError("give either pretrained weights or a checkpoint, not both")

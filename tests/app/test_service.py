@@ -18,7 +18,7 @@ from vitrim.app.classes import CIFAR10
 from vitrim.app.drawings import DRAWINGS, draw
 from vitrim.app.records import Choice, Source
 from vitrim.app.service import KEPT_MODELS, Service
-from vitrim.app.views import command_of, python_of
+from vitrim.app.views import command_of, python_of, result_html
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
@@ -170,6 +170,8 @@ def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> Non
         *("--model-option", "img_size=[64, 32]", "--model-option", "global_pool=avg"),
     ]
     assert "--pretrained" in command_of(replace(result, weights="pretrained"))
+    assert "CHECKPOINT stands for your file of weights" in result_html(own)
+    assert "CHECKPOINT" not in result_html(result)
 
 
 def test_what_would_take_too_long_is_not_timed(ship: bytes) -> None:

@@ -63,6 +63,15 @@ def test_what_comes_first_may_take_as_long_as_a_start(worker: Worker) -> None:
     assert worker.call("pid") == before
 
 
+def test_a_model_that_never_loads_is_not_a_matter_of_its_settings(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert worker.offers == ["small"]
+    monkeypatch.setattr("vitrim.app.worker.START_SECONDS", 0.2)
+    with pytest.raises(VitrimError, match=r"more than 0\.2 s and was ended: models must load in that time"):
+        worker.call("twice", 4, first=("load", 60.0))
+
+
 def test_users_at_once_get_their_own_answers(worker: Worker) -> None:
     with ThreadPoolExecutor(8) as users:
         assert list(users.map(lambda number: worker.call("twice", number), range(40))) == list(range(0, 80, 2))

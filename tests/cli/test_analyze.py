@@ -274,6 +274,8 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         (["--from", "RECORD", "--format", "jpg"], "unknown format 'jpg'"),
         (["--from", "RECORD", "--device", "cuda"], "and runs no model: leave out --device"),
         (["--from", "RECORD", "--dtype", "bf16"], "and runs no model: leave out --dtype"),
+        (["--from", "RECORD", "--threads", "2"], "and runs no model: leave out --threads"),
+        (["--from", "RECORD", "--seed", "1"], "and runs no model: leave out --seed"),
         (["--from", "RECORD", "--workers", "2"], "and runs no model: leave out --workers"),
         (["--from", "RECORD", "--batch-size", "8"], "and runs no model: leave out --batch-size"),
         (["--from", "NEWER"], "has format 2, this vitrim reads 1"),

@@ -93,7 +93,8 @@ class Worker:
             while not self.connection.poll(0.2):  # in pieces, so that Ctrl-C is heard
                 if time.monotonic() > end:
                     self.stop()
-                    raise VitrimError(f"this took more than {seconds:g} s and was ended: take milder settings")
+                    hint = "models must load in that time" if seconds == START_SECONDS else "take milder settings"
+                    raise VitrimError(f"this took more than {seconds:g} s and was ended: {hint}")
             kind, answer = self.connection.recv()
         except (EOFError, OSError) as error:
             self.stop()

@@ -149,6 +149,7 @@ def analyze(
     if compare or stored.stored:
         _check_alone(source, pictures, configs, stored, compare)
         own = {"device": machine.device != "cpu", "dtype": dtype != "fp32", "workers": workers > 0}
+        own |= {"threads": machine.threads is not None, "seed": machine.seed != 0}
         _check_unused({**own, "batch-size": batch_size != 32}, compare)
         check_stored(families)
         found = {"environment": machine.environment("float32")}

@@ -118,8 +118,8 @@ def check_head(config: MethodConfig, facts: HostFacts) -> None:
     problem = misfit(config, facts.head)
     if problem is None and not facts.has_class_token and config.requires_class_token():  # of dense heads
         problem = misfit(config, "no class token")
-    if config.requires_prefix() and facts.num_prefix == 0:
-        problem = "needs tokens in front of the patches, such as a class token, and this model has none"
+    if problem is None and config.requires_prefix() and facts.num_prefix == 0:
+        problem = "needs tokens in front of the patches, and this model has none"
         if "score" in type(config).model_fields:
             problem += "; use score=column_mean"
     if facts.across_windows and config.needs_attention_map:
