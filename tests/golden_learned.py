@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 import golden_models as golden
 import vitrim
+from vitrim.core import loops
 
 
 def load_reducers(
@@ -48,11 +50,16 @@ def reduced(
 
 
 def forward(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the class token after every block (depth, B, C)."""
+    """Logits, and the class token after every block (depth, B, C). Loops and operators must agree on both."""
     found: list[Tensor] = []
     hooks = [block.register_forward_hook(lambda m, i, out: found.append(out[:, 0])) for block in model.blocks]
     with torch.no_grad():
+        with patch.object(loops, "INSTALLED", False):
+            by_operators = model(images), *found
+        found.clear()
         logits = model(images)
+    for one, other in zip(by_operators, (logits, *found), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-10)
     for hook in hooks:
         hook.remove()
     return logits, torch.stack(found)

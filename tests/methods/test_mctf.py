@@ -19,10 +19,11 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+from vitrim.core.alternate import match
 from vitrim.core.attention import Attention, KnownMap
 from vitrim.core.plan import Layer
 from vitrim.measure.macs import profile
-from vitrim.methods.mctf import Fuse, fuse_map, match
+from vitrim.methods.mctf import Fuse, fuse_map
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of
 from vitrim.training.objectives.mctf import draw, objective, teacher_amounts

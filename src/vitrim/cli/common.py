@@ -156,6 +156,7 @@ def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None
     return {
         "vitrim": vitrim.__version__,
         "torch": str(torch.__version__),
+        "numba": next((found.version for found in distributions(name="numba")), None),  # decisions by `core.loops`
         **{
             library: found.version  # a repository on the path has none
             for library in hosts

@@ -15,7 +15,7 @@ from vitrim.cli.setup import Record
 PACKAGES = (
     *("torch", "torchvision", "timm", "transformers", "numpy", "safetensors", "pydantic", "PyYAML", "typer", "rich"),
     *("datasets", "pillow", "accelerate", "torchmetrics", "tensorboard", "scikit-learn", "matplotlib"),
-    *("open_clip_torch", "onnx", "onnxruntime", "openvino", "optuna", "gradio"),
+    *("open_clip_torch", "onnx", "onnxruntime", "openvino", "optuna", "gradio", "numba"),
 )
 """The packages vitrim needs, always or for some commands, and the libraries whose models it reduces."""
 

@@ -7,12 +7,15 @@ or with a `Soft` matrix. From the assignment follow the pooled tokens, their exp
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vitrim.core import loops
 from vitrim.core.places import Mixed, Moved, Waiting, new_index
-from vitrim.core.tokens import Banked, TokenState, decision_dtype, flat_index, take, take_flat
+from vitrim.core.tokens import Banked, TokenState, changed, decision_dtype, flat_index, take, take_flat
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,24 @@ class Hard:
 
     def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         """Tokens (B, N, C) and their state after the reduction: (B, M, C) and the new `TokenState`."""
+        if self._suits_loop(x, state.size):
+            pooled, size = self._pool_by_loop(x, state.size)
+            return pooled, self.advance(x, state, size)
         gained = None if self.moved is None else state.size.gather(1, self.moved)
         size = self._sizes(state, gained)
         return self.pool(x, state.size, size, gained), self.advance(x, state, size)
+
+    def _suits_loop(self, x: Tensor, size: Tensor) -> bool:
+        one_count = self.valid is None and not self.maximum
+        return self._merges() and one_count and loops.suit(x, size if self.weight is None else self.weight)
+
+    def _pool_by_loop(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        """As `pool`, and the sizes (B, M) of the new tokens."""
+        pooled = x.new_empty(x.shape[0], self.anchor.shape[1], x.shape[2])
+        new_size = size.new_empty(self.anchor.shape)
+        weight = size if self.weight is None else self.weight
+        _POOL(x, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
+        return pooled, new_size
 
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
         """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank; ``size`` are
@@ -113,7 +131,8 @@ class Hard:
             bank = (*bank, self._banked(x, state, self.dropped, waiting))
         # nothing refers to a sum whose members wait
         hidden = waiting if state.banking and self.moved is not None else None
-        return replace(
+        carry = {name: _take_any(value, self.anchor) for name, value in state.carry.items()} if state.carry else {}
+        return changed(
             state,
             size=self._sizes(state) if size is None else size,
             places=Moved(state.places, self.anchor, self.moved, self.into, self.valid, state.pruned, hidden),
@@ -122,7 +141,7 @@ class Hard:
             reduced=True,
             lost=state.lost or self._loses(state.num_tokens),
             bank=bank,
-            carry={name: _take_any(value, self.anchor) for name, value in state.carry.items()},
+            carry=carry,
         )
 
     @staticmethod
@@ -277,6 +296,44 @@ def merge(
         valid=None if valid is None else _prefix_true(valid, p),
         dropped=None if dropped is None else dropped + p,
     )
+
+
+def _pool(
+    x: Any,
+    size: Any,
+    weight: Any,
+    normalise: bool,
+    anchor: Any,
+    moved: Any,
+    into: Any,
+    pooled: Any,
+    new_size: Any,
+) -> None:
+    """Fill ``pooled`` (B, M, C) and ``new_size`` (B, M): what `Hard.pool` and sums of sizes give, as a loop."""
+    total = np.empty(anchor.shape[1], weight.dtype)
+    for b in range(anchor.shape[0]):
+        for m in range(anchor.shape[1]):
+            a = anchor[b, m]
+            new_size[b, m] = size[b, a]
+            total[m] = weight[b, a]
+            for c in range(x.shape[2]):
+                pooled[b, m, c] = x[b, a, c] if normalise else weight[b, a] * x[b, a, c]
+        for r in range(moved.shape[1]):
+            new_size[b, into[b, r]] += size[b, moved[b, r]]
+            total[into[b, r]] += weight[b, moved[b, r]]
+        for r in range(moved.shape[1]):
+            s, m = moved[b, r], into[b, r]
+            a = anchor[b, m]
+            if normalise:
+                share = weight[b, s] / total[m]
+                for c in range(x.shape[2]):
+                    pooled[b, m, c] += share * (x[b, s, c] - x[b, a, c])
+            else:
+                for c in range(x.shape[2]):
+                    pooled[b, m, c] += weight[b, s] * x[b, s, c]
+
+
+_POOL = loops.Loop(_pool)
 
 
 def _left_out(state: TokenState, staying: Tensor) -> Tensor | None:

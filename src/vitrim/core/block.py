@@ -260,14 +260,12 @@ class ReducedBlock(nn.Module):
         x, state = reducer.reduce("between", x, attention, state)
         seen = reducer.remember(attention, state) if reducer.site == "after" else None
         del attention  # or q, k and v would live through the MLP, where memory peaks
-        x = self.add_mlp(x)
-        return reducer.reduce("after", x, seen, state)
+        return reducer.reduce("after", self.add_mlp(x), seen, state)
 
     def attends_as_host(self, x: Tensor, state: TokenState) -> bool:
         """Return whether the host's attention gives what ours does, as fast: sizes and a mask would be a bias."""
         unbiased = state.mask is None and (state.uniform or not self.proportional)
-        batch, n, _ = x.shape
-        heads = self.reducer.layer.num_heads
+        batch, n, heads = x.shape[0], x.shape[1], self.reducer.layer.num_heads
         return unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n)
 
     def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
@@ -311,8 +309,7 @@ class ReducedBlock(nn.Module):
         x, state = self.receive(x, self.incoming(x), *host_args)
         if self.last and self.restore == "last_block":
             x, state = state.bring_back(x)
-        x, state = self.step(x, state, *host_args)
-        return self.outgoing(x, state)
+        return self.outgoing(*self.step(x, state, *host_args))
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
         """The current tokens (B, N, C) from what the host hands this block, after `incoming` found their state."""
@@ -366,6 +363,10 @@ class ReducedBlock(nn.Module):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         """Note the state, un-merge where the output must be complete, and stamp the state on the tokens."""
+        if not (self.last or state.full_grid):  # first: at batch 1 every further question costs as much as an operator
+            self.trace.leave(self.depth, state, False)
+            setattr(x, STAMP, state)
+            return x
         if state.banking and self.last:
             x, state = state.bring_back(x)
         restored = state.banking and len(state.bank) > 0

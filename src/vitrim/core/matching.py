@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vitrim.core import loops
 from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState, decision_dtype, take
 from vitrim.errors import VitrimError
 
 SHORTEST = 1e-12  # no vector is divided by less
-
-
-def alternate_split(num_prefix: int) -> tuple[slice, slice]:
-    """Sources and destinations among the patch tokens: even and odd places of the whole sequence, prefix counted.
-
-    ToMe section 3 splits all tokens, class token included, into even places (sources) and odd places. Prefix tokens
-    neither move nor receive, so the same split is written on patches: with a class token in front, patch 0 is odd.
-
-    Example:
-        >>> alternate_split(num_prefix=1)
-        (slice(1, None, 2), slice(0, None, 2))
-    """
-    first = num_prefix % 2
-    return slice(first, None, 2), slice(1 - first, None, 2)
 
 
 def unit(keys: Tensor) -> Tensor:
@@ -35,8 +25,75 @@ def unit(keys: Tensor) -> Tensor:
     A vector of zeros stays one.
     """
     keys = keys.detach()
+    if loops.suit(keys):
+        scaled = torch.empty_like(keys, memory_format=torch.contiguous_format)
+        _UNIT(keys, SHORTEST, scaled)
+        return scaled
     length: Tensor = torch.linalg.vector_norm(keys, dim=-1, keepdim=True)
     return keys / length.clamp_min(SHORTEST)
+
+
+def _unit(keys: Any, shortest: float, scaled: Any) -> None:
+    """Fill ``scaled`` (B, N, d) as `unit` does, as a loop."""
+    for b in range(keys.shape[0]):
+        for n in range(keys.shape[1]):
+            key, row = keys[b, n], scaled[b, n]
+            square = key[0] * key[0]
+            for c in range(1, len(key)):
+                square += key[c] * key[c]
+            length = max(np.sqrt(square), keys.dtype.type(shortest))
+            for c in range(len(key)):
+                row[c] = key[c] / length
+
+
+_UNIT = loops.Loop(_unit)
+
+
+def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
+    """(B, P, d) keys of the patches, averaged over heads and scaled to length 1: what ToMe and its successors compare.
+
+    Example:
+        >>> attention = Attention(*torch.randn(3, 1, 2, 5, 8), scale=1.0)
+        >>> unit_mean_keys(attention, num_prefix=1).norm(dim=-1).round(decimals=5)
+        tensor([[1., 1., 1., 1.]])
+    """
+    keys = attention.keys.detach()
+    plain = type(attention).mean_keys is Attention.mean_keys and keys.stride(3) == 1
+    if not (plain and loops.suit(keys) and keys.numel() > 0):
+        return unit(attention.mean_keys()[:, num_prefix:])
+    batch, heads, n, dim = keys.shape
+    scaled = keys.new_empty(batch, n - num_prefix, dim)
+    length = sum((count - 1) * step for count, step in zip(keys.shape, keys.stride(), strict=True)) + 1
+    # the memory behind the view: its rows are runs, which NumPy cannot tell of a view
+    _UNIT_MEAN(keys.as_strided((length,), (1,)), *keys.stride()[:3], heads, num_prefix, SHORTEST, scaled)
+    return scaled
+
+
+def _unit_mean(
+    memory: Any, image: int, head: int, token: int, heads: int, num_prefix: int, shortest: float, scaled: Any
+) -> None:
+    """Fill ``scaled`` (B, P, d) as `unit_mean_keys` does, as a loop; images, heads and tokens lie so far apart."""
+    dim = scaled.shape[2]
+    for b in range(scaled.shape[0]):
+        for n in range(scaled.shape[1]):
+            row, at = scaled[b, n], b * image + (num_prefix + n) * token
+            key = memory[at : at + dim]
+            for c in range(dim):
+                row[c] = key[c]
+            for h in range(1, heads):
+                key = memory[at + h * head : at + h * head + dim]
+                for c in range(dim):
+                    row[c] += key[c]
+            square = row[0] * row[0]
+            for c in range(1, dim):
+                square += row[c] * row[c]
+            # the length of the mean is a share of that of the sum
+            length = max(np.sqrt(square), scaled.dtype.type(shortest * heads))
+            for c in range(dim):
+                row[c] /= length
+
+
+_UNIT_MEAN = loops.Loop(_unit_mean)
 
 
 def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -129,32 +186,6 @@ def merge_most_similar(
     moved, kept = most_similar(best, r)
     keep = torch.cat([_lookup(sources, kept), destinations.expand(moved.shape[0], destinations.shape[-1])], dim=1)
     return merge(state, keep, _lookup(sources, moved), partner.gather(1, moved) + kept.shape[1])
-
-
-def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_position: bool = True) -> Hard:
-    """Merge the first of the sources into destinations of the `alternate_split`; the others stay.
-
-    As `merge_most_similar` with that split, in half as many operations: at batch 1 their number is what merging costs.
-
-    Args:
-        state: the current state.
-        order: (B, S) the sources, those that merge first.
-        partner: (B, r) which destination each of the first r of them joins, in [0, D).
-        by_position: put the sources that stay in order of position; False: leave them as they are in ``order``.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 7, 8), num_prefix=1)
-        >>> hard = merge_alternate(state, order=torch.tensor([[2, 1, 0]]), partner=torch.tensor([[0]]))
-        >>> hard.anchor, hard.moved, hard.into
-        (tensor([[0, 2, 4, 1, 3, 5]]), tensor([[6]]), tensor([[3]]))
-    """
-    batch, r, p = order.shape[0], partner.shape[1], state.num_prefix
-    index = torch.arange(state.num_tokens, device=order.device)
-    sources, destinations = alternate_split(p)
-    tokens = torch.take(index[p:][sources], order)
-    kept = tokens[:, r:].sort(dim=1).values if by_position else tokens[:, r:]
-    anchor = torch.cat([index[:p].expand(batch, -1), kept, index[p:][destinations].expand(batch, -1)], dim=1)
-    return Hard(anchor, moved=tokens[:, :r], into=partner + (p + kept.shape[1]))
 
 
 def _lookup(table: Tensor, index: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from vitrim.core.places import Places, Refilled, Waiting
 from vitrim.errors import VitrimError
 
 STAMP = "_vitrim_state"
+Record = TypeVar("Record")
 
 
 def decision_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -60,6 +61,16 @@ def flat_index(index: Tensor, n: int) -> Tensor:
 def whole(size: int) -> int:
     """A length as an int: `torch.jit.trace` gives tensors instead, and a traced model has fixed numbers of tokens."""
     return int(size) if isinstance(size, Tensor) else size
+
+
+def changed(record: Record, **fields: Any) -> Record:
+    """`dataclasses.replace` for a frozen record that checks nothing, without asking for every field: it is as slow as
+    five operators, and a state changes in every block."""
+    if torch.compiler.is_compiling():
+        return replace(record, **fields)  # type: ignore[type-var]
+    new = object.__new__(type(record))
+    vars(new).update(vars(record), **fields)
+    return new
 
 
 def no_gradient() -> AbstractContextManager[object]:
@@ -178,7 +189,7 @@ class TokenState:
     @property
     def num_patches(self) -> int:
         """Current number of patch tokens (padding slots included where counts differ per image)."""
-        return self.num_tokens - self.num_prefix
+        return whole(self.size.shape[1]) - self.num_prefix
 
     def mean_tokens(self) -> float:
         """Tokens per image, prefix included, padding not: a mean where images keep different numbers."""

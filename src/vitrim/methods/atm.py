@@ -13,20 +13,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from vitrim.core.alternate import alternate_split, match_alternate
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import (
-    alternate_split,
-    best_partners,
-    cosines,
-    merge_alternate,
-    merge_most_similar,
-    pair_most_similar,
-    unit,
-)
+from vitrim.core.matching import best_partners, cosines, merge_most_similar, unit, unit_mean_keys
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Limited, per_layer
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
@@ -207,7 +200,7 @@ class ATMReducer(Reducer[ATM]):
             return None
         if is_traced() and self.config.obstacle() is not None:
             raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
-        patches = unit(self.similarity_keys(attention)[:, state.num_prefix :])
+        patches = self.unit_keys(attention, state.num_prefix)
         if self.config.capacity is not None or (self.config.granularity == "image" and x.shape[0] > 1):
             return self.merge_per_image(patches, state)
         if self.by_size:
@@ -217,7 +210,7 @@ class ATMReducer(Reducer[ATM]):
         r = self.num_similar(similarity.amax(dim=-1), state)
         if r == 0:
             return None
-        return merge_alternate(state, *pair_most_similar(similarity, r))
+        return match_alternate(state, similarity, r)
 
     def merge_small(self, patches: Tensor, state: TokenState) -> Hard | None:
         """Merge small tokens into large ones, behind the splitting layer."""
@@ -232,14 +225,16 @@ class ATMReducer(Reducer[ATM]):
         """The number of sources that merge, given the similarity of each to its partner (B, S)."""
         if self.config.r is not None:
             return min(self.num_removed(state), best.shape[1])
-        similar = int((best.clamp(max=1.0) > self.theta).sum())  # the one number read back from the device
+        # the one number read back from the device; a cosine rounded to more than 1 exceeds no threshold of 1
+        similar = int((best > self.theta).sum()) if self.theta < 1.0 else 0
         return min(ROUNDING[self.config.rounding](similar / max(best.shape[0], 1)), best.shape[1])
 
-    def similarity_keys(self, attention: Attention) -> Tensor:
-        """(B, N, d) or (B, N, H*d): what is compared."""
+    def unit_keys(self, attention: Attention, num_prefix: int) -> Tensor:
+        """(B, P, d) or (B, P, H*d): what is compared, of length 1."""
         if self.config.metric == "concat":
-            return attention.keys.transpose(1, 2).flatten(2).to(decision_dtype(attention.k.dtype))
-        return attention.mean_keys()
+            keys = attention.keys.transpose(1, 2).flatten(2).to(decision_dtype(attention.k.dtype))
+            return unit(keys[:, num_prefix:])
+        return unit_mean_keys(attention, num_prefix)
 
     def merge_per_image(self, patches: Tensor, state: TokenState) -> Hard | None:
         """Merge, in each image, exactly its own pairs above the threshold; pad where images keep different counts.

@@ -6,16 +6,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core.assignment import Hard, merge
+from vitrim.core import loops
+from vitrim.core.alternate import alternate_split, match_both_ways
+from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_heads
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, cosines, most_similar_first, pair_most_similar, unit
+from vitrim.core.matching import cosines, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, check_blocks, half, one_each
@@ -159,12 +162,9 @@ class MCTFReducer(Reducer[MCTF]):
             received = self.received(attention)
             even, odd = alternate_split(state.num_prefix)
             attraction = self.attraction(x, received, state, even, odd)
-            index = torch.arange(state.num_patches, device=x.device)
-            keep, moved, into = match(
-                attraction, index[even], index[odd], self.num_removed(state), self.config.bidirectional
-            )
+            pairs = match_both_ways(state, attraction, self.num_removed(state), self.config.bidirectional)
             weight = self.weight(received, state)
-        return merge(state, keep, moved, into, weight=weight, maximum=self.config.pooling == "max")
+        return replace(pairs, weight=weight, maximum=self.config.pooling == "max")
 
     def received(self, attention: Attention) -> Tensor | None:
         """(B, N) attention received, if any criterion or the pooling reads it."""
@@ -177,6 +177,12 @@ class MCTFReducer(Reducer[MCTF]):
         """(B, E, O), W of the patches at even and odd places. All factors but similarity separate into i and j."""
         p = state.num_prefix
         patches = x[:, p:].to(decision_dtype(x.dtype))
+        if self.config.tau_sim > 0.0 and received is not None and loops.suit(patches, received):
+            vectors = unit(patches)
+            attraction = cosines(vectors[:, even], vectors[:, odd])
+            tau = (self.config.tau_sim, self.config.tau_info, self.config.tau_size)
+            _ATTRACT(received, state.size, p, *tau, attraction)
+            return attraction
         single = None
         if self.config.tau_info > 0.0 and received is not None:
             single = (received.amin(1, keepdim=True) / received[:, p:]) ** self.config.tau_info
@@ -283,6 +289,29 @@ class After(MCTFReducer):
 _REDUCERS: dict[str, type[MCTFReducer]] = {"one_step_ahead": OneStepAhead, "precise": Precise, "after": After}
 
 
+def _attract(
+    received: Any, size: Any, num_prefix: int, tau_sim: float, tau_info: float, tau_size: float, attraction: Any
+) -> None:
+    """Turn the cosines in ``attraction`` (B, E, O) into W, as `MCTFReducer.attraction` does, as a loop."""
+    single = np.empty(received.shape[1] - num_prefix, received.dtype)
+    first = num_prefix % 2
+    for b in range(attraction.shape[0]):
+        least, smallest = received[b].min(), size[b].min()
+        for i in range(len(single)):
+            single[i] = (least / received[b, num_prefix + i]) ** tau_info
+            single[i] *= (smallest / size[b, num_prefix + i]) ** tau_size
+        for i in range(attraction.shape[1]):
+            own, row = single[first + 2 * i], attraction[b, i]
+            for j in range(len(row)):
+                similarity = (row[j] + 1) / 2
+                if tau_sim != 1.0:
+                    similarity = max(similarity, 0) ** tau_sim
+                row[j] = own * single[1 - first + 2 * j] * similarity
+
+
+_ATTRACT = loops.Loop(_attract)
+
+
 @reduces(MCTF)
 def _reducer(config: MCTF, layer: Layer) -> type[MCTFReducer] | None:
     return None if layer.amount is None else _REDUCERS[config.attention]
@@ -315,49 +344,3 @@ def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
     if moved is not None and into is not None:
         summed = summed.scatter_add(2, columns(into), known.gather(2, columns(moved)))
     return each.pool(summed, size.repeat_interleave(heads, dim=0)).view(batch, heads, m, m)
-
-
-def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair patches: those that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
-
-    Args:
-        attraction: (B, E, O) W of the patches at even and odd places.
-        even, odd: (E,), (O,) their patch indices.
-        r: how many fuse, 0 < r <= (E + O) // 2.
-        bidirectional: floor(r / 2) of them from even to odd places, the rest back; else all from even to odd.
-    """
-    batch, evens, odds = attraction.shape
-    forth = r // 2 if bidirectional else r
-    moved, kept, partner = move_evens(attraction, forth)
-    if forth == r:
-        return torch.cat([even[kept], odd.expand(batch, odds)], dim=1), even[moved], partner + kept.shape[1]
-    if forth:  # an even patch that has moved attracts nothing any more
-        attraction = attraction.scatter(1, moved.unsqueeze(2).expand(-1, -1, odds), -torch.inf)
-    order = most_similar_first(attraction.amax(dim=1))
-    moved_back, stays = order[:, : r - forth], order[:, r - forth :]
-    into = attraction.gather(2, moved_back.unsqueeze(1).expand(-1, evens, -1)).argmax(dim=1)
-    if forth:
-        place = torch.arange(kept.shape[1] + stays.shape[1], device=order.device).expand(batch, -1)
-        first, last = place[:, : kept.shape[1]], place[:, kept.shape[1] :]
-        into = order.new_zeros(batch, evens).scatter(1, kept, first).gather(1, into)
-        # where each odd patch ends: behind the even ones, or in one of them; what it received goes with it
-        end = order.new_zeros(batch, odds).scatter(1, order, torch.cat([into, last], dim=1))
-        into = torch.cat([end.gather(1, partner), into], dim=1)
-    return torch.cat([even[kept], odd[stays]], dim=1), torch.cat([even[moved], odd[moved_back]], dim=1), into
-
-
-def move_evens(attraction: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``count`` even patches of highest attraction, the others in order, and the odd partners of the first.
-
-    Args:
-        attraction: (B, E, O), as of `match`.
-        count: 0 <= count <= E.
-
-    Returns:
-        (B, count) and (B, E - count) even patches, and (B, count) odd ones, counted among their kind.
-    """
-    if count == 0:
-        kept = torch.arange(attraction.shape[1], device=attraction.device).expand(attraction.shape[0], -1)
-        return kept[:, :0], kept, kept[:, :0]
-    order, partner = pair_most_similar(attraction, count)
-    return order[:, :count], order[:, count:].sort(dim=1).values, partner

@@ -13,7 +13,7 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention, rows_at_once
 from vitrim.core.block import Reducer
 from vitrim.core.config import Share, StagedConfig
-from vitrim.core.matching import cosines, full_precision, pair_most_similar, unit
+from vitrim.core.matching import cosines, full_precision, pair_most_similar, unit_mean_keys
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, no_gradient, take
@@ -88,7 +88,7 @@ class PiToMeReducer(Reducer[PiToMe]):
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         r = self.num_removed(state)
-        keys = unit(attention.mean_keys()[:, state.num_prefix :])
+        keys = unit_mean_keys(attention, state.num_prefix)
         rank = self.energy(keys).argsort(dim=1, descending=True, stable=True)
         candidates = rank[:, : 2 * r] if self.protects else rank
         sources, destinations = candidates[:, ::2], candidates[:, 1::2]

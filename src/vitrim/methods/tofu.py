@@ -9,11 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from vitrim.core.alternate import alternate_split, match_alternate
 from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import Share, StagedConfig
-from vitrim.core.matching import alternate_split, cosines, merge_alternate, most_similar_first, pair_most_similar, unit
+from vitrim.core.matching import cosines, unit_mean_keys
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take
@@ -80,16 +81,13 @@ class ToFuReducer(Reducer[ToFu]):
         return self.layer.depth <= (self.layer.num_layers // 2 if until is None else until)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        keys = unit(attention.mean_keys()[:, state.num_prefix :])
+        keys = unit_mean_keys(attention, state.num_prefix)
         sources, destinations = alternate_split(state.num_prefix)
         similarity = cosines(keys[:, sources], keys[:, destinations])
+        merged = match_alternate(state, similarity, self.num_removed(state))
         if self.prunes:
-            order = most_similar_first(similarity.amax(dim=-1))
-            index = torch.arange(state.num_patches, device=x.device)
-            kept = order[:, self.num_removed(state) :].sort(dim=1).values
-            return prune(state, torch.cat([index[sources][kept], index[destinations].expand(x.shape[0], -1)], dim=1))
-        order, partner = pair_most_similar(similarity, self.num_removed(state))
-        return replace(merge_alternate(state, order, partner), weight=torch.ones_like(state.size))
+            return prune(state, merged.anchor[:, state.num_prefix :] - state.num_prefix)
+        return replace(merged, weight=torch.ones_like(state.size))
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         reduced, after = assignment.apply(x, state)

@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from vitrim.core.alternate import alternate_split, match_alternate
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.config import MethodConfig, Share
 from vitrim.core.knob import Knob
-from vitrim.core.matching import alternate_split, cosines, merge_alternate, pair_most_similar, unit
+from vitrim.core.matching import cosines, unit_mean_keys
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
@@ -105,8 +106,8 @@ class ToMeReducer(Reducer[ToMe]):
     site = "between"
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        keys = unit(attention.mean_keys()[:, state.num_prefix :])
+        keys = unit_mean_keys(attention, state.num_prefix)
         sources, destinations = alternate_split(state.num_prefix)
         similarity = cosines(keys[:, sources], keys[:, destinations])
-        order, partner = pair_most_similar(similarity, self.num_removed(state))
-        return merge_alternate(state, order, partner, by_position=self.config.kept_order == "position")
+        by_position = self.config.kept_order == "position"
+        return match_alternate(state, similarity, self.num_removed(state), by_position=by_position)

@@ -1,0 +1,234 @@
+"""Loops give what the operators give that they stand for, and stand for them only where nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import tiny
+import vitrim
+from vitrim.core import loops
+from vitrim.core.alternate import alternate_split, match_alternate, match_both_ways
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import Attention
+from vitrim.core.matching import unit, unit_mean_keys
+from vitrim.core.registry import parse_method
+from vitrim.core.tokens import TokenState
+
+FAST = settings(max_examples=40)
+DTYPES = (torch.float32, torch.float64)
+
+
+@contextmanager
+def operators() -> Iterator[None]:
+    with patch.object(loops, "INSTALLED", False):
+        yield
+
+
+def both(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """What loops give and what operators give."""
+    with operators():
+        expected = call()
+    return call(), expected
+
+
+def same(one: Hard, other: Hard) -> None:
+    for name in ("anchor", "moved", "into"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float64, levels: int = 0) -> Tensor:
+    """Random numbers; with ``levels`` only so many different ones, so that many are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.rand(shape, generator=generator, dtype=dtype)
+    return (found * levels).floor() if levels else found
+
+
+def split(state: TokenState) -> tuple[int, int]:
+    return tuple(len(range(state.num_patches)[part]) for part in alternate_split(state.num_prefix))  # type: ignore[return-value]
+
+
+# ---- the same --------------------------------------------------------------------------------------------------------
+
+
+def test_numba_is_installed_where_tests_run() -> None:
+    assert loops.INSTALLED
+
+
+@FAST
+@given(prefix=st.integers(0, 5), patches=st.integers(2, 40), batch=st.integers(1, 3), data=st.data())
+def test_pairs_of_one_direction(prefix: int, patches: int, batch: int, data: st.DataObject) -> None:
+    state = TokenState.start(torch.zeros(batch, prefix + patches, 4), prefix)
+    sources, destinations = split(state)
+    levels, r = data.draw(st.sampled_from([0, 3])), data.draw(st.integers(0, sources))
+    similarity = drawn(data.draw(st.integers(0, 999)), batch, sources, destinations, levels=levels)
+    by_position = data.draw(st.booleans())
+    same(*both(lambda: match_alternate(state, similarity, r, by_position=by_position)))
+
+
+@FAST
+@given(prefix=st.integers(0, 5), patches=st.integers(2, 40), batch=st.integers(1, 3), data=st.data())
+def test_pairs_of_both_directions(prefix: int, patches: int, batch: int, data: st.DataObject) -> None:
+    state = TokenState.start(torch.zeros(batch, prefix + patches, 4), prefix)
+    sources, destinations = split(state)
+    levels, r = data.draw(st.sampled_from([0, 3])), data.draw(st.integers(1, patches // 2))
+    attraction = drawn(data.draw(st.integers(0, 999)), batch, sources, destinations, levels=levels)
+    bidirectional = r > sources or data.draw(st.booleans())
+    same(*both(lambda: match_both_ways(state, attraction, r, bidirectional)))
+
+
+@FAST
+@given(
+    patches=st.integers(1, 20),
+    batch=st.integers(1, 3),
+    normalise=st.booleans(),
+    weighted=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    data=st.data(),
+)
+def test_merged_tokens_and_their_sizes(
+    patches: int, batch: int, normalise: bool, weighted: bool, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    seed, kept = data.draw(st.integers(0, 999)), data.draw(st.integers(1, patches))
+    x = drawn(seed, batch, 1 + patches, 5, dtype=dtype)
+    state = TokenState.start(x, num_prefix=1)
+    for again in range(2):  # the second time with sizes
+        left = state.num_patches
+        kept = min(kept, left)
+        order = drawn(seed + again, batch, left).argsort(1)
+        into = (drawn(seed + 2 + again, batch, left - kept) * kept).long()
+        weight = drawn(seed + 4, batch, 1 + left, dtype=dtype) + 0.1 if weighted else None
+        hard = merge(state, order[:, :kept], order[:, kept:], into, weight=weight, normalise=normalise)
+        (pooled, after), (expected, state) = both(lambda hard=hard, x=x, state=state: hard.apply(x, state))
+        torch.testing.assert_close(pooled, expected)
+        torch.testing.assert_close(after.size, state.size)
+        assert torch.equal(after.source, state.source)
+        x = expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_keys_of_length_one(dtype: torch.dtype, batch: int) -> None:
+    # as hosts have them: q, k and v of a token side by side
+    q, k, v = drawn(0, batch, 9, 3, 2, 8, dtype=dtype).permute(2, 0, 3, 1, 4)
+    k = k * torch.ones(9, dtype=dtype).scatter_(0, torch.tensor([4]), 0.0)[:, None]  # one key of zeros
+    for keys in (k, drawn(0, batch, 9, 3, 2, 8, dtype=dtype).permute(2, 0, 3, 1, 4)[1]):
+        attention = Attention(q, keys, v, 1.0)
+        for prefix in (0, 1, 3):
+            one, other = both(lambda attention=attention, prefix=prefix: unit_mean_keys(attention, prefix))
+            torch.testing.assert_close(one, other)
+            assert one.shape == (batch, 9 - prefix, 8)
+    torch.testing.assert_close(*both(lambda: unit(k[:, 0])))
+
+
+def test_keys_with_gaps_between_their_numbers_are_left_to_operators() -> None:
+    k = drawn(0, 1, 2, 9, 16)[..., ::2]
+    attention = Attention(k, k, k, 1.0)
+    torch.testing.assert_close(*both(lambda: unit_mean_keys(attention, 1)))
+
+
+LOOPING = (
+    *("tome:r=6", "tome:r=6,kept_order=similarity", "atm:alpha=0.4,beta=0", "tofu:keep_rate=0.8", "pitome"),
+    *("mctf:r=5", "mctf:r=6,tau_sim=2,tau_info=0.3,tau_size=0.5", "mctf:r=4,tau_info=0,pooling=size"),
+    *("mctf:r=3,pooling=max", "mctf:r=5,bidirectional=false", "mctf:r=5,attention=precise"),
+    *("mctf:r=5,attention=after", "diffrate:r=5", "evit", "dpc_knn", "bat"),
+)
+
+
+@pytest.mark.parametrize("method", LOOPING)
+@pytest.mark.parametrize("host", ["vit", "hf_vit"])
+def test_a_model_predicts_the_same(method: str, host: str) -> None:
+    model, images = tiny.HOSTS[host]().double(), tiny.images(2).double()
+    reduction = vitrim.reduce_(model, parse_method(method), record=True)
+
+    def forward() -> tuple[Tensor, Tensor, Tensor]:
+        with torch.inference_mode():
+            output = model(images)
+        return getattr(output, "logits", output), reduction.state.source, reduction.state.size
+
+    for one, other in zip(*both(forward), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
+
+
+# ---- where -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(2, requires_grad=True),
+        torch.zeros(2, device="meta"),
+        torch.zeros(2, dtype=torch.bfloat16),
+        torch.zeros(2, dtype=torch.float16),
+        torch.zeros(loops.MOST + 1),
+        torch.nn.Parameter(torch.zeros(2), requires_grad=False),  # a subclass may mean anything
+    ],
+    ids=["gradient", "meta", "bfloat16", "float16", "large", "subclass"],
+)
+def test_other_tensors_are_left_to_operators(x: Tensor) -> None:
+    assert loops.suit(torch.zeros(2))
+    assert not loops.suit(x)
+    assert not loops.suit(torch.zeros(2), x)
+
+
+def test_who_watches_operators_sees_them() -> None:
+    seen: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(loops.suit(x))
+        return x * 2.0
+
+    look(torch.zeros(2))
+    with FlopCounterMode(display=False):
+        look(torch.zeros(2))
+    torch.vmap(look)(torch.zeros(2, 2))
+    torch.func.jvp(look, (torch.zeros(2),), (torch.ones(2),))
+    with torch.autograd.forward_ad.dual_level():
+        look(torch.zeros(2))
+    with torch.device("cpu"):  # a mode of functions
+        look(torch.zeros(2))
+    torch.jit.trace(look, torch.zeros(2), check_trace=False)
+    assert seen[0]
+    assert len(seen) >= 7
+    assert not any(seen[1:])
+
+
+def test_an_exported_model_holds_operators() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, vitrim.ToMe(r=6))
+    with patch.object(loops.Loop, "__call__", side_effect=AssertionError("a loop ran")):
+        exported = torch.export.export(model, (tiny.images(2),)).module()
+        torch.compile(model, backend="eager", fullgraph=True)(tiny.images(2))
+    with torch.inference_mode():
+        torch.testing.assert_close(exported(tiny.images(2)), model(tiny.images(2)))
+
+
+def test_a_loop_that_cannot_be_kept_is_compiled_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code from a string has no file beside which it could lie."""
+    space: dict[str, Any] = {}
+    exec("def fill(x, out):\n    for i in range(len(x)):\n        out[i] = x[i] + 1.0", space)
+    filled = torch.empty(3)
+    loops.Loop(space["fill"])(torch.arange(3.0), filled)
+    assert filled.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_without_numba_operators_decide() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, vitrim.ToMe(r=6))
+    with operators(), torch.inference_mode(), patch.object(loops.Loop, "__call__", side_effect=AssertionError):
+        model(tiny.images(1))
+    with (
+        torch.inference_mode(),
+        pytest.raises(AssertionError),
+        patch.object(loops.Loop, "__call__", side_effect=AssertionError),
+    ):
+        model(tiny.images(1))
