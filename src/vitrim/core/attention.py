@@ -7,15 +7,17 @@ the full map exist only for the methods that are defined by them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrim.core.tokens import decision_dtype, is_traced, take
+from vitrim.core import loops
+from vitrim.core.tokens import changed, decision_dtype, is_traced, take
 
 # read once: torch.compile cannot trace the query, and the processor does not change
 _CAPABILITIES = torch.cpu.get_capabilities()
@@ -105,7 +107,7 @@ class Attention:
         if bias is not None and bias.shape[2] != 1:
             bias = bias[:, :, :count]
         queries = None if self.queries is None else self.queries[:, :count]
-        return replace(self, q=self.q[:, :, :count], bias=bias, queries=queries)
+        return changed(self, q=self.q[:, :, :count], bias=bias, queries=queries)
 
     def select(self, index: Tensor) -> Attention:
         """The same attention for the query rows ``index`` (B, M) only."""
@@ -117,23 +119,37 @@ class Attention:
             rows = index[:, None, :, None].expand(batch, bias.shape[1], -1, bias.shape[3])
             bias = bias.expand(batch, -1, -1, -1).gather(2, rows)  # one bias may serve all images
         queries = index if self.queries is None else self.queries.gather(1, index)
-        return replace(self, q=q, bias=bias, queries=queries)
+        return changed(self, q=q, bias=bias, queries=queries)
 
     def with_values(self, values: Tensor) -> Attention:
         """The same attention over other values, given as (B, N, H*d)."""
         batch, n, width = values.shape
         heads = self.k.shape[1]
-        return replace(self, v=values.view(batch, n, heads, width // heads).transpose(1, 2))
+        return changed(self, v=values.view(batch, n, heads, width // heads).transpose(1, 2))
 
     def detach(self) -> Attention:
         """The same attention outside the autograd graph: decisions carry no gradient."""
+        if not torch.is_grad_enabled():  # whatever is computed of it carries none
+            return self
         k_raw = None if self.k_raw is None else self.k_raw.detach()
         bias = None if self.bias is None else self.bias.detach()  # a relative position bias is learned
-        return replace(self, q=self.q.detach(), k=self.k.detach(), k_raw=k_raw, bias=bias)
+        return changed(self, q=self.q.detach(), k=self.k.detach(), k_raw=k_raw, bias=bias)
 
     def class_row(self) -> Tensor:
         """(B, H, N) attention probabilities of the class token (query 0) over all tokens, in at least float32."""
         return self.rows(1).probabilities().squeeze(2)
+
+    def class_mean(self) -> Tensor:
+        """(B, N) attention that each token gets from the class token, averaged over heads, in at least float32."""
+        k = self.k
+        plain = type(self) is Attention and k.stride(3) == 1 and k.numel() > 0
+        if plain and loops.suit(self.q, k, *(() if self.bias is None else (self.bias,))):
+            batch, heads, n, _ = k.shape
+            mean = k.new_empty(batch, n)
+            bias = k.new_empty(0, 0, 0) if self.bias is None else self.bias[:, :, 0].expand(batch, heads, n)
+            _CLASS_MEAN(self.q[:, :, 0], *loops.memory_of(k), self.scale, bias, mean)
+            return mean
+        return self.class_row().mean(dim=1)
 
     def column_mean(self) -> Tensor:
         """(B, N) attention each token receives, averaged over heads and queries, in at least float32.
@@ -165,7 +181,7 @@ class Attention:
         own = slice(first, first + count)
         bias = self.bias if self.bias is None or self.bias.shape[0] == 1 else self.bias[own]
         raw, queries = (None if one is None else one[own] for one in (self.k_raw, self.queries))
-        return replace(self, q=self.q[own], k=self.k[own], v=None, k_raw=raw, bias=bias, queries=queries)
+        return changed(self, q=self.q[own], k=self.k[own], v=None, k_raw=raw, bias=bias, queries=queries)
 
     def _heads(self, first: int, count: int) -> Attention:
         """``count`` heads without their values, for what is averaged over heads."""
@@ -173,7 +189,39 @@ class Attention:
             return self
         own = slice(first, first + count)
         bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, own]
-        return replace(self, q=self.q[:, own], k=self.k[:, own], v=None, k_raw=None, bias=bias)
+        return changed(self, q=self.q[:, own], k=self.k[:, own], v=None, k_raw=None, bias=bias)
+
+
+def _class_mean(q: Any, memory: Any, image: int, head: int, token: int, scale: float, bias: Any, mean: Any) -> None:
+    """Fill ``mean`` (B, N) as `Attention.class_mean` does from queries (B, H, d), as a loop; see `loops.memory_of`."""
+    _, heads, dim = q.shape
+    row = np.empty(mean.shape[1], mean.dtype)
+    one = mean.dtype.type(1.0)
+    for b in range(mean.shape[0]):
+        mean[b, :] = 0
+        for h in range(heads):
+            query = q[b, h] * mean.dtype.type(scale)
+            largest = mean.dtype.type(-np.inf)
+            for n in range(len(row)):
+                at = b * image + h * head + n * token
+                key = memory[at : at + dim]
+                product = query[0] * key[0]
+                for c in range(1, dim):
+                    product += query[c] * key[c]
+                if len(bias) > 0:
+                    product += bias[b, h, n]
+                row[n] = product
+                largest = max(largest, product)
+            total = mean.dtype.type(0.0)
+            for n in range(len(row)):
+                row[n] = np.exp(row[n] - largest)
+                total += row[n]
+            share = one / (total * mean.dtype.type(heads))
+            for n in range(len(row)):
+                mean[b, n] += row[n] * share
+
+
+_CLASS_MEAN = loops.Loop(_class_mean)
 
 
 @dataclass(frozen=True)
@@ -197,22 +245,22 @@ class KnownMap(Attention):
         return self.known.mean(dim=(1, 2))
 
     def rows(self, count: int) -> Attention:
-        return KnownMap(**{**super().rows(count).parts(), "known": self.known[:, :, :count]})
+        return changed(super().rows(count), known=self.known[:, :, :count])
 
     def select(self, index: Tensor) -> Attention:
         rows = index[:, None, :, None].expand(-1, self.known.shape[1], -1, self.known.shape[3])
-        return KnownMap(**{**super().select(index).parts(), "known": self.known.gather(2, rows)})
+        return changed(super().select(index), known=self.known.gather(2, rows))
 
     def images(self, first: int, count: int) -> Attention:
         known = self.known[first : first + count]
-        return KnownMap(**{**super().images(first, count).parts(), "known": known})
+        return changed(super().images(first, count), known=known)
 
     def _heads(self, first: int, count: int) -> Attention:
         known = self.known[:, first : first + count]
-        return KnownMap(**{**super()._heads(first, count).parts(), "known": known})
+        return changed(super()._heads(first, count), known=known)
 
     def detach(self) -> Attention:
-        return KnownMap(**{**super().detach().parts(), "known": self.known.detach()})
+        return changed(super().detach(), known=self.known.detach())
 
 
 def map_is_faster(attention: Attention) -> bool:

@@ -16,13 +16,13 @@ from vitrim.core.attention import Attention, merge_heads, unfused_is_faster
 from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.materialise import FromMeta
 from vitrim.core.plan import Layer
-from vitrim.core.schedule import effective_keep
 from vitrim.core.sharding import change_class
 from vitrim.core.tokens import STAMP, TokenState, product_dtype, take, unmerge
 from vitrim.core.trace import Trace, recomputes
 from vitrim.errors import UnsupportedModelError
 
 Site = Literal["before", "query", "between", "after"]
+Step = tuple[Tensor, TokenState]
 C = TypeVar("C", bound=MethodConfig)
 
 
@@ -74,10 +74,7 @@ class Reducer(FromMeta, Generic[C]):
 
     def num_keep(self, state: TokenState) -> int:
         """Number of patch tokens this layer keeps, a Python int."""
-        amount, current = self.layer.amount, state.num_patches
-        if amount is None:
-            return current
-        return effective_keep(amount, self.config.least_kept(current), state.initial_patches, current)
+        return self.layer.keep(self.config, state.initial_patches, state.num_patches)
 
     def num_removed(self, state: TokenState) -> int:
         """Number of patch tokens this layer removes, a Python int."""
@@ -105,16 +102,14 @@ class Reducer(FromMeta, Generic[C]):
             return None
         return self.assign(x, cast(Attention, attention), state)
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         """Called at ``before``, ``between`` and ``after`` of the block; acts at its own site."""
         if site != self.site:
             return x, state
         assignment = self(x, attention, state)
         return (x, state) if assignment is None else self.carry_out(assignment, x, state)
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
         """Move the tokens ``x`` (B, N, C) as `assign` decided; a method that changes what comes out overrides it."""
         return assignment.apply(x, state)
 
@@ -186,9 +181,7 @@ class Idle(Reducer[C]):
     def spares_block(self) -> bool:
         return True
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         return x, state
 
 
@@ -241,7 +234,7 @@ class ReducedBlock(nn.Module):
 
     # ---- the data flow ---------------------------------------------------------------------------------------------
 
-    def step(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+    def step(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
         """One block as a pure function of tokens (B, N, C) and their state."""
         reducer = self.reducer
         x, state = reducer.reduce("before", x, None, state)
@@ -268,7 +261,7 @@ class ReducedBlock(nn.Module):
         batch, n, heads = x.shape[0], x.shape[1], self.reducer.layer.num_heads
         return unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n)
 
-    def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> tuple[Tensor, TokenState]:
+    def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> Step:
         """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
 
         A saving, not a reduction: size, source and position stay. Nothing is decided ``between`` any more, since
@@ -311,7 +304,7 @@ class ReducedBlock(nn.Module):
             x, state = state.bring_back(x)
         return self.outgoing(*self.step(x, state, *host_args))
 
-    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
         """The current tokens (B, N, C) from what the host hands this block, after `incoming` found their state."""
         if state.held is not None:
             return state.held, replace(state, held=None)

@@ -69,6 +69,16 @@ def suit(*tensors: Tensor) -> bool:
     return watchers == 0 and not transformed
 
 
+def memory_of(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """The memory (S,) behind a view (B, H, N, d) of rows without gaps, and how far images, heads and tokens lie apart.
+
+    NumPy cannot tell of a view that its rows are runs, and without that they are read number by number.
+    """
+    length = sum((count - 1) * step for count, step in zip(x.shape, x.stride(), strict=True)) + 1
+    image, head, token, _ = x.stride()
+    return x.as_strided((length,), (1,)), image, head, token
+
+
 def _compile(function: Callable[..., None]) -> Callable[..., None]:
     import numba  # takes half a second, so only where it is used
 

@@ -63,16 +63,14 @@ def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
         return unit(attention.mean_keys()[:, num_prefix:])
     batch, heads, n, dim = keys.shape
     scaled = keys.new_empty(batch, n - num_prefix, dim)
-    length = sum((count - 1) * step for count, step in zip(keys.shape, keys.stride(), strict=True)) + 1
-    # the memory behind the view: its rows are runs, which NumPy cannot tell of a view
-    _UNIT_MEAN(keys.as_strided((length,), (1,)), *keys.stride()[:3], heads, num_prefix, SHORTEST, scaled)
+    _UNIT_MEAN(*loops.memory_of(keys), heads, num_prefix, SHORTEST, scaled)
     return scaled
 
 
 def _unit_mean(
     memory: Any, image: int, head: int, token: int, heads: int, num_prefix: int, shortest: float, scaled: Any
 ) -> None:
-    """Fill ``scaled`` (B, P, d) as `unit_mean_keys` does, as a loop; images, heads and tokens lie so far apart."""
+    """Fill ``scaled`` (B, P, d) as `unit_mean_keys` does, as a loop; see `loops.memory_of`."""
     dim = scaled.shape[2]
     for b in range(scaled.shape[0]):
         for n in range(scaled.shape[1]):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from vitrim.core.config import MethodConfig
 from vitrim.core.facts import HostFacts
-from vitrim.core.schedule import Amount
+from vitrim.core.schedule import Amount, effective_keep
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,22 @@ class Layer:
     has_class_token: bool
     grid_size: tuple[int, int]
     amounts: tuple[Amount | None, ...] = ()
+    _kept: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def keep(self, config: MethodConfig, initial: int, current: int) -> int:
+        """The number of patch tokens that this block keeps of ``current`` ones, ``initial`` at first.
+
+        Remembered, as it is asked for several times in every forward; ``config`` is always that of the plan.
+        """
+        if torch.compiler.is_compiling():  # which would compile again when something new is remembered
+            return self._keep(config, initial, current)
+        if (initial, current) not in self._kept:
+            self._kept[initial, current] = self._keep(config, initial, current)
+        return self._kept[initial, current]
+
+    def _keep(self, config: MethodConfig, initial: int, current: int) -> int:
+        amount = self.amount
+        return current if amount is None else effective_keep(amount, config.least_kept(current), initial, current)
 
     @property
     def amount(self) -> Amount | None:

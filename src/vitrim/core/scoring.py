@@ -103,7 +103,7 @@ def patch_score(attention: Attention, state: TokenState, score: Score, *, gradie
     if not gradient:
         attention = attention.detach()
     if score == "class_token":
-        received = attention.class_row().mean(dim=1)
+        received = attention.class_mean()
     elif score == "prefix_mean":
         received = attention.rows(state.num_prefix).column_mean()
     else:
