@@ -1,6 +1,6 @@
 """What vitrim costs beyond the computation itself: against a plain slice, a straightforward loop, and dense.
 
-    python benchmarks/baselines.py --batch-size 1 --rounds 60 --json baselines_1.json
+    python benchmarks/baselines.py --batch-size 1 --rounds 60 --operators --json baselines_1.json
     python benchmarks/baselines.py --batch-size 8 --rounds 15 --json baselines_8.json
     python benchmarks/baselines.py --batch-size 32 --rounds 5 --share 0.5 --json baselines_32.json
     python benchmarks/baselines.py --model test_vit --size 96 --rounds 3 --warmup-rounds 1 -m tome:r=3 -m topk   # a try
@@ -22,9 +22,10 @@ import argparse
 import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from methods import at_share
 from plain_loops import LOOPS, Cut, Forward, Plain, slicing
 from vitrim.cli import common
+from vitrim.core import loops
 from vitrim.core.block import ReducedBlock
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of, parse_method
@@ -65,6 +67,7 @@ HEADER = (
     "loop ms",
     "over slice",
     "over loop",
+    "over operators",
     "over dense",
     "promised",
     "ratio",
@@ -91,6 +94,7 @@ class Subject:
     slice: Forward
     loop: Forward | None
     counts: tuple[int, ...]
+    operators: bool = False
 
     @property
     def name(self) -> str:
@@ -100,7 +104,16 @@ class Subject:
     def runs(self) -> dict[str, Forward]:
         """What is timed, by name."""
         forms: dict[str, Forward | None] = {"": self.reduced, " slice": self.slice, " loop": self.loop}
+        if self.operators:
+            forms[" operators"] = partial(by_operators, self.reduced)
         return {self.name + form: run for form, run in forms.items() if run is not None}
+
+
+def by_operators(model: nn.Module, images: Tensor) -> Tensor:
+    """The forward without compiled loops."""
+    with patch.object(loops, "INSTALLED", False):
+        found: Tensor = model(images)
+    return found
 
 
 def subject(model: nn.Module, config: MethodConfig, images: Tensor) -> Subject:
@@ -164,10 +177,12 @@ def check_loops(model: nn.Module, configs: Iterable[MethodConfig], images: Tenso
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
-def compare(model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, budget: Budget) -> list[Row]:
-    """A row per method, all timed in one interleaved run."""
+def compare(
+    model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, budget: Budget, operators: bool = False
+) -> list[Row]:
+    """A row per method, all timed in one interleaved run; with ``operators`` also without compiled loops."""
     dense = {f"dense ({kernel})": copy_ for kernel, copy_ in dense_copies(model).items()}
-    subjects = [subject(model, config, images) for config in configs]
+    subjects = [replace(subject(model, config, images), operators=operators) for config in configs]
     promised = {one.name: promised_speedup(model, one.reduced, images) for one in subjects}
     whole = count_macs(model, images[:1]).total
     runs: dict[str, Forward] = dict(dense)
@@ -202,6 +217,7 @@ def _ratios(times: Mapping[str, FloatArray], one: Subject, baseline: str) -> Row
         "dense_p50_ms": middle(baseline),
         "over_slice": over(f"{one.name} slice"),
         "over_loop": over(f"{one.name} loop"),
+        "over_operators": over(f"{one.name} operators"),
         "over_dense": over(baseline),
         "slice_over_dense": vars(paired_speedup(times[baseline], times[f"{one.name} slice"])),
     }
@@ -240,7 +256,7 @@ def markdown(rows: Iterable[Row]) -> str:
         targets = [target if met else f"**{target} missed**" for target, met in row["targets"].items()]
         cells = [f"`{row['method']}`"]
         cells += ["" if row[key] is None else f"{row[key]:.1f}" for key in ("p50_ms", "slice_p50_ms", "loop_p50_ms")]
-        cells += [ratio(row[key]) for key in ("over_slice", "over_loop", "over_dense")]
+        cells += [ratio(row[key]) for key in ("over_slice", "over_loop", "over_operators", "over_dense")]
         cells += [f"{row['promised_speedup']:.2f}", f"{row['ratio']:.2f}", "; ".join(targets)]
         lines.append(_line(cells))
     return "\n".join(lines)
@@ -280,6 +296,7 @@ def parse_arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30, help="at each setting; every form runs once in each")
     parser.add_argument("--warmup-rounds", type=int, default=3, help="rounds before, not counted")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--operators", action="store_true", help="time vitrim without compiled loops, too")
     parser.add_argument("--json", help="write the record to this file, after every setting")
     return parser.parse_args(given)
 
@@ -310,7 +327,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         for size in sorted(arguments.batch_size):
             setting = {"model": arguments.model, "batch_size": size, "dtype": dtype}
             with one_line_errors(f"batch size {size}, {dtype}"):
-                found = compare(cast, configs, images[:size].to(device, DTYPES[dtype]), budget)
+                found = compare(cast, configs, images[:size].to(device, DTYPES[dtype]), budget, arguments.operators)
             found = [{**setting, **row, "targets": verdicts(row, size)} for row in found]
             rows += found
             common.write_json(arguments.json, record)

@@ -115,6 +115,27 @@ def test_merged_tokens_and_their_sizes(
         x = expected
 
 
+@pytest.mark.parametrize(
+    ("keep", "moved", "into", "message"),
+    [
+        ([0, 4], [1], [0], "not among those there are"),
+        ([0, -2], [1], [0], "not among those there are"),
+        ([0, 2], [4], [0], "not among those there are"),
+        ([0, 2], [-2], [0], "not among those there are"),
+        ([0, 2], [1], [2], "one that is not kept"),
+        ([0, 2], [1], [-2], "one that is not kept"),
+    ],
+)
+def test_tokens_that_there_are_not_are_refused(
+    keep: list[int], moved: list[int], into: list[int], message: str
+) -> None:
+    x = torch.zeros(1, 5, 3)
+    state = TokenState.start(x, num_prefix=1)
+    hard = merge(state, *(torch.tensor([each]) for each in (keep, moved, into)))
+    with pytest.raises(IndexError, match=message):
+        hard.apply(x, state)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_keys_of_length_one(dtype: torch.dtype, batch: int) -> None:

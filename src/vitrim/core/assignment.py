@@ -310,6 +310,11 @@ def _pool(
     new_size: Any,
 ) -> None:
     """Fill ``pooled`` (B, M, C) and ``new_size`` (B, M): what `Hard.pool` and sums of sizes give, as a loop."""
+    # a method outside of vitrim may be wrong, and a loop would read what lies behind the array
+    if anchor.min() < 0 or moved.min() < 0 or max(anchor.max(), moved.max()) >= x.shape[1]:
+        raise IndexError("a token to keep or to move is not among those there are")
+    if into.min() < 0 or into.max() >= anchor.shape[1]:
+        raise IndexError("a token is to join one that is not kept")
     total = np.empty(anchor.shape[1], weight.dtype)
     for b in range(anchor.shape[0]):
         for m in range(anchor.shape[1]):

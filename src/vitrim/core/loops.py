@@ -20,7 +20,8 @@ from vitrim.core.tokens import is_traced
 INSTALLED = find_spec("numba") is not None
 
 MOST = 2**18
-"""Numbers in the largest tensor that loops are for: they use one core, so operators that use all are faster beyond."""
+"""Numbers in the largest tensor that loops are for: they use one core, and operators all of them. On two cores both are
+equally fast from DeiT-S at batch 8 on, whatever is the most."""
 
 _DTYPES = (torch.float32, torch.float64)
 
