@@ -136,6 +136,28 @@ def test_tokens_that_there_are_not_are_refused(
         hard.apply(x, state)
 
 
+def test_indices_and_weights_of_other_tokens_are_refused() -> None:
+    x = torch.zeros(2, 5, 3)
+    state = TokenState.start(x, num_prefix=1)
+    keep, moved, into = torch.tensor([[0, 1]] * 2), torch.tensor([[2, 3]] * 2), torch.tensor([[0, 1]] * 2)
+    for hard in (
+        merge(state, keep, moved, into[:, :1]),
+        merge(state, keep, moved[:1], into[:1]),
+        merge(state, keep[:1], moved, into),
+        merge(state, keep, moved, into, weight=torch.ones(2, 4)),
+    ):
+        with pytest.raises(IndexError, match="do not belong together"):
+            hard.apply(x, state)
+
+
+@pytest.mark.parametrize("method", ["tome:r=6", "mctf:r=5", "atm:alpha=0.4,beta=0", "evit"])
+def test_a_batch_of_no_images(method: str) -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, parse_method(method))
+    with torch.inference_mode():
+        assert model(tiny.images(1)[:0]).shape[0] == 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_keys_of_length_one(dtype: torch.dtype, batch: int) -> None:
@@ -202,9 +224,10 @@ def test_a_model_predicts_the_same(method: str, host: str) -> None:
         torch.zeros(2, dtype=torch.bfloat16),
         torch.zeros(2, dtype=torch.float16),
         torch.zeros(loops.MOST + 1),
+        torch.zeros(0),
         torch.nn.Parameter(torch.zeros(2), requires_grad=False),  # a subclass may mean anything
     ],
-    ids=["gradient", "meta", "bfloat16", "float16", "large", "subclass"],
+    ids=["gradient", "meta", "bfloat16", "float16", "large", "empty", "subclass"],
 )
 def test_other_tensors_are_left_to_operators(x: Tensor) -> None:
     assert loops.suit(torch.zeros(2))

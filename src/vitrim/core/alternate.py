@@ -139,7 +139,7 @@ def match_both_ways(state: TokenState, attraction: Tensor, r: int, bidirectional
         >>> hard.anchor, hard.moved, hard.into
         (tensor([[0, 2, 1]]), tensor([[4, 3]]), tensor([[2, 1]]))
     """
-    if loops.suit(attraction) and attraction.numel() > 0:
+    if loops.suit(attraction):
         kept = state.num_tokens - r
         index = torch.empty(attraction.shape[0], state.num_tokens + r, dtype=torch.int64)
         _BOTH_WAYS(attraction, r // 2 if bidirectional else r, r, state.num_prefix, index)

@@ -311,6 +311,8 @@ def _pool(
 ) -> None:
     """Fill ``pooled`` (B, M, C) and ``new_size`` (B, M): what `Hard.pool` and sums of sizes give, as a loop."""
     # a method outside of vitrim may be wrong, and a loop would read what lies behind the array
+    if into.shape != moved.shape or weight.shape != size.shape or not len(x) == len(anchor) == len(moved):
+        raise IndexError("tokens, their weights, those to move and what they join do not belong together")
     if anchor.min() < 0 or moved.min() < 0 or max(anchor.max(), moved.max()) >= x.shape[1]:
         raise IndexError("a token to keep or to move is not among those there are")
     if into.min() < 0 or into.max() >= anchor.shape[1]:

@@ -142,7 +142,7 @@ class Attention:
     def class_mean(self) -> Tensor:
         """(B, N) attention that each token gets from the class token, averaged over heads, in at least float32."""
         k = self.k
-        plain = type(self) is Attention and k.stride(3) == 1 and k.numel() > 0
+        plain = type(self) is Attention and k.stride(3) == 1 and self.q.shape[:2] == k.shape[:2]
         if plain and loops.suit(self.q, k, *(() if self.bias is None else (self.bias,))):
             batch, heads, n, _ = k.shape
             mean = k.new_empty(batch, n)

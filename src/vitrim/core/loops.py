@@ -55,14 +55,14 @@ class Loop:
 def suit(*tensors: Tensor) -> bool:
     """Return whether loops take the place of operators on ``tensors``, whose values are decided by or moved.
 
-    Small tensors on a CPU in float32 or float64, whose gradient nobody asks for. A compiler, an exporter, a tracer and
-    what watches operators (counters, `torch.func`) must see operators.
+    Small tensors on a CPU in float32 or float64, not empty, whose gradient nobody asks for. A compiler, an exporter, a
+    tracer and what watches operators (counters, `torch.func`) must see operators.
     """
     if not INSTALLED or torch.compiler.is_compiling() or is_traced():
         return False
     for x in tensors:
         own = type(x) is Tensor and x.device.type == "cpu" and x.dtype in _DTYPES
-        if not own or x.requires_grad or x.numel() > MOST:
+        if not own or x.requires_grad or not 0 < x.numel() <= MOST:
             return False
     watchers = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
     # differentiated in another way than `requires_grad` tells

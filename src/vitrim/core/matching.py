@@ -59,7 +59,7 @@ def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
     """
     keys = attention.keys.detach()
     plain = type(attention).mean_keys is Attention.mean_keys and keys.stride(3) == 1
-    if not (plain and loops.suit(keys) and keys.numel() > 0):
+    if not (plain and loops.suit(keys)):
         return unit(attention.mean_keys()[:, num_prefix:])
     batch, heads, n, dim = keys.shape
     scaled = keys.new_empty(batch, n - num_prefix, dim)
