@@ -108,7 +108,7 @@ class PiToMeReducer(Reducer[PiToMe]):
         step, others = rows_at_once(keys), keys.transpose(1, 2)
         with no_gradient(), full_precision(keys):
             parts = [
-                F.elu(keys[:, at : at + step] @ others - self.margin).mean(dim=-1)
+                F.elu((keys[:, at : at + step] @ others).sub_(self.margin), inplace=True).mean(dim=-1)
                 for at in range(0, keys.shape[1], step)
             ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
