@@ -190,6 +190,12 @@ def test_attention_of_the_class_token(dtype: torch.dtype, batch: int) -> None:
         torch.testing.assert_close(*both(attention.class_mean))
 
 
+def test_attention_of_other_heads_than_the_keys_is_left_to_operators_which_refuse_it() -> None:
+    q, k = drawn(0, 1, 3, 9, 8), drawn(1, 1, 2, 9, 8)
+    with pytest.raises(RuntimeError, match="must match"):
+        Attention(q, k, k, 0.5).class_mean()
+
+
 LOOPING = (
     *("tome:r=6", "tome:r=6,kept_order=similarity", "atm:alpha=0.4,beta=0", "tofu:keep_rate=0.8", "pitome"),
     *("mctf:r=5", "mctf:r=6,tau_sim=2,tau_info=0.3,tau_size=0.5", "mctf:r=4,tau_info=0,pooling=size"),
