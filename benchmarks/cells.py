@@ -1,8 +1,8 @@
 """One cell of a large measurement: a model at one image size, batch size and dtype, on one engine.
 
-The dense model is timed first, with every attention kernel that fits into memory; then each method in turn with the
-fastest of them, in a run of their own, so that a measurement that is stopped loses one row. Shared by
-benchmarks/resolution.py and benchmarks/gpu.py.
+The dense model is timed first, with every attention kernel that fits into memory; then methods in turn with the fastest
+of them. Shared by benchmarks/resolution.py, which times all methods of a cell in one run, and benchmarks/gpu.py, which
+gives each a run of its own, so that a measurement that is stopped loses one row.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -32,6 +33,7 @@ from vitrim.measure.bench import promised_speedup
 from vitrim.measure.engines import Call, Engine, compilation
 from vitrim.measure.latency import (
     Budget,
+    FloatArray,
     dense_copies,
     fastest,
     images_per_second,
@@ -44,6 +46,7 @@ from vitrim.measure.macs import profile
 
 T = TypeVar("T")
 
+DENSE = "dense"
 MIB = 2**20
 ROOM = 0.8
 """The share of free memory that an estimate may take."""
@@ -170,26 +173,56 @@ class Cell:
         speed = images_per_second(len(self.images), p50[best])
         return {**row, "images_per_second": speed, "prepare_seconds": prepared[best][1]}
 
-    def reduced(self, config: MethodConfig, kernel: str, *, matching: bool = False) -> Row:
-        """A method against the dense model on ``kernel``; ``matching``: also the share of time that deciding takes."""
+    def reduced(self, config: MethodConfig, kernel: str) -> Row:
+        """A method against the dense model on ``kernel``."""
+        return self.together({config.name: config}, kernel)[config.name]
+
+    def together(self, configs: Mapping[str, MethodConfig], kernel: str, *, matching: bool = False) -> dict[str, Row]:
+        """Several methods in one run, in turn with the dense model on ``kernel``, which they share: a row for each.
+
+        What does not run says so in its row, and the others go on. ``matching``: also the share of time that deciding
+        takes.
+        """
         if kernel not in self.calls:
             self.calls = {kernel: self.prepare(self.kernels()[kernel])[0]}
-        model = reduced_copy(self.model, config)
-        call, seconds = self.prepare(model)
+        models: dict[str, nn.Module] = {}
+        ready: dict[str, tuple[Call, float]] = {}
+        rows: dict[str, Row] = {}
+        for name, config in configs.items():
+            models[name] = reduced_copy(self.model, config)
+            prepared = attempt(partial(self.prepare, models[name]))
+            if isinstance(prepared, dict):
+                rows[name] = prepared
+            else:
+                ready[name] = prepared
+        calls = {DENSE: self.calls[kernel], **{name: call for name, (call, _) in ready.items()}}
         with torch.inference_mode():
-            times = time_interleaved({"dense": self.calls[kernel], "reduced": call}, self.images.device, self.budget)
-            peak = self.engine.peak_mib(model, call, self.images)
-        speedup, latency = paired_speedup(times["dense"], times["reduced"]), summarise(times["reduced"])
-        promised = promised_speedup(self.model, model, self.images)
+            times = time_interleaved(calls, self.images.device, self.budget)
+        for name, (call, seconds) in ready.items():
+            row = {"kernel": kernel, "prepare_seconds": seconds, **_speed(times[DENSE], times[name])}
+            rows[name] = row | self._promised(configs[name], models[name])
+            rows[name]["ratio"] = row["speedup"] / rows[name]["promised_speedup"]
+            with torch.inference_mode():
+                rows[name]["peak_memory_mib"] = self.engine.peak_mib(models[name], call, self.images)
+            if matching:
+                repeats = 3 if row["p50_ms"] < SLOW_MS else 1
+                rows[name]["matching_time"] = deciding_share(models[name], self.images, repeats)
+        return rows
+
+    def _promised(self, config: MethodConfig, model: nn.Module) -> Row:
+        """What MACs say of a method."""
         macs = profile(self.model, config, self.images if config.is_adaptive() else self.images[:1]).macs
-        row: Row = {"setting": config.describe(), "kernel": kernel, "rounds": len(times["reduced"])}
-        row |= {"dense_p50_ms": summarise(times["dense"]).p50_ms, "p50_ms": latency.p50_ms, "iqr_ms": latency.iqr_ms}
-        row |= {"speedup": speedup.median, "speedup_q1": speedup.q1, "speedup_q3": speedup.q3}
-        row |= {"promised_speedup": promised, "ratio": speedup.median / promised, "prepare_seconds": seconds}
-        row |= {"matching_macs": macs.matching / macs.total, "peak_memory_mib": peak}
-        row |= {"adaptive": config.is_adaptive(), "macs": macs.total}
-        repeats = 3 if latency.p50_ms < SLOW_MS else 1
-        return {**row, "matching_time": deciding_share(model, self.images, repeats)} if matching else row
+        row: Row = {"setting": config.describe(), "adaptive": config.is_adaptive(), "macs": macs.total}
+        row["promised_speedup"] = promised_speedup(self.model, model, self.images)
+        return {**row, "matching_macs": macs.matching / macs.total}
+
+
+def _speed(dense: FloatArray, reduced: FloatArray) -> Row:
+    """Speed-up and latency, from the milliseconds of the same rounds."""
+    speedup, latency = paired_speedup(dense, reduced), summarise(reduced)
+    row: Row = {"rounds": len(reduced), "dense_p50_ms": summarise(dense).p50_ms}
+    row |= {"p50_ms": latency.p50_ms, "iqr_ms": latency.iqr_ms}
+    return {**row, "speedup": speedup.median, "speedup_q1": speedup.q1, "speedup_q3": speedup.q3}
 
 
 def deciding_share(model: nn.Module, images: Tensor, repeats: int = 3) -> float:

@@ -7,13 +7,13 @@
 ViT-S and ViT-B with random weights at 224 to 1024 px, batch 1 and 8; ToMe, ATM, Top-K, EViT, Cropr and PiToMe, each at
 half of the dense model's MACs at that size (one option by bisection, as in benchmarks/methods.py; for a count that
 depends on the images, on two of them). A row has the speed-up over the dense model with its fastest attention kernel,
-timed in turn with it, its ratio to what MACs promise, peak memory, and the share that deciding which tokens go takes,
-in MACs and in time (an eager forward of its own, not the timed one). The target is a ratio of 0.95 at 1024 px, of every
-method with fixed counts.
+its ratio to what MACs promise, peak memory, and the share that deciding which tokens go takes, in MACs and in time (an
+eager forward of its own, not the timed one). The methods of one model, size and batch size take turns with each other
+and the dense model, in one run. The target is a ratio of 0.95 at 1024 px, of every method with fixed counts.
 
-Each row is written to the file of `--json` when it is done; started again with the same options, the command goes on
-behind it. What would not fit into memory is skipped, and says so: `--again` tries it once more. The whole takes hours
-on a CPU; run it on a machine that does nothing else, small sizes first.
+The rows of a run are written to the file of `--json` when it is done; started again with the same options, the command
+goes on behind them. What would not fit into memory is skipped, and says so: `--again` tries it once more. The whole
+takes hours on a CPU; run it on a machine that does nothing else, small sizes first.
 """
 
 from __future__ import annotations
@@ -87,19 +87,17 @@ def fill(lines: Lines, key: Row, arguments: argparse.Namespace) -> None:
 
     dense = lines.once({**key, "method": "dense"}, partial(row, cell.dense))
     told(dense, **key, method="dense")
-    for method in arguments.method:
-        place = {**key, "method": method}
-        if lines.find(**place) is not None:
-            continue
-        if "kernel" not in dense:
-            found: Row = {"skipped": "the dense model did not run"}
-        else:
-            config = attempt(partial(matched, model, method, pair, SHARE))
-            if isinstance(config, MethodConfig):
-                found = row(partial(cell.reduced, config, dense["kernel"], matching=True))
-            else:
-                found = config
-        told(lines.add({**place, **found}), **place)
+    missing = [method for method in arguments.method if lines.find(**key, method=method) is None]
+    if "kernel" not in dense:
+        rows = {method: {"skipped": "the dense model did not run"} for method in missing}
+    else:
+        found = {method: attempt(partial(matched, model, method, pair, SHARE)) for method in missing}
+        configs = {method: one for method, one in found.items() if isinstance(one, MethodConfig)}
+        rows = {method: one for method, one in found.items() if not isinstance(one, MethodConfig)}
+        timed = row(partial(cell.together, configs, dense["kernel"], matching=True))
+        rows |= timed if timed.keys() == configs.keys() else dict.fromkeys(configs, timed)
+    for method in missing:
+        told(lines.add({**key, "method": method, **rows[method]}), **key, method=method)
 
 
 # ---- table and figure ------------------------------------------------------------------------------------------------
