@@ -48,7 +48,8 @@ def test_reference(ref: golden.Reference) -> None:
 def graph_of(state: vitrim.TokenState) -> torch.Tensor:
     """(B, P, P) the graph of the patch tokens that ``state`` carries."""
     root = state.carry["root"][:, 1:]
-    return normalised(state.carry["joined"][:, 1:, 1:], root, root)
+    columns = state.carry["place"][:, None, 1:].expand(-1, root.shape[1], -1)  # of the tokens that are left
+    return normalised(state.carry["joined"][:, 1:].gather(2, columns), root, root)
 
 
 def in_order(state: vitrim.TokenState, patches: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,13 @@ or with a `Soft` matrix. From the assignment follow the pooled tokens, their exp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitrim.core import loops
+from vitrim.core.moving import EXPAND, POOL, SHARE
 from vitrim.core.places import Mixed, Moved, Waiting, new_index
 from vitrim.core.tokens import Banked, TokenState, changed, decision_dtype, flat_index, take, take_flat
 
@@ -56,6 +55,8 @@ class Hard:
         A weighted mean is written as t + sum_s share_s (x_s - t), t being the anchor: only the R moved rows are
         touched, not all M. Shares are float32 or better; the sum is in the dtype of x.
         """
+        if self._suits_loop(x, size):
+            return self._pool_by_loop(x, size)[0]
         weight = size if self.weight is None else self.weight
         pooled = take(x, self.anchor)
         if self.maximum:
@@ -96,6 +97,11 @@ class Hard:
 
     def expand(self, y: Tensor, n: int) -> Tensor:
         """New tokens (B, M, C) copied back to the n old places (B, n, C); places of dropped tokens get zeros."""
+        if self.valid is None and loops.suit(y):
+            places = y.new_empty(y.shape[0], n, y.shape[2])
+            moved, into = (self.anchor[:, :0], self.anchor[:, :0]) if self.moved is None else (self.moved, self.into)
+            EXPAND(y, self.anchor, moved, into, places)
+            return places
         target = self.target(n)
         if not self._loses(n) and self.dropped is None:
             return take(y, target)
@@ -119,7 +125,7 @@ class Hard:
         pooled = x.new_empty(x.shape[0], self.anchor.shape[1], x.shape[2])
         new_size = size.new_empty(self.anchor.shape)
         weight = size if self.weight is None else self.weight
-        _POOL(x, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
+        POOL(x, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
         return pooled, new_size
 
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
@@ -213,16 +219,26 @@ class Soft:
 
     def _advance(self, state: TokenState) -> TokenState:
         p, matrix = state.num_prefix, self.matrix.detach().to(state.size.dtype)
-        share = matrix / matrix.sum(1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
-        size = (share @ state.size[:, p:, None]).squeeze(-1)
-        return replace(
+        return changed(
             state,
-            size=torch.cat([state.size[:, :p], size], dim=1),
+            size=_shared(matrix, state.size, p),
             places=Mixed(state.places, p, matrix),
             uniform=False,
             reduced=True,
             mixed=True,
         )
+
+
+def _shared(matrix: Tensor, size: Tensor, num_prefix: int) -> Tensor:
+    """(B, prefix + M) sizes of soft tokens: those (B, N) of the old ones shared out by the ``matrix`` (B, M, P)."""
+    tiny = torch.finfo(matrix.dtype).tiny
+    if loops.suit(matrix, size):
+        shared = size.new_empty(size.shape[0], num_prefix + matrix.shape[1])
+        SHARE(matrix.transpose(1, 2), size, tiny, shared)
+        return shared
+    share = matrix / matrix.sum(1, keepdim=True).clamp_min(tiny)
+    gained = (share @ size[:, num_prefix:, None]).squeeze(-1)
+    return torch.cat([size[:, :num_prefix], gained], dim=1)
 
 
 def prune(state: TokenState, keep: Tensor, *, valid: Tensor | None = None, dropped: Tensor | None = None) -> Hard:
@@ -296,51 +312,6 @@ def merge(
         valid=None if valid is None else _prefix_true(valid, p),
         dropped=None if dropped is None else dropped + p,
     )
-
-
-def _pool(
-    x: Any,
-    size: Any,
-    weight: Any,
-    normalise: bool,
-    anchor: Any,
-    moved: Any,
-    into: Any,
-    pooled: Any,
-    new_size: Any,
-) -> None:
-    """Fill ``pooled`` (B, M, C) and ``new_size`` (B, M): what `Hard.pool` and sums of sizes give, as a loop."""
-    # a method outside of vitrim may be wrong, and a loop would read what lies behind the array
-    if into.shape != moved.shape or weight.shape != size.shape or not len(x) == len(anchor) == len(moved):
-        raise IndexError("tokens, their weights, those to move and what they join do not belong together")
-    if anchor.min() < 0 or moved.min() < 0 or max(anchor.max(), moved.max()) >= x.shape[1]:
-        raise IndexError("a token to keep or to move is not among those there are")
-    if into.min() < 0 or into.max() >= anchor.shape[1]:
-        raise IndexError("a token is to join one that is not kept")
-    total = np.empty(anchor.shape[1], weight.dtype)
-    for b in range(anchor.shape[0]):
-        for m in range(anchor.shape[1]):
-            a = anchor[b, m]
-            new_size[b, m] = size[b, a]
-            total[m] = weight[b, a]
-            for c in range(x.shape[2]):
-                pooled[b, m, c] = x[b, a, c] if normalise else weight[b, a] * x[b, a, c]
-        for r in range(moved.shape[1]):
-            new_size[b, into[b, r]] += size[b, moved[b, r]]
-            total[into[b, r]] += weight[b, moved[b, r]]
-        for r in range(moved.shape[1]):
-            s, m = moved[b, r], into[b, r]
-            a = anchor[b, m]
-            if normalise:
-                share = weight[b, s] / total[m]
-                for c in range(x.shape[2]):
-                    pooled[b, m, c] += share * (x[b, s, c] - x[b, a, c])
-            else:
-                for c in range(x.shape[2]):
-                    pooled[b, m, c] += weight[b, s] * x[b, s, c]
-
-
-_POOL = loops.Loop(_pool)
 
 
 def _left_out(state: TokenState, staying: Tensor) -> Tensor | None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from vitrim.core import loops
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, map_is_faster
 from vitrim.core.block import Site
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import full_precision
+from vitrim.core.matching import cosines, full_precision, unit
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, constant, per_layer
 from vitrim.core.scoring import ScorerReducer
-from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take
+from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient, take
 
 Graph = Literal["mixed", "spatial", "semantic"]
 
@@ -134,31 +135,35 @@ class GTPReducer(ScorerReducer[GTP]):
         p = state.num_prefix
         grid = (1, state.num_patches) if self.config.graph == "semantic" else state.known_grid(GTP.name)
         with no_gradient():
-            joined, root = patch_graph(
-                x[:, p:].to(decision_dtype(x.dtype)), grid, self.config.graph, self.config.num_neighbours
-            )
-            carry = {"joined": F.pad(joined, (p, 0, p, 0)), "root": F.pad(root, (p, 0))}
+            patches = x[:, p:].to(decision_dtype(x.dtype))
+            joined, root = patch_graph(patches, grid, self.config.graph, self.config.num_neighbours, p)
+            carry = {"joined": joined, "root": root, "place": state.position}
         if self.config.token_scale:
             carry["scale"] = torch.ones_like(state.size)
-        return replace(state, carry=carry)
+        return changed(state, carry=carry)
 
     def propagate(
         self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard
     ) -> tuple[Tensor, TokenState]:
         """Give the removed ones of the tokens ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C)."""
-        n, m = state.num_tokens, after.num_tokens
+        n, m, carry = state.num_tokens, after.num_tokens, dict(after.carry)
+        if loops.suit(x, state.carry["root"]):
+            none = x.new_empty(x.shape[0], 0)
+            before, scale = state.carry.get("scale", none), carry.get("scale", none)  # moved along, so of this block
+            graph = (state.carry[name] for name in ("joined", "place", "root"))
+            _SPREAD(x, assignment.anchor, *graph, before, self.config.alpha, reduced, scale)
+            return reduced, after
         stays = torch.zeros(x.shape[0], n, dtype=torch.int8, device=x.device).scatter_(1, assignment.anchor, 1)
         removed = stays.sort(dim=1, stable=True).indices[:, : n - m]
-        rows, root = after.carry["joined"], after.carry["root"]  # (B, M, N): rows have moved along, columns have not
-        lost = rows.gather(2, removed.unsqueeze(1).expand(-1, m, -1))
-        weight = self.config.alpha * normalised(lost, root, state.carry["root"].gather(1, removed))
-        carry = {"joined": rows.gather(2, assignment.anchor.unsqueeze(1).expand(-1, m, -1)), "root": root}
+        places = state.carry["place"].gather(1, removed)
+        lost = carry["joined"].gather(2, places.unsqueeze(1).expand(-1, m, -1))
+        weight = self.config.alpha * normalised(lost, carry["root"], state.carry["root"].gather(1, removed))
         if self.config.token_scale:
             with full_precision(weight):  # by the scales tokens are chosen
                 gained = weight @ state.carry["scale"].gather(1, removed).unsqueeze(-1)
-            carry["scale"] = after.carry["scale"] + gained.squeeze(-1)
+            carry["scale"] = carry["scale"] + gained.squeeze(-1)
         update = weight.to(x.dtype) @ take(x, removed)
-        return reduced + update.to(x.dtype), replace(after, carry=carry)
+        return reduced + update.to(x.dtype), changed(after, carry=carry)
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         return self.importance(attention, state)[:, state.num_prefix :]
@@ -179,7 +184,7 @@ class GTPReducer(ScorerReducer[GTP]):
         if isinstance(attention, KnownMap) or "scale" not in state.carry or not state.reduced:
             return attention
         bias = state.carry["scale"].log().to(attention.q.dtype)[:, None, None, :]
-        return replace(attention, bias=bias if attention.bias is None else attention.bias + bias)
+        return changed(attention, bias=bias if attention.bias is None else attention.bias + bias)
 
     def probabilities(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, H, N, N) attention map in at least float32, sparsified where asked."""
@@ -194,9 +199,35 @@ class GTPReducer(ScorerReducer[GTP]):
         return probabilities * (probabilities >= threshold)
 
 
-def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> tuple[Tensor, Tensor]:
-    """The graph of the ``patches`` (B, P, C) on a ``grid`` of rows and columns: which of them are neighbours (B, P, P),
-    bool, and D^-1/2 (B, P), from which `normalised` makes numbers.
+def _spread(
+    x: Any, anchor: Any, joined: Any, place: Any, root: Any, before: Any, alpha: float, reduced: Any, scale: Any
+) -> None:
+    """Add to ``reduced`` (B, M, C) and ``scale`` (B, M) as `GTPReducer.propagate` does; no scales are (B, 0)."""
+    stays = np.empty(x.shape[1], np.bool_)
+    for b in range(x.shape[0]):
+        stays[:] = False
+        for m in range(anchor.shape[1]):
+            stays[anchor[b, m]] = True
+        for m in range(anchor.shape[1]):
+            a, row = anchor[b, m], reduced[b, m]
+            for n in range(len(stays)):
+                if not stays[n] and joined[b, a, place[b, n]]:
+                    weight = root.dtype.type(alpha) * root[b, a] * root[b, n]
+                    token = x[b, n]
+                    for c in range(len(row)):
+                        row[c] += weight * token[c]
+                    if scale.shape[1] > 0:
+                        scale[b, m] += weight * before[b, n]
+
+
+_SPREAD = loops.Loop(_spread)
+
+
+def patch_graph(
+    patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int, num_prefix: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The graph of the ``patches`` (B, P, C) on a ``grid`` of rows and columns: which of them are neighbours (B, N, N),
+    bool, and D^-1/2 (B, N), from which `normalised` makes numbers. The prefix has no neighbours and 0.
 
     A byte for each pair instead of four: it lives as long as the tokens do, and should weigh little beside them.
 
@@ -205,13 +236,54 @@ def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbo
         >>> normalised(joined, root, root)[0, 0]
         tensor([0.0000, 0.3333, 0.3333, 0.3333])
     """
+    if kind != "spatial" and loops.suit(patches):
+        vectors, n = unit(patches), num_prefix + patches.shape[1]
+        joined = torch.empty(patches.shape[0], n, n, dtype=torch.bool)
+        root = patches.new_empty(patches.shape[0], n)
+        columns = grid[1] if kind == "mixed" else 0
+        _JOIN(cosines(vectors, vectors), min(num_neighbours, patches.shape[1] - 1), columns, joined, root)
+        return joined, root
     joined = torch.zeros(patches.shape[0], patches.shape[1], patches.shape[1], dtype=torch.bool, device=patches.device)
     if kind != "semantic":
         joined = joined | spatial_neighbours(grid, patches.device)
     if kind != "spatial":
         joined = joined | semantic_neighbours(patches, num_neighbours)
     degree = joined.sum(2, dtype=patches.dtype)
-    return joined, torch.where(degree > 0, degree, 1.0).rsqrt()
+    root = torch.where(degree > 0, degree, 1.0).rsqrt()
+    return F.pad(joined, (num_prefix, 0, num_prefix, 0)), F.pad(root, (num_prefix, 0))
+
+
+def _join(similarity: Any, count: int, columns: int, joined: Any, root: Any) -> None:
+    """Fill ``joined`` (B, N, N) and ``root`` (B, N) as `patch_graph` does, as a loop.
+
+    Args:
+        similarity: (B, P, P) cosines of the patches.
+        count: how many of the others are neighbours by content.
+        columns: of the grid; 0 if places make no neighbours.
+    """
+    patches = similarity.shape[1]
+    first = joined.shape[1] - patches
+    others = np.empty(patches - 1, similarity.dtype)
+    joined[:] = False
+    root[:] = 0
+    for b in range(similarity.shape[0]):
+        for i in range(patches):
+            others[:i] = similarity[b, i, :i]
+            others[i:] = similarity[b, i, i + 1 :]
+            threshold = np.inf
+            if count > 0:
+                threshold = np.partition(others, patches - 1 - count)[patches - 1 - count]
+            degree = 0
+            for j in range(patches):
+                alike = similarity[b, i, j] >= threshold
+                near = columns > 0 and abs(i // columns - j // columns) <= 1 and abs(i % columns - j % columns) <= 1
+                if i != j and (alike or near):
+                    joined[b, first + i, first + j] = True
+                    degree += 1
+            root[b, first + i] = 1 / np.sqrt(root.dtype.type(max(degree, 1)))
+
+
+_JOIN = loops.Loop(_join)
 
 
 def normalised(joined: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

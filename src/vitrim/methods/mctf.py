@@ -22,7 +22,7 @@ from vitrim.core.matching import cosines, unit
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, check_blocks, half, one_each
-from vitrim.core.tokens import TokenState, decision_dtype, no_gradient
+from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class MCTFReducer(Reducer[MCTF]):
             attraction = self.attraction(x, received, state, even, odd)
             pairs = match_both_ways(state, attraction, self.num_removed(state), self.config.bidirectional)
             weight = self.weight(received, state)
-        return replace(pairs, weight=weight, maximum=self.config.pooling == "max")
+        return changed(pairs, weight=weight, maximum=self.config.pooling == "max")
 
     def received(self, attention: Attention) -> Tensor | None:
         """(B, N) attention received, if any criterion or the pooling reads it."""
