@@ -5,11 +5,12 @@
     python benchmarks/baselines.py --batch-size 32 --rounds 5 --share 0.5 --json baselines_32.json
     python benchmarks/baselines.py --model test_vit --size 96 --rounds 3 --warmup-rounds 1 -m tome:r=3 -m topk   # a try
 
-Four forms of each method run in turn in one process, A B C A B C: vitrim's; the *slice*, the same blocks on as many
-tokens in the same places, where x = x[:, :n] takes the place of every decision; the *loop*, the method as one writes it
-for an experiment (benchmarks/plain_loops.py: ToMe, Top-K, EViT, DynamicViT, Cropr, SiT), without state, hooks or a way
-back; and the dense model with its faster attention kernel. Ratios are medians, with quartiles, of ratios of times
-within a round; above 1, vitrim is the faster one. "ratio" is the speed-up over what MACs promise.
+Four forms of each method run in turn, A B C A B C, in a run of its own: vitrim's; the *slice*, the same blocks on as
+many tokens in the same places, where x = x[:, :n] takes the place of every decision; the *loop*, the method as one
+writes it for an experiment (benchmarks/plain_loops.py: ToMe, Top-K, EViT, DynamicViT, Cropr, SiT), without state, hooks
+or a way back; and the dense model with its faster attention kernel. Ratios are medians, with quartiles, of ratios of
+times within a round; above 1, vitrim is the faster one. "ratio" is the speed-up over what MACs promise. With
+`--together` all methods share one run: some sixty models, which push each other out of the cache.
 
 Before anything is timed, loop and vitrim must give the same logits in float64, to 1e-4. Weights are random, learned
 parts untrained: what is computed does not depend on them, but for ATM's counts. ATM is set to the MACs of ToMe.
@@ -180,7 +181,7 @@ def check_loops(model: nn.Module, configs: Iterable[MethodConfig], images: Tenso
 def compare(
     model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, budget: Budget, operators: bool = False
 ) -> list[Row]:
-    """A row per method, all timed in one interleaved run; with ``operators`` also without compiled loops."""
+    """A row per method, timed in one interleaved run; with ``operators`` also without compiled loops."""
     dense = {f"dense ({kernel})": copy_ for kernel, copy_ in dense_copies(model).items()}
     subjects = [replace(subject(model, config, images), operators=operators) for config in configs]
     promised = {one.name: promised_speedup(model, one.reduced, images) for one in subjects}
@@ -297,6 +298,7 @@ def parse_arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup-rounds", type=int, default=3, help="rounds before, not counted")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--operators", action="store_true", help="time vitrim without compiled loops, too")
+    parser.add_argument("--together", action="store_true", help="time all methods in one run")
     parser.add_argument("--json", help="write the record to this file, after every setting")
     return parser.parse_args(given)
 
@@ -327,7 +329,9 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         for size in sorted(arguments.batch_size):
             setting = {"model": arguments.model, "batch_size": size, "dtype": dtype}
             with one_line_errors(f"batch size {size}, {dtype}"):
-                found = compare(cast, configs, images[:size].to(device, DTYPES[dtype]), budget, arguments.operators)
+                batch = images[:size].to(device, DTYPES[dtype])
+                runs = [configs] if arguments.together else [[config] for config in configs]
+                found = [row for run in runs for row in compare(cast, run, batch, budget, arguments.operators)]
             found = [{**setting, **row, "targets": verdicts(row, size)} for row in found]
             rows += found
             common.write_json(arguments.json, record)

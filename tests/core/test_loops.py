@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,10 +19,11 @@ import tiny
 import vitrim
 from vitrim.core import loops
 from vitrim.core.alternate import alternate_split, match_alternate, match_both_ways
-from vitrim.core.assignment import Hard, merge
+from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.matching import unit, unit_mean_keys
 from vitrim.core.registry import parse_method
+from vitrim.core.scoring import keep_best
 from vitrim.core.tokens import TokenState
 
 FAST = settings(max_examples=40)
@@ -115,6 +117,71 @@ def test_merged_tokens_and_their_sizes(
         x = expected
 
 
+@FAST
+@given(patches=st.integers(1, 20), prefix=st.integers(0, 3), batch=st.integers(1, 3), data=st.data())
+def test_copies_of_merged_tokens_at_the_old_places(patches: int, prefix: int, batch: int, data: st.DataObject) -> None:
+    seed, kept, moved = data.draw(st.integers(0, 999)), data.draw(st.integers(1, patches)), patches
+    moved = data.draw(st.integers(kept, patches))  # what is beyond is dropped
+    x = drawn(seed, batch, prefix + patches, 5)
+    state = TokenState.start(x, prefix)
+    order = drawn(seed, batch, patches).argsort(1)
+    into = (drawn(seed + 1, batch, moved - kept) * kept).long()
+    for hard in (merge(state, order[:, :kept], order[:, kept:moved], into), prune(state, order[:, :kept])):
+        new = drawn(seed + 2, batch, prefix + kept, 5)
+        one, other = both(lambda hard=hard, new=new: hard.expand(new, prefix + patches))
+        assert torch.equal(one, other)
+
+
+def test_copies_of_tokens_that_there_are_not_are_refused() -> None:
+    state, y = TokenState.start(torch.zeros(1, 5, 3), num_prefix=1), torch.zeros(1, 3, 3)
+    for keep, moved, into, message in (
+        ([0, 4], [1], [0], "to keep is not"),
+        ([0, -2], [1], [0], "to keep is not"),
+        ([0, 2], [4], [0], "to move, or what it joins"),
+        ([0, 2], [-2], [0], "to move, or what it joins"),
+        ([0, 2], [1], [2], "to move, or what it joins"),
+        ([0, 2], [1], [-2], "to move, or what it joins"),
+        ([0], [1], [0], "do not belong together"),
+    ):
+        hard = merge(state, *(torch.tensor([each]) for each in (keep, moved, into)))
+        with pytest.raises(IndexError, match=message):
+            hard.expand(y, 5)
+
+
+@FAST
+@given(patches=st.integers(1, 20), prefix=st.integers(0, 3), batch=st.integers(1, 3), data=st.data())
+def test_the_best_are_kept(patches: int, prefix: int, batch: int, data: st.DataObject) -> None:
+    state = TokenState.start(torch.zeros(batch, prefix + patches, 4), prefix)
+    score = drawn(data.draw(st.integers(0, 999)), batch, patches, levels=data.draw(st.sampled_from([0, 3])))
+    keep, set_aside = data.draw(st.integers(0, patches)), data.draw(st.booleans())
+    one, other = both(lambda: keep_best(score, keep, state, set_aside=set_aside))
+    assert torch.equal(one.anchor, other.anchor)
+    assert (one.dropped is None) == (other.dropped is None) == (not set_aside)
+    if set_aside:
+        assert torch.equal(one.dropped, other.dropped)
+    by_hand = sorted(range(patches), key=lambda patch: -float(score[0, patch]))
+    assert one.anchor[0].tolist() == [*range(prefix), *(prefix + patch for patch in by_hand[:keep])]
+
+
+def test_where_all_that_goes_is_brought_back_it_waits_in_order() -> None:
+    state = replace(TokenState.start(torch.zeros(1, 5, 4), num_prefix=1), banking=True)
+    kept = keep_best(torch.tensor([[0.1, 0.4, 0.2, 0.3]]), 1, state)
+    assert kept.dropped.tolist() == [[1, 3, 4]]
+
+
+@FAST
+@given(old=st.integers(1, 12), new=st.integers(1, 8), prefix=st.integers(0, 3), seed=st.integers(0, 999))
+def test_sizes_of_mixtures(old: int, new: int, prefix: int, seed: int) -> None:
+    matrix = drawn(seed, 2, new, old)
+    matrix[0, :, 0] = 0.0  # a patch that nobody takes
+    x = drawn(seed, 2, prefix + old, 3)
+    state = replace(TokenState.start(x, prefix), size=drawn(seed + 1, 2, prefix + old) + 1.0)
+    (mixed, after), (expected, other) = both(lambda: Soft(matrix).apply(x, state))
+    torch.testing.assert_close(after.size, other.size)
+    torch.testing.assert_close(mixed, expected)
+    assert torch.equal(after.source, other.source)
+
+
 @pytest.mark.parametrize(
     ("keep", "moved", "into", "message"),
     [
@@ -200,7 +267,9 @@ LOOPING = (
     *("tome:r=6", "tome:r=6,kept_order=similarity", "atm:alpha=0.4,beta=0", "tofu:keep_rate=0.8", "pitome"),
     *("mctf:r=5", "mctf:r=6,tau_sim=2,tau_info=0.3,tau_size=0.5", "mctf:r=4,tau_info=0,pooling=size"),
     *("mctf:r=3,pooling=max", "mctf:r=5,bidirectional=false", "mctf:r=5,attention=precise"),
-    *("mctf:r=5,attention=after", "diffrate:r=5", "evit", "dpc_knn", "bat"),
+    *("mctf:r=5,attention=after", "diffrate:r=5", "evit", "dpc_knn", "bat", "topk", "cropr:r=3", "sit", "dynamicvit"),
+    *("pitome:protect=early", "pitome:protect=always", "gtp", "gtp:num_prop=6,graph=semantic,num_neighbours=40"),
+    *("gtp:graph=spatial", "gtp:token_scale=false", "gtp:propagation=none", "zero_tprune", "patchmerger"),
 )
 
 

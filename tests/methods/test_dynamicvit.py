@@ -14,6 +14,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from vitrim.core.scoring import masked_softmax
+from vitrim.methods.dynamicvit import Predictor
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of
 from vitrim.training.objectives.dynamicvit import objective
@@ -264,3 +265,27 @@ def test_one_optimiser_step_lowers_the_ratio_term() -> None:
         optimizer.step()
         ratios.append(losses["ratio"].item())
     assert sum(ratios[-3:]) < sum(ratios[:3])
+
+
+class Adapted(nn.Linear):
+    """A layer that does more than its weight says, as an adapter does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2.0 * super().forward(x)
+
+
+@pytest.mark.parametrize("change", ["none", "adapter", "hook"])
+def test_the_predictor_is_the_network_of_the_paper(change: str) -> None:
+    predictor = Predictor(16, global_epsilon=0.5).double()
+    if change == "adapter":
+        adapted = Adapted(16, 8).double()
+        adapted.load_state_dict(predictor.out_conv[0].state_dict())
+        predictor.out_conv[0] = adapted
+    elif change == "hook":
+        predictor.out_conv[0].register_forward_hook(lambda module, args, out: out - 3.0)
+    patches, kept = torch.randn(2, 9, 16).double(), torch.ones(2, 9).double()
+    kept[1, 4:] = 0.0
+    hidden = predictor.in_conv(patches)
+    mean = (hidden[..., 8:] * kept[..., None]).sum(1, keepdim=True) / kept.sum(1)[:, None, None] + 0.5
+    by_hand = predictor.out_conv(torch.cat([hidden[..., :8], mean.expand(-1, 9, -1)], dim=-1)).log_softmax(-1)
+    torch.testing.assert_close(predictor(patches, kept), by_hand)

@@ -195,28 +195,28 @@ class Attention:
 def _class_mean(q: Any, memory: Any, image: int, head: int, token: int, scale: float, bias: Any, mean: Any) -> None:
     """Fill ``mean`` (B, N) as `Attention.class_mean` does from queries (B, H, d), as a loop; see `loops.memory_of`."""
     _, heads, dim = q.shape
-    row = np.empty(mean.shape[1], mean.dtype)
-    one = mean.dtype.type(1.0)
+    rows = np.empty((heads, mean.shape[1]), mean.dtype)
     for b in range(mean.shape[0]):
         mean[b, :] = 0
-        for h in range(heads):
-            query = q[b, h] * mean.dtype.type(scale)
-            largest = mean.dtype.type(-np.inf)
-            for n in range(len(row)):
+        query = q[b] * mean.dtype.type(scale)
+        for n in range(mean.shape[1]):  # the heads of a token lie side by side: so memory is read in order
+            for h in range(heads):
                 at = b * image + h * head + n * token
-                key = memory[at : at + dim]
-                product = query[0] * key[0]
+                key, own = memory[at : at + dim], query[h]
+                product = own[0] * key[0]
                 for c in range(1, dim):
-                    product += query[c] * key[c]
+                    product += own[c] * key[c]
                 if len(bias) > 0:
                     product += bias[b, h, n]
-                row[n] = product
-                largest = max(largest, product)
+                rows[h, n] = product
+        for h in range(heads):
+            row = rows[h]
+            largest = row.max()
             total = mean.dtype.type(0.0)
             for n in range(len(row)):
                 row[n] = np.exp(row[n] - largest)
                 total += row[n]
-            share = one / (total * mean.dtype.type(heads))
+            share = mean.dtype.type(1.0) / (total * mean.dtype.type(heads))
             for n in range(len(row)):
                 mean[b, n] += row[n] * share
 
@@ -292,7 +292,8 @@ def rows_at_once(rows: Tensor) -> int:
     if torch.compiler.is_compiling():  # a compiler fuses the steps, and must not specialise on the batch size
         return rows.shape[1]
     bytes_per_row = rows.shape[0] * rows.shape[1] * rows.element_size()
-    return heads_at_once(bytes_per_row, rows.shape[1], MAP_BYTES["cpu" if rows.device.type == "cpu" else "gpu"])
+    kind = "cpu" if rows.device.type in ("cpu", "meta") else "gpu"  # MACs are counted on meta
+    return heads_at_once(bytes_per_row, rows.shape[1], MAP_BYTES[kind])
 
 
 def add_bias(*biases: Tensor | None) -> Tensor | None:

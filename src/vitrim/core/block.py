@@ -308,7 +308,7 @@ class ReducedBlock(nn.Module):
         if not (self.plain and isinstance(state, TokenState) and isinstance(reducer, Idle)):
             return None
         usual = self.depth > 0 and not self.last and self.head_rows is None and not state.full_grid
-        known = usual and state.held is None and x.shape[1] == state.size.shape[1]
+        known = usual and x.shape[1] == state.size.shape[1]
         return state if known and reducer.spares_block() and self.attends_as_host(x, state) else None
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:

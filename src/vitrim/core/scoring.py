@@ -49,7 +49,6 @@ class ScorerReducer(Reducer[C]):
 
     Class attributes:
         stable: of equal scores the first one stays; otherwise any.
-        sets_aside: patches that go wait in the bank, the best first, to be brought back.
 
     Example:
         >>> class Loudest(ScorerReducer[StagedConfig]):
@@ -62,6 +61,7 @@ class ScorerReducer(Reducer[C]):
 
     @property
     def sets_aside(self) -> bool:
+        """Whether patches that go wait in the bank, the best first, to be brought back."""
         return False
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:

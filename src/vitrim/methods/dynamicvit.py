@@ -171,7 +171,7 @@ class Predictor(nn.Module):
         The mean is the same for all patches, so what the first layer makes of it is computed once.
         """
         first, *rest = self.out_conv
-        if type(first) is not nn.Linear:  # an adapter, or quantised
+        if type(first) is not nn.Linear or first._forward_hooks or first._forward_pre_hooks:  # an adapter, quantised
             joined: Tensor = self.out_conv(torch.cat([local, mean.expand_as(local)], dim=-1))
             return joined
         half = local.shape[-1]

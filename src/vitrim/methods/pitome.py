@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from vitrim.core import loops
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention, rows_at_once
 from vitrim.core.block import Reducer
@@ -89,6 +91,8 @@ class PiToMeReducer(Reducer[PiToMe]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         r = self.num_removed(state)
         keys = unit_mean_keys(attention, state.num_prefix)
+        if loops.suit(keys) and keys.shape[0] * keys.shape[1] ** 2 <= loops.MOST:
+            return self.assign_by_loop(keys, r, state)
         rank = self.energy(keys).argsort(dim=1, descending=True, stable=True)
         candidates = rank[:, : 2 * r] if self.protects else rank
         sources, destinations = candidates[:, ::2], candidates[:, 1::2]
@@ -100,15 +104,64 @@ class PiToMeReducer(Reducer[PiToMe]):
             stays, moved = sources.gather(1, order[:, r:]), sources.gather(1, order[:, :r])
         return merge(state, torch.cat([stays, destinations], dim=1), moved, partner + stays.shape[1])
 
+    def assign_by_loop(self, keys: Tensor, r: int, state: TokenState) -> Hard:
+        """As `assign`, from one product of all keys (B, P, d) for both energies and pairs."""
+        similarity = cosines(keys, keys)
+        energy = F.elu(similarity - self.margin, inplace=True).mean(dim=-1)
+        index = torch.empty(keys.shape[0], state.num_tokens + r, dtype=torch.int64)
+        _PAIR(similarity, energy, r, self.protects, state.num_prefix, index)
+        kept = state.num_tokens - r
+        return Hard(index[:, :kept], moved=index[:, kept : kept + r], into=index[:, kept + r :])
+
     def energy(self, keys: Tensor) -> Tensor:
         """(B, P) energy of the patches with keys (B, P, d) of length 1.
 
-        Some rows at a time: the similarities of all pairs would be the most memory that the model needs.
+        Some rows at a time: the similarities of all pairs would be the most memory that the model needs. A pair counts
+        for both its patches, so every step leaves out the pairs of earlier ones.
         """
         step, others = rows_at_once(keys), keys.transpose(1, 2)
         with no_gradient(), full_precision(keys):
-            parts = [
-                F.elu((keys[:, at : at + step] @ others).sub_(self.margin), inplace=True).mean(dim=-1)
-                for at in range(0, keys.shape[1], step)
-            ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            if step >= keys.shape[1]:
+                return F.elu((keys @ others).sub_(self.margin), inplace=True).mean(dim=-1)
+            total = torch.zeros_like(keys[..., 0])
+            for at in range(0, keys.shape[1], step):
+                pairs = F.elu((keys[:, at : at + step] @ others[:, :, at:]).sub_(self.margin), inplace=True)
+                total[:, at : at + step] += pairs.sum(dim=2)
+                total[:, at + step :] += pairs[:, :, step:].sum(dim=1)
+        return total / keys.shape[1]
+
+
+def _pair(similarity: Any, energy: Any, r: int, protects: bool, num_prefix: int, index: Any) -> None:
+    """Fill ``index`` with the anchors, the r moved and what they join, as `PiToMeReducer.assign` decides, as a loop."""
+    patches = similarity.shape[1]
+    taking_part = 2 * r if protects else patches
+    sources, destinations = (taking_part + 1) // 2, taking_part // 2
+    kept = num_prefix + patches - r
+    first = kept - destinations  # the destinations are the last anchors
+    best, partner = np.empty(sources, similarity.dtype), np.empty(sources, np.int64)
+    for b in range(similarity.shape[0]):
+        rank = np.argsort(-energy[b], kind="mergesort")
+        for s in range(sources):
+            row = similarity[b, rank[2 * s]]
+            partner[s], best[s] = 0, row[rank[1]]
+            for d in range(1, destinations):
+                if row[rank[2 * d + 1]] > best[s]:
+                    partner[s], best[s] = d, row[rank[2 * d + 1]]
+        order = np.arange(sources) if protects else np.argsort(-best, kind="mergesort")
+        for n in range(num_prefix):
+            index[b, n] = n
+        at = num_prefix
+        for m in range(taking_part, patches):
+            index[b, at] = num_prefix + rank[m]
+            at += 1
+        for m in range(r, sources):
+            index[b, at] = num_prefix + rank[2 * order[m]]
+            at += 1
+        for d in range(destinations):
+            index[b, first + d] = num_prefix + rank[2 * d + 1]
+        for m in range(r):
+            index[b, kept + m] = num_prefix + rank[2 * order[m]]
+            index[b, kept + r + m] = first + partner[order[m]]
+
+
+_PAIR = loops.Loop(_pair)
