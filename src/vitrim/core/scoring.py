@@ -61,7 +61,7 @@ class ScorerReducer(Reducer[C]):
 
     @property
     def sets_aside(self) -> bool:
-        """Whether patches that go wait in the bank, the best first, to be brought back."""
+        """Tell whether patches that go wait in the bank, the best first, to be brought back."""
         return False
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
@@ -96,8 +96,9 @@ def keep_best(score: Tensor, keep: int, state: TokenState, *, stable: bool = Tru
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
-        >>> keep_best(torch.tensor([[0.1, 0.4, 0.2, 0.3]]), 2, state, set_aside=True)
-        Hard(anchor=tensor([[0, 2, 4]]), ..., dropped=tensor([[3, 1]]))
+        >>> kept = keep_best(torch.tensor([[0.1, 0.4, 0.2, 0.3]]), 2, state, set_aside=True)
+        >>> kept.anchor, kept.dropped
+        (tensor([[0, 2, 4]]), tensor([[3, 1]]))
     """
     if loops.suit(score) and (set_aside or not state.banking):
         index = torch.empty(score.shape[0], state.num_tokens, dtype=torch.int64)
