@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -22,9 +22,11 @@ from vitrim.core.alternate import alternate_split, match_alternate, match_both_w
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.matching import unit, unit_mean_keys
+from vitrim.core.moving import SHARE
 from vitrim.core.registry import parse_method
 from vitrim.core.scoring import keep_best
 from vitrim.core.tokens import TokenState
+from vitrim.errors import VitrimError
 
 FAST = settings(max_examples=40)
 DTYPES = (torch.float32, torch.float64)
@@ -161,6 +163,36 @@ def test_the_best_are_kept(patches: int, prefix: int, batch: int, data: st.DataO
         assert torch.equal(one.dropped, other.dropped)
     by_hand = sorted(range(patches), key=lambda patch: -float(score[0, patch]))
     assert one.anchor[0].tolist() == [*range(prefix), *(prefix + patch for patch in by_hand[:keep])]
+
+
+@pytest.mark.parametrize("scores", [3, 5, 40])
+def test_scores_of_other_tokens_than_the_patches_are_refused(scores: int) -> None:
+    state = TokenState.start(torch.zeros(2, 5, 3), num_prefix=1)
+    for way in (nullcontext(), operators()):
+        with way, pytest.raises(VitrimError, match=rf"each of 4 patches, \(B, 4\), got \(2, {scores}\)"):
+            keep_best(torch.rand(2, scores), 2, state)
+    for keep in (-1, 5):
+        with pytest.raises(VitrimError, match=f"0 to 4 patches, got keep={keep}"):
+            keep_best(torch.rand(2, 4), keep, state)
+
+
+def test_scores_that_are_no_numbers_come_first() -> None:
+    state = TokenState.start(torch.zeros(1, 5, 3), num_prefix=1)
+    one, other = both(lambda: keep_best(torch.tensor([[0.1, torch.nan, 0.2, 0.3]]), 2, state))
+    assert one.anchor.tolist() == other.anchor.tolist() == [[0, 2, 4]]
+
+
+def test_mixtures_that_are_the_same_for_all_images() -> None:
+    x = drawn(0, 2, 9, 4)
+    state = replace(TokenState.start(x, num_prefix=1), size=drawn(1, 2, 9) + 1.0)
+    (_, after), (_, other) = both(lambda: Soft(drawn(2, 1, 3, 8)).apply(x, state))
+    torch.testing.assert_close(after.size, other.size)
+
+
+@pytest.mark.parametrize(("weights", "sizes"), [((2, 8, 3), (1, 9)), ((2, 40, 3), (2, 9)), ((2, 8, 2), (2, 9))])
+def test_sizes_of_other_tokens_than_the_mixtures_are_refused(weights: Any, sizes: Any) -> None:
+    with pytest.raises(IndexError, match="do not belong together"):
+        SHARE(torch.ones(weights), torch.ones(sizes), 1e-9, torch.zeros(sizes[0], 4))
 
 
 def test_where_all_that_goes_is_brought_back_it_waits_in_order() -> None:

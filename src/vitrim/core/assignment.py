@@ -233,6 +233,7 @@ def _shared(matrix: Tensor, size: Tensor, num_prefix: int) -> Tensor:
     """(B, prefix + M) sizes of soft tokens: those (B, N) of the old ones shared out by the ``matrix`` (B, M, P)."""
     tiny = torch.finfo(matrix.dtype).tiny
     if loops.suit(matrix, size):
+        matrix = matrix.expand(size.shape[0], -1, -1)  # one may serve all images
         shared = size.new_empty(size.shape[0], num_prefix + matrix.shape[1])
         SHARE(matrix.transpose(1, 2), size, tiny, shared)
         return shared

@@ -78,6 +78,8 @@ EXPAND = loops.Loop(_expand)
 def _share(weights: Any, size: Any, tiny: float, shared: Any) -> None:
     """Fill ``shared`` as `assignment.Soft` does from weights (B, P, M), as a loop."""
     num_prefix = size.shape[1] - weights.shape[1]
+    if len(weights) != len(size) or shared.shape != (len(size), num_prefix + weights.shape[2]) or num_prefix < 0:
+        raise IndexError("sizes and the weights that share them out do not belong together")
     for b in range(weights.shape[0]):
         for n in range(num_prefix):
             shared[b, n] = size[b, n]

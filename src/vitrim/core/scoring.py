@@ -94,12 +94,22 @@ def keep_best(score: Tensor, keep: int, state: TokenState, *, stable: bool = Tru
         stable: of equal scores the first one stays; otherwise any.
         set_aside: the others wait in the bank, in descending order of score.
 
+    Raises:
+        VitrimError: scores that are not one for each patch, or another ``keep`` than 0 to P.
+
     Example:
         >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
         >>> kept = keep_best(torch.tensor([[0.1, 0.4, 0.2, 0.3]]), 2, state, set_aside=True)
         >>> kept.anchor, kept.dropped
         (tensor([[0, 2, 4]]), tensor([[3, 1]]))
     """
+    if score.ndim != 2 or score.shape[1] != state.num_patches:  # a loop would write behind its array
+        raise VitrimError(
+            f"keep_best takes one score for each of {state.num_patches} patches, (B, {state.num_patches}), got "
+            f"{tuple(score.shape)}; tokens in front of the patches: {state.num_prefix}"
+        )
+    if not 0 <= keep <= state.num_patches:
+        raise VitrimError(f"keep_best keeps 0 to {state.num_patches} patches, got keep={keep}")
     if loops.suit(score) and (set_aside or not state.banking):
         index = torch.empty(score.shape[0], state.num_tokens, dtype=torch.int64)
         _RANK(score, state.num_prefix, index)
@@ -115,7 +125,8 @@ def keep_best(score: Tensor, keep: int, state: TokenState, *, stable: bool = Tru
 def _rank(score: Any, num_prefix: int, index: Any) -> None:
     """Fill ``index`` (B, prefix + P) with the prefix, then the patches by descending ``score`` (B, P), as a loop."""
     for b in range(score.shape[0]):
-        order = np.argsort(-score[b], kind="mergesort")
+        # NaN comes first, as with operators
+        order = np.argsort(np.where(np.isnan(score[b]), -np.inf, -score[b]), kind="mergesort")
         for n in range(num_prefix):
             index[b, n] = n
         for m in range(len(order)):

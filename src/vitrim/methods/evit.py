@@ -87,7 +87,8 @@ def _fuse(score: Any, keep: int, num_prefix: int, index: Any, weight: Any) -> No
     """Fill ``index`` with the prefix, the patches by descending ``score`` (B, P) and what the last ones join, and
     ``weight`` (B, N) with 1 for what is kept and the score of the others, as a loop."""
     for b in range(score.shape[0]):
-        order = np.argsort(-score[b], kind="mergesort")
+        # NaN comes first, as with operators
+        order = np.argsort(np.where(np.isnan(score[b]), -np.inf, -score[b]), kind="mergesort")
         for n in range(num_prefix):
             index[b, n] = n
             weight[b, n] = 1
