@@ -199,15 +199,20 @@ class Cell:
         with torch.inference_mode():
             times = time_interleaved(calls, self.images.device, self.budget)
         for name, (call, seconds) in ready.items():
-            row = {"kernel": kernel, "prepare_seconds": seconds, **_speed(times[DENSE], times[name])}
-            rows[name] = row | self._promised(configs[name], models[name])
-            rows[name]["ratio"] = row["speedup"] / rows[name]["promised_speedup"]
-            with torch.inference_mode():
-                rows[name]["peak_memory_mib"] = self.engine.peak_mib(models[name], call, self.images)
-            if matching:
-                repeats = 3 if row["p50_ms"] < SLOW_MS else 1
-                rows[name]["matching_time"] = deciding_share(models[name], self.images, repeats)
+            speed = {"kernel": kernel, "prepare_seconds": seconds, **_speed(times[DENSE], times[name])}
+            rest = attempt(partial(self._beside, configs[name], models[name], call, speed, matching))
+            rows[name] = speed | rest if "ratio" in rest else rest
         return rows
+
+    def _beside(self, config: MethodConfig, model: nn.Module, call: Call, speed: Row, matching: bool) -> Row:
+        """What a row says besides ``speed``: the promise and what is kept of it, memory, the share of deciding."""
+        row = self._promised(config, model)
+        row["ratio"] = speed["speedup"] / row["promised_speedup"]
+        with torch.inference_mode():
+            row["peak_memory_mib"] = self.engine.peak_mib(model, call, self.images)
+        if matching:
+            row["matching_time"] = deciding_share(model, self.images, 3 if speed["p50_ms"] < SLOW_MS else 1)
+        return row
 
     def _promised(self, config: MethodConfig, model: nn.Module) -> Row:
         """What MACs say of a method."""

@@ -95,7 +95,7 @@ def fill(lines: Lines, key: Row, arguments: argparse.Namespace) -> None:
         configs = {method: one for method, one in found.items() if isinstance(one, MethodConfig)}
         rows = {method: one for method, one in found.items() if not isinstance(one, MethodConfig)}
         timed = row(partial(cell.together, configs, dense["kernel"], matching=True))
-        rows |= timed if timed.keys() == configs.keys() else dict.fromkeys(configs, timed)
+        rows |= dict.fromkeys(configs, timed) if reason(timed) else timed
     for method in missing:
         told(lines.add({**key, "method": method, **rows[method]}), **key, method=method)
 

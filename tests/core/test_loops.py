@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -19,14 +18,11 @@ import tiny
 import vitrim
 from vitrim.core import loops
 from vitrim.core.alternate import alternate_split, match_alternate, match_both_ways
-from vitrim.core.assignment import Hard, Soft, merge, prune
+from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.matching import unit, unit_mean_keys
-from vitrim.core.moving import SHARE
 from vitrim.core.registry import parse_method
-from vitrim.core.scoring import keep_best
 from vitrim.core.tokens import TokenState
-from vitrim.errors import VitrimError
 
 FAST = settings(max_examples=40)
 DTYPES = (torch.float32, torch.float64)
@@ -122,7 +118,7 @@ def test_merged_tokens_and_their_sizes(
 @FAST
 @given(patches=st.integers(1, 20), prefix=st.integers(0, 3), batch=st.integers(1, 3), data=st.data())
 def test_copies_of_merged_tokens_at_the_old_places(patches: int, prefix: int, batch: int, data: st.DataObject) -> None:
-    seed, kept, moved = data.draw(st.integers(0, 999)), data.draw(st.integers(1, patches)), patches
+    seed, kept = data.draw(st.integers(0, 999)), data.draw(st.integers(1, patches))
     moved = data.draw(st.integers(kept, patches))  # what is beyond is dropped
     x = drawn(seed, batch, prefix + patches, 5)
     state = TokenState.start(x, prefix)
@@ -148,70 +144,6 @@ def test_copies_of_tokens_that_there_are_not_are_refused() -> None:
         hard = merge(state, *(torch.tensor([each]) for each in (keep, moved, into)))
         with pytest.raises(IndexError, match=message):
             hard.expand(y, 5)
-
-
-@FAST
-@given(patches=st.integers(1, 20), prefix=st.integers(0, 3), batch=st.integers(1, 3), data=st.data())
-def test_the_best_are_kept(patches: int, prefix: int, batch: int, data: st.DataObject) -> None:
-    state = TokenState.start(torch.zeros(batch, prefix + patches, 4), prefix)
-    score = drawn(data.draw(st.integers(0, 999)), batch, patches, levels=data.draw(st.sampled_from([0, 3])))
-    keep, set_aside = data.draw(st.integers(0, patches)), data.draw(st.booleans())
-    one, other = both(lambda: keep_best(score, keep, state, set_aside=set_aside))
-    assert torch.equal(one.anchor, other.anchor)
-    assert (one.dropped is None) == (other.dropped is None) == (not set_aside)
-    if set_aside:
-        assert torch.equal(one.dropped, other.dropped)
-    by_hand = sorted(range(patches), key=lambda patch: -float(score[0, patch]))
-    assert one.anchor[0].tolist() == [*range(prefix), *(prefix + patch for patch in by_hand[:keep])]
-
-
-@pytest.mark.parametrize("scores", [3, 5, 40])
-def test_scores_of_other_tokens_than_the_patches_are_refused(scores: int) -> None:
-    state = TokenState.start(torch.zeros(2, 5, 3), num_prefix=1)
-    for way in (nullcontext(), operators()):
-        with way, pytest.raises(VitrimError, match=rf"each of 4 patches, \(B, 4\), got \(2, {scores}\)"):
-            keep_best(torch.rand(2, scores), 2, state)
-    for keep in (-1, 5):
-        with pytest.raises(VitrimError, match=f"0 to 4 patches, got keep={keep}"):
-            keep_best(torch.rand(2, 4), keep, state)
-
-
-def test_scores_that_are_no_numbers_come_first() -> None:
-    state = TokenState.start(torch.zeros(1, 5, 3), num_prefix=1)
-    one, other = both(lambda: keep_best(torch.tensor([[0.1, torch.nan, 0.2, 0.3]]), 2, state))
-    assert one.anchor.tolist() == other.anchor.tolist() == [[0, 2, 4]]
-
-
-def test_mixtures_that_are_the_same_for_all_images() -> None:
-    x = drawn(0, 2, 9, 4)
-    state = replace(TokenState.start(x, num_prefix=1), size=drawn(1, 2, 9) + 1.0)
-    (_, after), (_, other) = both(lambda: Soft(drawn(2, 1, 3, 8)).apply(x, state))
-    torch.testing.assert_close(after.size, other.size)
-
-
-@pytest.mark.parametrize(("weights", "sizes"), [((2, 8, 3), (1, 9)), ((2, 40, 3), (2, 9)), ((2, 8, 2), (2, 9))])
-def test_sizes_of_other_tokens_than_the_mixtures_are_refused(weights: Any, sizes: Any) -> None:
-    with pytest.raises(IndexError, match="do not belong together"):
-        SHARE(torch.ones(weights), torch.ones(sizes), 1e-9, torch.zeros(sizes[0], 4))
-
-
-def test_where_all_that_goes_is_brought_back_it_waits_in_order() -> None:
-    state = replace(TokenState.start(torch.zeros(1, 5, 4), num_prefix=1), banking=True)
-    kept = keep_best(torch.tensor([[0.1, 0.4, 0.2, 0.3]]), 1, state)
-    assert kept.dropped.tolist() == [[1, 3, 4]]
-
-
-@FAST
-@given(old=st.integers(1, 12), new=st.integers(1, 8), prefix=st.integers(0, 3), seed=st.integers(0, 999))
-def test_sizes_of_mixtures(old: int, new: int, prefix: int, seed: int) -> None:
-    matrix = drawn(seed, 2, new, old)
-    matrix[0, :, 0] = 0.0  # a patch that nobody takes
-    x = drawn(seed, 2, prefix + old, 3)
-    state = replace(TokenState.start(x, prefix), size=drawn(seed + 1, 2, prefix + old) + 1.0)
-    (mixed, after), (expected, other) = both(lambda: Soft(matrix).apply(x, state))
-    torch.testing.assert_close(after.size, other.size)
-    torch.testing.assert_close(mixed, expected)
-    assert torch.equal(after.source, other.source)
 
 
 @pytest.mark.parametrize(
@@ -381,6 +313,31 @@ def test_a_loop_that_cannot_be_kept_is_compiled_for_the_process() -> None:
     filled = torch.empty(3)
     loops.Loop(space["fill"])(torch.arange(3.0), filled)
     assert filled.tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("tome:r=6", {"_unit_mean", "_match", "_pool"}),
+        ("mctf:r=5", {"_unit", "_attract", "_both_ways", "_pool", "_expand"}),
+        ("pitome", {"_unit_mean", "_pair", "_pool"}),
+        ("gtp", {"_unit", "_join", "_spread"}),
+    ],
+)
+def test_loops_run_on_small_images(method: str, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: set[str] = set()
+    own = loops.Loop.__call__
+
+    def noting(self: loops.Loop, *values: Any) -> None:
+        ran.add(self.function.__name__)
+        own(self, *values)
+
+    monkeypatch.setattr(loops.Loop, "__call__", noting)
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, parse_method(method))
+    with torch.inference_mode():
+        model(tiny.images(1))
+    assert ran == expected
 
 
 def test_without_numba_operators_decide() -> None:

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.core.attention import Attention
+from vitrim.core.attention import MAP_BYTES, Attention
 from vitrim.core.plan import Layer
 from vitrim.measure.memory import peak_memory_mib
 
@@ -53,6 +54,18 @@ def test_energy_is_the_mean_over_all_pairs(patches: int) -> None:
     torch.testing.assert_close(found[0][0].double(), expected, atol=1e-5, rtol=1e-5)
     assert peak is not None
     assert peak < 15  # all pairs of 1,500 take 8.6 MiB, several times
+
+
+def test_macs_of_the_energy_count_each_pair_once_and_are_those_of_the_meta_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = torch.nn.functional.normalize(torch.randn(1, 36, 8), dim=-1)
+    monkeypatch.setitem(MAP_BYTES, "cpu", 9 * 36 * 4)  # nine rows at once
+    rows = [36, 27, 18, 9]  # the columns that are left in each of four steps
+    for tokens in (keys, keys.to("meta")):
+        with FlopCounterMode(display=False) as counter:
+            reducer(0).energy(tokens)
+        assert counter.get_total_flops() == 2 * sum(9 * columns * 8 for columns in rows)
 
 
 def test_tokens_without_look_alikes_are_protected() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core import loops
-from vitrim.core.assignment import Hard, merge
+from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.matching import most_similar_first, pair_most_similar
 from vitrim.core.tokens import TokenState
 
@@ -73,17 +73,11 @@ def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_positio
         return merge_alternate(state, *pair_most_similar(similarity, r), by_position=by_position)
     index = torch.empty(similarity.shape[0], state.num_tokens + r, dtype=torch.int64)
     _MATCH(similarity, r, state.num_prefix, by_position, index)
-    return _merge_of(index, r)
-
-
-def _merge_of(index: Tensor, r: int) -> Hard:
-    """The merge that a loop has written into ``index`` (B, N + r): the anchors, the r moved, and what they join."""
-    kept = index.shape[1] - 2 * r
-    return Hard(index[:, :kept], moved=index[:, kept : kept + r], into=index[:, kept + r :])
+    return merge_of(index, r)
 
 
 def _match(similarity: Any, r: int, num_prefix: int, by_position: bool, index: Any) -> None:
-    """Fill ``index``, see `_merge_of`, as `match_alternate` decides, as a loop."""
+    """Fill ``index``, see `merge_of`, as `match_alternate` decides, as a loop."""
     _, sources, destinations = similarity.shape
     first = num_prefix + num_prefix % 2  # a source is at place first + 2 s
     kept = num_prefix + sources - r
@@ -146,14 +140,14 @@ def match_both_ways(state: TokenState, attraction: Tensor, r: int, bidirectional
     if loops.suit(attraction):
         index = torch.empty(attraction.shape[0], state.num_tokens + r, dtype=torch.int64)
         _BOTH_WAYS(attraction, r // 2 if bidirectional else r, r, state.num_prefix, index)
-        return _merge_of(index, r)
+        return merge_of(index, r)
     even, odd = alternate_split(state.num_prefix)
     patches = torch.arange(state.num_patches, device=attraction.device)
     return merge(state, *match(attraction, patches[even], patches[odd], r, bidirectional))
 
 
 def _both_ways(attraction: Any, forth: int, r: int, num_prefix: int, index: Any) -> None:
-    """Fill ``index``, see `_merge_of`, as `match_both_ways` decides, as a loop."""
+    """Fill ``index``, see `merge_of`, as `match_both_ways` decides, as a loop."""
     _, evens, odds = attraction.shape
     even, odd = num_prefix + num_prefix % 2, num_prefix + 1 - num_prefix % 2  # the first token of each kind
     kept, anchors = num_prefix + evens - forth, num_prefix + evens + odds - r

@@ -6,13 +6,13 @@ or with a `Soft` matrix. From the assignment follow the pooled tokens, their exp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from vitrim.core import loops
-from vitrim.core.moving import EXPAND, POOL, SHARE
+from vitrim.core.moving import EXPAND, POOL
 from vitrim.core.places import Mixed, Moved, Waiting, new_index
 from vitrim.core.tokens import Banked, TokenState, changed, decision_dtype, flat_index, take, take_flat
 
@@ -219,27 +219,16 @@ class Soft:
 
     def _advance(self, state: TokenState) -> TokenState:
         p, matrix = state.num_prefix, self.matrix.detach().to(state.size.dtype)
-        return changed(
+        share = matrix / matrix.sum(1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+        size = (share @ state.size[:, p:, None]).squeeze(-1)
+        return replace(
             state,
-            size=_shared(matrix, state.size, p),
+            size=torch.cat([state.size[:, :p], size], dim=1),
             places=Mixed(state.places, p, matrix),
             uniform=False,
             reduced=True,
             mixed=True,
         )
-
-
-def _shared(matrix: Tensor, size: Tensor, num_prefix: int) -> Tensor:
-    """(B, prefix + M) sizes of soft tokens: those (B, N) of the old ones shared out by the ``matrix`` (B, M, P)."""
-    tiny = torch.finfo(matrix.dtype).tiny
-    if loops.suit(matrix, size):
-        matrix = matrix.expand(size.shape[0], -1, -1)  # one may serve all images
-        shared = size.new_empty(size.shape[0], num_prefix + matrix.shape[1])
-        SHARE(matrix.transpose(1, 2), size, tiny, shared)
-        return shared
-    share = matrix / matrix.sum(1, keepdim=True).clamp_min(tiny)
-    gained = (share @ size[:, num_prefix:, None]).squeeze(-1)
-    return torch.cat([size[:, :num_prefix], gained], dim=1)
 
 
 def prune(state: TokenState, keep: Tensor, *, valid: Tensor | None = None, dropped: Tensor | None = None) -> Hard:
@@ -313,6 +302,12 @@ def merge(
         valid=None if valid is None else _prefix_true(valid, p),
         dropped=None if dropped is None else dropped + p,
     )
+
+
+def merge_of(index: Tensor, r: int) -> Hard:
+    """The merge that a loop has written into ``index`` (B, N + r): the anchors, the r moved, and what they join."""
+    kept = index.shape[1] - 2 * r
+    return Hard(index[:, :kept], moved=index[:, kept : kept + r], into=index[:, kept + r :])
 
 
 def _left_out(state: TokenState, staying: Tensor) -> Tensor | None:

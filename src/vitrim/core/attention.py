@@ -195,28 +195,28 @@ class Attention:
 def _class_mean(q: Any, memory: Any, image: int, head: int, token: int, scale: float, bias: Any, mean: Any) -> None:
     """Fill ``mean`` (B, N) as `Attention.class_mean` does from queries (B, H, d), as a loop; see `loops.memory_of`."""
     _, heads, dim = q.shape
-    rows = np.empty((heads, mean.shape[1]), mean.dtype)
+    row = np.empty(mean.shape[1], mean.dtype)
+    one = mean.dtype.type(1.0)
     for b in range(mean.shape[0]):
         mean[b, :] = 0
-        query = q[b] * mean.dtype.type(scale)
-        for n in range(mean.shape[1]):  # the heads of a token lie side by side: so memory is read in order
-            for h in range(heads):
+        for h in range(heads):
+            query = q[b, h] * mean.dtype.type(scale)
+            largest = mean.dtype.type(-np.inf)
+            for n in range(len(row)):
                 at = b * image + h * head + n * token
-                key, own = memory[at : at + dim], query[h]
-                product = own[0] * key[0]
+                key = memory[at : at + dim]
+                product = query[0] * key[0]
                 for c in range(1, dim):
-                    product += own[c] * key[c]
+                    product += query[c] * key[c]
                 if len(bias) > 0:
                     product += bias[b, h, n]
-                rows[h, n] = product
-        for h in range(heads):
-            row = rows[h]
-            largest = row.max()
+                row[n] = product
+                largest = max(largest, product)
             total = mean.dtype.type(0.0)
             for n in range(len(row)):
                 row[n] = np.exp(row[n] - largest)
                 total += row[n]
-            share = mean.dtype.type(1.0) / (total * mean.dtype.type(heads))
+            share = one / (total * mean.dtype.type(heads))
             for n in range(len(row)):
                 mean[b, n] += row[n] * share
 

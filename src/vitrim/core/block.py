@@ -18,7 +18,7 @@ from vitrim.core.materialise import FromMeta
 from vitrim.core.plan import Layer
 from vitrim.core.sharding import change_class
 from vitrim.core.tokens import STAMP, TokenState, product_dtype, take, unmerge
-from vitrim.core.trace import Trace
+from vitrim.core.trace import Trace, recomputes
 from vitrim.errors import UnsupportedModelError
 
 Site = Literal["before", "query", "between", "after"]
@@ -114,7 +114,13 @@ class Reducer(FromMeta, Generic[C]):
         return assignment.apply(x, state)
 
     def query(
-        self, block: ReducedBlock, x: Tensor, attention: Attention, state: TokenState, rows: int | None, *host_args: Any
+        self,
+        block: ReducedBlock,
+        x: Tensor,
+        attention: Attention,
+        state: TokenState,
+        rows: int | None,
+        *host_args: Any,
     ) -> tuple[Tensor, Tensor, TokenState]:
         """Called instead of plain attention where the site is ``query``: tokens (B, M, C), output (B, M, H*d), state.
 
@@ -293,23 +299,10 @@ class ReducedBlock(nn.Module):
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
-        passing = None if host_args else self.passing(x)
-        if passing is not None:
-            return self.hand_on(self.host_class.forward(self, x), passing)
         x, state = self.receive(x, self.incoming(x), *host_args)
         if self.last and self.restore == "last_block":
             x, state = state.bring_back(x)
         return self.outgoing(*self.step(x, state, *host_args))
-
-    def passing(self, x: Tensor) -> TokenState | None:
-        """The state of tokens that only go through the host's forward; None: there is more. Asked first, as at batch 1
-        every question costs as much as an operator."""
-        state, reducer = getattr(x, STAMP, None), self.reducer
-        if not (self.plain and isinstance(state, TokenState) and isinstance(reducer, Idle)):
-            return None
-        usual = self.depth > 0 and not self.last and self.head_rows is None and not state.full_grid
-        known = usual and x.shape[1] == state.size.shape[1]
-        return state if known and reducer.spares_block() and self.attends_as_host(x, state) else None
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
         """The current tokens (B, N, C) from what the host hands this block, after `incoming` found their state."""
@@ -345,7 +338,13 @@ class ReducedBlock(nn.Module):
         if isinstance(stamp, TokenState):
             state = stamp
         else:
-            state = self.trace.left_before(self.depth)
+            depth, latest = self.trace.latest or (-1, None)  # of this thread
+            if latest is None or depth != self.depth - 1 or recomputes():
+                raise RuntimeError(
+                    f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
+                    "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
+                )
+            state = latest
             setattr(x, STAMP, state)
         expected = state.num_inputs if state.full_grid else state.num_tokens
         if x.shape[1] != expected:
@@ -357,8 +356,10 @@ class ReducedBlock(nn.Module):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         """Note the state, un-merge where the output must be complete, and stamp the state on the tokens."""
-        if not (self.last or state.full_grid):
-            return self.hand_on(x, state)
+        if not (self.last or state.full_grid):  # first: at batch 1 every further question costs as much as an operator
+            self.trace.leave(self.depth, state, False)
+            setattr(x, STAMP, state)
+            return x
         if state.banking and self.last:
             x, state = state.bring_back(x)
         restored = state.banking and len(state.bank) > 0
@@ -370,12 +371,6 @@ class ReducedBlock(nn.Module):
             x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:
             setattr(x, STAMP, state)
-        return x
-
-    def hand_on(self, x: Tensor, state: TokenState) -> Tensor:
-        """Note the state, and stamp it on the tokens."""
-        self.trace.leave(self.depth, state, False)
-        setattr(x, STAMP, state)
         return x
 
     # ---- in and out of a model -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -39,3 +39,13 @@ def pair(size: Any) -> tuple[int, int] | None:
     if size is None or isinstance(size, int):
         return None if size is None else (size, size)
     return int(size[0]), int(size[1])
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether using a part of the weight equals calling the module: no adapter, quantiser or hook.
+
+    Example:
+        >>> is_plain_linear(nn.Linear(2, 2)), is_plain_linear(nn.Identity())
+        (True, False)
+    """
+    return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)

@@ -73,26 +73,3 @@ def _expand(y: Any, anchor: Any, moved: Any, into: Any, places: Any) -> None:
 
 
 EXPAND = loops.Loop(_expand)
-
-
-def _share(weights: Any, size: Any, tiny: float, shared: Any) -> None:
-    """Fill ``shared`` as `assignment.Soft` does from weights (B, P, M), as a loop."""
-    num_prefix = size.shape[1] - weights.shape[1]
-    if len(weights) != len(size) or shared.shape != (len(size), num_prefix + weights.shape[2]) or num_prefix < 0:
-        raise IndexError("sizes and the weights that share them out do not belong together")
-    for b in range(weights.shape[0]):
-        for n in range(num_prefix):
-            shared[b, n] = size[b, n]
-        gained = shared[b, num_prefix:]
-        gained[:] = 0
-        for n in range(weights.shape[1]):
-            row = weights[b, n]
-            total = row[0]
-            for m in range(1, len(row)):
-                total += row[m]
-            each = size[b, num_prefix + n] / max(total, weights.dtype.type(tiny))
-            for m in range(len(row)):
-                gained[m] += row[m] * each
-
-
-SHARE = loops.Loop(_share)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitrim.core import loops
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
@@ -59,11 +57,6 @@ class ScorerReducer(Reducer[C]):
 
     stable: ClassVar[bool] = False
 
-    @property
-    def sets_aside(self) -> bool:
-        """Tell whether patches that go wait in the bank, the best first, to be brought back."""
-        return False
-
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         """Score the patches of the tokens ``x`` (B, N, C): (B, P), the highest stay. As for `assign`, ``attention`` is
         None at ``before``."""
@@ -73,6 +66,10 @@ class ScorerReducer(Reducer[C]):
         return self.score(x, attention, state)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        return self.keep_best(self.best_first(x, attention, state), state)
+
+    def best_first(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+        """(B, K) patch indices in descending order of score: all of them if ``stable``, else those that are kept."""
         with no_gradient():
             score = self.score(x, attention, state)
             if score.ndim != 2 or score.shape[1] != state.num_patches:
@@ -81,59 +78,13 @@ class ScorerReducer(Reducer[C]):
                     f"(B, {state.num_patches}), got {tuple(score.shape)}; tokens in front of the patches: "
                     f"{state.num_prefix}"
                 )
-            return keep_best(score, self.num_keep(state), state, stable=self.stable, set_aside=self.sets_aside)
+            if self.stable:
+                return score.argsort(dim=1, descending=True, stable=True)
+            return score.topk(self.num_keep(state), dim=1).indices
 
-
-def keep_best(score: Tensor, keep: int, state: TokenState, *, stable: bool = True, set_aside: bool = False) -> Hard:
-    """Keep the ``keep`` patches with the highest score (B, P), in descending order of it.
-
-    Args:
-        score: (B, P).
-        keep: how many stay.
-        state: the current state.
-        stable: of equal scores the first one stays; otherwise any.
-        set_aside: the others wait in the bank, in descending order of score.
-
-    Raises:
-        VitrimError: scores that are not one for each patch, or another ``keep`` than 0 to P.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
-        >>> kept = keep_best(torch.tensor([[0.1, 0.4, 0.2, 0.3]]), 2, state, set_aside=True)
-        >>> kept.anchor, kept.dropped
-        (tensor([[0, 2, 4]]), tensor([[3, 1]]))
-    """
-    if score.ndim != 2 or score.shape[1] != state.num_patches:  # a loop would write behind its array
-        raise VitrimError(
-            f"keep_best takes one score for each of {state.num_patches} patches, (B, {state.num_patches}), got "
-            f"{tuple(score.shape)}; tokens in front of the patches: {state.num_prefix}"
-        )
-    if not 0 <= keep <= state.num_patches:
-        raise VitrimError(f"keep_best keeps 0 to {state.num_patches} patches, got keep={keep}")
-    if loops.suit(score) and (set_aside or not state.banking):
-        index = torch.empty(score.shape[0], state.num_tokens, dtype=torch.int64)
-        _RANK(score, state.num_prefix, index)
-        end = state.num_prefix + keep
-        return Hard(index[:, :end], dropped=index[:, end:] if set_aside else None)
-    if stable or set_aside:
-        order = score.argsort(dim=1, descending=True, stable=stable)
-    else:
-        order = score.topk(keep, dim=1).indices
-    return prune(state, order[:, :keep], dropped=order[:, keep:] if set_aside else None)
-
-
-def _rank(score: Any, num_prefix: int, index: Any) -> None:
-    """Fill ``index`` (B, prefix + P) with the prefix, then the patches by descending ``score`` (B, P), as a loop."""
-    for b in range(score.shape[0]):
-        # NaN comes first, as with operators
-        order = np.argsort(np.where(np.isnan(score[b]), -np.inf, -score[b]), kind="mergesort")
-        for n in range(num_prefix):
-            index[b, n] = n
-        for m in range(len(order)):
-            index[b, num_prefix + m] = num_prefix + order[m]
-
-
-_RANK = loops.Loop(_rank)
+    def keep_best(self, order: Tensor, state: TokenState) -> Hard:
+        """Keep the first patches of ``order``."""
+        return prune(state, order[:, : self.num_keep(state)])
 
 
 class EarlyScorer(nn.Module):

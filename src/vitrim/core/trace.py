@@ -120,20 +120,6 @@ class Trace:
         call.states = ()
         call.running = (state,) if self.recording or call.compact else ()
 
-    def left_before(self, depth: int) -> TokenState:
-        """Give the state in which block ``depth - 1`` left the tokens, if it ran last in this thread.
-
-        Raises:
-            RuntimeError: it did not.
-        """
-        latest = self.latest
-        if latest is None or latest[0] != depth - 1 or recomputes():
-            raise RuntimeError(
-                f"block {depth} got tokens of unknown history: the blocks of a reduced model must run in "
-                "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
-            )
-        return latest[1]
-
     def leave(self, depth: int, state: TokenState, last: bool) -> None:
         """Note the state in which block ``depth`` left the tokens."""
         call = self._call

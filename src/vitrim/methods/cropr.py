@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig, Restore
@@ -151,9 +152,9 @@ class RoutingReducer(ScorerReducer[Cropr]):
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         return self.cross_attn.scores(x[:, state.num_prefix :])
 
-    @property
-    def sets_aside(self) -> bool:
-        return self.config.fusion != "none"
+    def keep_best(self, order: Tensor, state: TokenState) -> Hard:
+        keep = self.num_keep(state)
+        return prune(state, order[:, :keep], dropped=None if self.config.fusion == "none" else order[:, keep:])
 
 
 class FusingReducer(Reducer[Cropr]):
@@ -209,7 +210,7 @@ class CrossAttention(nn.Module):
     def vector(self) -> Tensor:
         """(C,) the router folded to one vector: the sum of the queries, seen through the projections."""
         queries: Tensor = self.queries if self.q is None else self.q(self.queries)
-        total = queries[0, 0] if queries.shape[1] == 1 else queries.sum(dim=(0, 1))
+        total = queries.sum(dim=(0, 1))
         return total if self.k is None else total @ self.k.weight
 
     def scores(self, x: Tensor) -> Tensor:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.core import loops
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
@@ -61,8 +59,6 @@ class EViTReducer(Reducer[EViT]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)
         score = patch_score(attention, state, self.config.score, gradient=True)
-        if loops.suit(score) and not state.banking:
-            return fuse_by_loop(score, keep, state)
         order = score.argsort(dim=1, descending=True)
         # the fused token grows from the best of the dropped ones; the others join it
         kept, joining = order[:, : keep + 1], order[:, keep + 1 :]
@@ -70,37 +66,6 @@ class EViTReducer(Reducer[EViT]):
         into = torch.full_like(joining, keep)
         dropped = order[:, keep:] if state.banking else None  # the sum is no value for the patches in it
         return merge(state, kept, joining, into, weight=weight, normalise=False, dropped=dropped)
-
-
-def fuse_by_loop(score: Tensor, keep: int, state: TokenState) -> Hard:
-    """As `EViTReducer.assign` for scores (B, P) of which ``keep`` are kept, in one call."""
-    batch, p, joining = score.shape[0], state.num_prefix, state.num_patches - keep - 1
-    index = torch.empty(batch, state.num_tokens + joining, dtype=torch.int64)
-    weight = score.new_empty(batch, state.num_tokens)
-    _FUSE(score, keep, p, index, weight)
-    end = p + keep + 1
-    moved, into = index[:, end : end + joining], index[:, end + joining :]
-    return Hard(index[:, :end], moved=moved, into=into, weight=weight, normalise=False)
-
-
-def _fuse(score: Any, keep: int, num_prefix: int, index: Any, weight: Any) -> None:
-    """Fill ``index`` with the prefix, the patches by descending ``score`` (B, P) and what the last ones join, and
-    ``weight`` (B, N) with 1 for what is kept and the score of the others, as a loop."""
-    for b in range(score.shape[0]):
-        # NaN comes first, as with operators
-        order = np.argsort(np.where(np.isnan(score[b]), -np.inf, -score[b]), kind="mergesort")
-        for n in range(num_prefix):
-            index[b, n] = n
-            weight[b, n] = 1
-        for m in range(len(order)):
-            patch = order[m]
-            index[b, num_prefix + m] = num_prefix + patch
-            weight[b, num_prefix + patch] = 1 if m < keep else score[b, patch]
-        for m in range(num_prefix + len(order), index.shape[1]):
-            index[b, m] = num_prefix + keep
-
-
-_FUSE = loops.Loop(_fuse)
 
 
 @reduces(EViT)

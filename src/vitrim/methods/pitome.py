@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitrim.core import loops
-from vitrim.core.assignment import Hard, merge
+from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.attention import Attention, rows_at_once
 from vitrim.core.block import Reducer
 from vitrim.core.config import Share, StagedConfig
@@ -107,11 +107,14 @@ class PiToMeReducer(Reducer[PiToMe]):
     def assign_by_loop(self, keys: Tensor, r: int, state: TokenState) -> Hard:
         """As `assign`, from one product of all keys (B, P, d) for both energies and pairs."""
         similarity = cosines(keys, keys)
-        energy = F.elu(similarity - self.margin, inplace=True).mean(dim=-1)
+        energy = self.alikeness(similarity.clone()).mean(dim=-1)
         index = torch.empty(keys.shape[0], state.num_tokens + r, dtype=torch.int64)
         _PAIR(similarity, energy, r, self.protects, state.num_prefix, index)
-        kept = state.num_tokens - r
-        return Hard(index[:, :kept], moved=index[:, kept : kept + r], into=index[:, kept + r :])
+        return merge_of(index, r)
+
+    def alikeness(self, similarity: Tensor) -> Tensor:
+        """Turn ``similarity``, in place, into what each pair adds to the energy of both its patches."""
+        return F.elu(similarity.sub_(self.margin), inplace=True)
 
     def energy(self, keys: Tensor) -> Tensor:
         """(B, P) energy of the patches with keys (B, P, d) of length 1.
@@ -122,10 +125,10 @@ class PiToMeReducer(Reducer[PiToMe]):
         step, others = rows_at_once(keys), keys.transpose(1, 2)
         with no_gradient(), full_precision(keys):
             if step >= keys.shape[1]:
-                return F.elu((keys @ others).sub_(self.margin), inplace=True).mean(dim=-1)
+                return self.alikeness(keys @ others).mean(dim=-1)
             total = torch.zeros_like(keys[..., 0])
             for at in range(0, keys.shape[1], step):
-                pairs = F.elu((keys[:, at : at + step] @ others[:, :, at:]).sub_(self.margin), inplace=True)
+                pairs = self.alikeness(keys[:, at : at + step] @ others[:, :, at:])
                 total[:, at : at + step] += pairs.sum(dim=2)
                 total[:, at + step :] += pairs[:, :, step:].sum(dim=1)
         return total / keys.shape[1]

@@ -16,6 +16,7 @@ from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts, Starting
 from vitrim.core.hooks import DenseCall
 from vitrim.core.host import refuse_altered
+from vitrim.core.layers import is_plain_linear
 from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
@@ -59,11 +60,6 @@ def project_output(attn: Any, out: Tensor) -> Tensor:
     if hasattr(attn, "norm"):
         out = attn.norm(out)
     return attn.proj_drop(attn.proj(out))  # type: ignore[no-any-return]
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Return whether using some rows of the weight equals calling the module: no adapter, quantiser or hook."""
-    return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def position_bias(table: Tensor | None, state: TokenState, rows: int | None, dtype: torch.dtype) -> Tensor | None:

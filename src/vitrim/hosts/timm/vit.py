@@ -23,6 +23,7 @@ from timm.models.vision_transformer import (
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
+from vitrim.core.layers import is_plain_linear
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.timm.common import (
@@ -31,7 +32,6 @@ from vitrim.hosts.timm.common import (
     SerialBlock,
     TimmBlock,
     TimmHost,
-    is_plain_linear,
     project_output,
     project_qkv,
     project_together,
