@@ -321,7 +321,7 @@ def test_a_loop_that_cannot_be_kept_is_compiled_for_the_process() -> None:
         ("tome:r=6", {"_unit_mean", "_match", "_pool"}),
         ("mctf:r=5", {"_unit", "_attract", "_both_ways", "_pool", "_expand"}),
         ("pitome", {"_unit_mean", "_pair", "_pool"}),
-        ("gtp", {"_unit", "_join", "_spread"}),
+        ("gtp", {"_spread"}),
     ],
 )
 def test_loops_run_on_small_images(method: str, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from vitrim.core.attention import Attention, KnownMap, map_is_faster
 from vitrim.core.block import Site
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
-from vitrim.core.matching import cosines, full_precision, unit
+from vitrim.core.matching import full_precision
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, constant, per_layer
 from vitrim.core.scoring import ScorerReducer
@@ -135,9 +135,10 @@ class GTPReducer(ScorerReducer[GTP]):
         p = state.num_prefix
         grid = (1, state.num_patches) if self.config.graph == "semantic" else state.known_grid(GTP.name)
         with no_gradient():
-            patches = x[:, p:].to(decision_dtype(x.dtype))
-            joined, root = patch_graph(patches, grid, self.config.graph, self.config.num_neighbours, p)
-            carry = {"joined": joined, "root": root, "place": state.position}
+            joined, root = patch_graph(
+                x[:, p:].to(decision_dtype(x.dtype)), grid, self.config.graph, self.config.num_neighbours
+            )
+            carry = {"joined": F.pad(joined, (p, 0, p, 0)), "root": F.pad(root, (p, 0)), "place": state.position}
         if self.config.token_scale:
             carry["scale"] = torch.ones_like(state.size)
         return changed(state, carry=carry)
@@ -145,7 +146,10 @@ class GTPReducer(ScorerReducer[GTP]):
     def propagate(
         self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard
     ) -> tuple[Tensor, TokenState]:
-        """Give the removed ones of the tokens ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C)."""
+        """Give the removed ones of the tokens ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C).
+
+        Rows of the graph have moved along with their tokens; columns stay those of the input tokens.
+        """
         n, m, carry = state.num_tokens, after.num_tokens, dict(after.carry)
         if loops.suit(x, state.carry["root"]):
             none = x.new_empty(x.shape[0], 0)
@@ -223,11 +227,9 @@ def _spread(
 _SPREAD = loops.Loop(_spread)
 
 
-def patch_graph(
-    patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int, num_prefix: int = 0
-) -> tuple[Tensor, Tensor]:
-    """The graph of the ``patches`` (B, P, C) on a ``grid`` of rows and columns: which of them are neighbours (B, N, N),
-    bool, and D^-1/2 (B, N), from which `normalised` makes numbers. The prefix has no neighbours and 0.
+def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> tuple[Tensor, Tensor]:
+    """The graph of the ``patches`` (B, P, C) on a ``grid`` of rows and columns: which of them are neighbours (B, P, P),
+    bool, and D^-1/2 (B, P), from which `normalised` makes numbers.
 
     A byte for each pair instead of four: it lives as long as the tokens do, and should weigh little beside them.
 
@@ -236,54 +238,13 @@ def patch_graph(
         >>> normalised(joined, root, root)[0, 0]
         tensor([0.0000, 0.3333, 0.3333, 0.3333])
     """
-    if kind != "spatial" and loops.suit(patches):
-        vectors, n = unit(patches), num_prefix + patches.shape[1]
-        joined = torch.empty(patches.shape[0], n, n, dtype=torch.bool)
-        root = patches.new_empty(patches.shape[0], n)
-        columns = grid[1] if kind == "mixed" else 0
-        _JOIN(cosines(vectors, vectors), min(num_neighbours, patches.shape[1] - 1), columns, joined, root)
-        return joined, root
     joined = torch.zeros(patches.shape[0], patches.shape[1], patches.shape[1], dtype=torch.bool, device=patches.device)
     if kind != "semantic":
         joined = joined | spatial_neighbours(grid, patches.device)
     if kind != "spatial":
         joined = joined | semantic_neighbours(patches, num_neighbours)
     degree = joined.sum(2, dtype=patches.dtype)
-    root = torch.where(degree > 0, degree, 1.0).rsqrt()
-    return F.pad(joined, (num_prefix, 0, num_prefix, 0)), F.pad(root, (num_prefix, 0))
-
-
-def _join(similarity: Any, count: int, columns: int, joined: Any, root: Any) -> None:
-    """Fill ``joined`` (B, N, N) and ``root`` (B, N) as `patch_graph` does, as a loop.
-
-    Args:
-        similarity: (B, P, P) cosines of the patches.
-        count: how many of the others are neighbours by content.
-        columns: of the grid; 0 if places make no neighbours.
-    """
-    patches = similarity.shape[1]
-    first = joined.shape[1] - patches
-    others = np.empty(patches - 1, similarity.dtype)
-    joined[:] = False
-    root[:] = 0
-    for b in range(similarity.shape[0]):
-        for i in range(patches):
-            others[:i] = similarity[b, i, :i]
-            others[i:] = similarity[b, i, i + 1 :]
-            threshold = np.inf
-            if count > 0:
-                threshold = np.partition(others, patches - 1 - count)[patches - 1 - count]
-            degree = 0
-            for j in range(patches):
-                alike = similarity[b, i, j] >= threshold
-                near = columns > 0 and abs(i // columns - j // columns) <= 1 and abs(i % columns - j % columns) <= 1
-                if i != j and (alike or near):
-                    joined[b, first + i, first + j] = True
-                    degree += 1
-            root[b, first + i] = 1 / np.sqrt(root.dtype.type(max(degree, 1)))
-
-
-_JOIN = loops.Loop(_join)
+    return joined, torch.where(degree > 0, degree, 1.0).rsqrt()
 
 
 def normalised(joined: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
