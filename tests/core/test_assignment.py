@@ -6,6 +6,7 @@ own. What is expected is worked out token by token in plain Python.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.tokens import TokenState, take, unmerge
+from vitrim.errors import VitrimError
 
 FAST = settings(deadline=None, max_examples=30)
 CHANNELS = 3
@@ -235,6 +237,15 @@ def test_merging_nothing_is_a_permutation_of_single_tokens() -> None:
     assert after.uniform
     assert after.reduced  # position tables must follow the order
     assert torch.equal(unmerge(pooled, after), x)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 5), (2, 6), (5,)])
+def test_weights_of_other_tokens_are_refused(shape: tuple[int, ...]) -> None:
+    state = TokenState.start(torch.zeros(2, 5, 3), num_prefix=1)
+    kept, moved = torch.tensor([[0, 2], [0, 1]]), torch.tensor([[1], [2]])
+    message = rf"weight for each of 5 tokens, .* \(2, 5\), got {re.escape(str(shape))}"
+    with pytest.raises(VitrimError, match=message):
+        merge(state, kept, moved, torch.zeros_like(moved), weight=torch.ones(shape))
 
 
 def test_a_merge_that_leaves_tokens_out_has_lost_them() -> None:

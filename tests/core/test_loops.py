@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -175,7 +176,7 @@ def test_indices_and_weights_of_other_tokens_are_refused() -> None:
         merge(state, keep, moved, into[:, :1]),
         merge(state, keep, moved[:1], into[:1]),
         merge(state, keep[:1], moved, into),
-        merge(state, keep, moved, into, weight=torch.ones(2, 4)),
+        replace(merge(state, keep, moved, into), weight=torch.ones(2, 4)),
     ):
         with pytest.raises(IndexError, match="do not belong together"):
             hard.apply(x, state)

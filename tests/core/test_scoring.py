@@ -20,6 +20,7 @@ from vitrim.errors import UnsupportedModelError, VitrimError
 SHAPES = {
     "with the prefix": (lambda x: x.norm(dim=-1), r"got \(2, 37\); tokens in front of the patches: 1"),
     "of every head": (lambda x: x[:, 1:, :3], r"got \(2, 36, 3\)"),
+    "of one image": (lambda x: x[:1, 1:].norm(dim=-1), r"each of 2 images, \(2, 36\), got \(1, 36\)"),
     "of the batch": (lambda x: x[:, 1:].norm(dim=-1).sum(0), r"got \(36,\)"),
 }
 
@@ -50,7 +51,7 @@ def test_scores_that_are_not_one_number_per_patch_are_refused(case: str) -> None
 
     model = tiny.HOSTS["vit"]()
     vitrim.reduce_(model, method(score=own))
-    with pytest.raises(VitrimError, match=rf"OwnReducer.score must give one number .* 36 patches, .*{message}"):
+    with pytest.raises(VitrimError, match=rf"OwnReducer.score must give one number .* 36 patches .*{message}"):
         model(tiny.images())
 
 

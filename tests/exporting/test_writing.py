@@ -190,6 +190,8 @@ def test_a_candidate_for_timing(tmp_path: Path) -> None:
     assert {"torch.export", "onnxruntime"} <= set(engines())
     run = on_engine(model(), None, "torch.export", torch.zeros(2, 3, SIZE, SIZE), tmp_path)
     assert run().shape == (2, 3)
+    (told,) = tmp_path.glob("*.json")
+    assert json.loads(told.read_text())["input"]["shape"][0] == 2  # engines are the faster for knowing all shapes
     with pytest.raises(vitrim.VitrimError, match=r"unknown engine 'tensorrt'; .*valid: "):
         on_engine(model(), None, "tensorrt", torch.zeros(1, 3, SIZE, SIZE), tmp_path)
 

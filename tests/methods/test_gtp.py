@@ -9,7 +9,10 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+from vitrim.core import loops
+from vitrim.core.assignment import prune
 from vitrim.core.attention import Attention
+from vitrim.core.tokens import TokenState
 from vitrim.methods.gtp import GTP, normalised, patch_graph, semantic_neighbours, spatial_neighbours
 
 NAMES = ["gtp_list_numprop", "gtp_mixed_p5_noscale", "gtp_mixed_p5_scale", "gtp_prune_only_p5", "gtp_semantic_p5_n4"]
@@ -161,6 +164,24 @@ def test_scales_are_not_rounded_by_autocast() -> None:
     assert gained.dtype == torch.float32
     assert (gained > 0).any()
     assert not torch.equal(gained, gained.to(torch.bfloat16).float())
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_tokens_gain_in_full_precision_under_autocast(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "INSTALLED", installed)
+    config = GTP(num_prop=2, token_scale=False, selection="received")
+    x, state = torch.randn(1, 10, 4), TokenState.start(torch.zeros(1, 10, 4), num_prefix=1, grid=(3, 3))
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, config)
+    reducer = model.blocks[0].reducer
+    state = reducer.start(x, state)
+    kept = torch.tensor([[0, 2, 3, 4, 5, 6, 7]])  # of a grid of 3 x 3 the patches 1 and 8 go
+    with torch.autocast("cpu", torch.bfloat16):
+        gained, _ = reducer.carry_out(prune(state, kept), x, state)
+    weight = config.alpha * graph_of(state)[0][kept[0]][:, [1, 8]]
+    expected = x[0, 1:].double()[kept[0]] + weight.double() @ x[0, 1:].double()[[1, 8]]
+    torch.testing.assert_close(gained[0, 1:].double(), expected, atol=1e-6, rtol=0)
+    assert (expected - x[0, 1:].double()[kept[0]]).abs().max() > 0.01
 
 
 def test_options_that_do_not_go_together() -> None:

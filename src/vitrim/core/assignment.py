@@ -15,6 +15,7 @@ from vitrim.core import loops
 from vitrim.core.moving import EXPAND, POOL
 from vitrim.core.places import Mixed, Moved, Waiting, new_index
 from vitrim.core.tokens import Banked, TokenState, changed, decision_dtype, flat_index, take, take_flat
+from vitrim.errors import VitrimError
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,9 @@ def merge(
             a plain sum is no value for the patches in it. By default those that are neither kept nor moved, where the
             state is ``banking``.
 
+    Raises:
+        VitrimError: ``weight`` has another shape than the sizes of the tokens.
+
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=1)
         >>> hard = merge(state, torch.tensor([[0, 2]]), torch.tensor([[1]]), torch.tensor([[0]]))
@@ -290,6 +294,11 @@ def merge(
         tensor([[0, 1, 1, 2]])
     """
     p = state.num_prefix
+    if weight is not None and weight.shape != state.size.shape:  # else other tokens' weights would be read unnoticed
+        raise VitrimError(
+            f"expected a pooling weight for each of {state.num_tokens} tokens, those in front of the patches counted, "
+            f"{tuple(state.size.shape)}, got {tuple(weight.shape)}"
+        )
     if dropped is None and valid is None:
         dropped = _left_out(state, torch.cat([keep, moved], dim=1) if state.banking else keep)
     return Hard(

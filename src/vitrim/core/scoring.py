@@ -72,11 +72,11 @@ class ScorerReducer(Reducer[C]):
         """(B, K) patch indices in descending order of score: all of them if ``stable``, else those that are kept."""
         with no_gradient():
             score = self.score(x, attention, state)
-            if score.ndim != 2 or score.shape[1] != state.num_patches:
+            if score.shape != (x.shape[0], state.num_patches):
                 raise VitrimError(
-                    f"{type(self).__name__}.score must give one number for each of {state.num_patches} patches, "
-                    f"(B, {state.num_patches}), got {tuple(score.shape)}; tokens in front of the patches: "
-                    f"{state.num_prefix}"
+                    f"{type(self).__name__}.score must give one number for each of {state.num_patches} patches of "
+                    f"each of {x.shape[0]} images, ({x.shape[0]}, {state.num_patches}), got {tuple(score.shape)}; "
+                    f"tokens in front of the patches: {state.num_prefix}"
                 )
             if self.stable:
                 return score.argsort(dim=1, descending=True, stable=True)

@@ -162,12 +162,12 @@ class GTPReducer(ScorerReducer[GTP]):
         places = state.carry["place"].gather(1, removed)
         lost = carry["joined"].gather(2, places.unsqueeze(1).expand(-1, m, -1))
         weight = self.config.alpha * normalised(lost, carry["root"], state.carry["root"].gather(1, removed))
-        if self.config.token_scale:
-            with full_precision(weight):  # by the scales tokens are chosen
+        with full_precision(weight):  # by the scales tokens are chosen; the tokens themselves as the loop has them
+            if self.config.token_scale:
                 gained = weight @ state.carry["scale"].gather(1, removed).unsqueeze(-1)
-            carry["scale"] = carry["scale"] + gained.squeeze(-1)
-        update = weight.to(x.dtype) @ take(x, removed)
-        return reduced + update.to(x.dtype), changed(after, carry=carry)
+                carry["scale"] = carry["scale"] + gained.squeeze(-1)
+            update = weight.to(x.dtype) @ take(x, removed)
+        return reduced + update, changed(after, carry=carry)
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         return self.importance(attention, state)[:, state.num_prefix :]
