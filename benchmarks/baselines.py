@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from methods import at_share
 from plain_loops import LOOPS, Cut, Forward, Plain, slicing
+from script import from_shell
 from vitrim.cli import common
 from vitrim.core import loops
 from vitrim.core.block import ReducedBlock
@@ -341,4 +342,4 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

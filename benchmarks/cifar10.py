@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from cifar10_report import report
 from methods import at_share
+from script import from_shell
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import make_method, methods
@@ -348,4 +349,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from script import from_shell
 from vitrim.core.registry import parse_method
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
 
@@ -156,4 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

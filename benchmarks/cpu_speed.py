@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from script import from_shell
 from vitrim.cli import common
 from vitrim.cli.bench import setting_text
 from vitrim.core.config import MethodConfig
@@ -138,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

@@ -15,6 +15,7 @@ from itertools import product
 
 from torch import Tensor
 
+from script import from_shell
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import make_method
 from vitrim.demo.digits import load_digits_vit, load_split
@@ -74,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

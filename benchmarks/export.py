@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from script import from_shell
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import methods, parse_method
@@ -174,4 +175,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lines import Row
+from script import from_shell
 from vitrim.cli import common
 from vitrim.core.registry import host_of
 from vitrim.loading import create_model
@@ -102,4 +103,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

@@ -38,6 +38,7 @@ import kernels
 import training_speed
 from cells import Cell, attempt, compiling, does_not_fit, matched, told
 from lines import Lines, Row
+from script import from_shell
 from vitrim import reduce_
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
@@ -308,4 +309,4 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

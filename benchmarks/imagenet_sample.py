@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from cifar10 import ATM_GRID, CUTS, RANDOM, SEEDS, STRESS_CUTS, candidates, settings
 from cifar10_report import figure, markdown, sweep
+from script import from_shell
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
@@ -350,4 +351,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

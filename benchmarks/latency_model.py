@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from script import from_shell
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
 from vitrim.loading import create_model
@@ -123,4 +124,4 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitrim
+from script import from_shell
 from vitrim.core.registry import methods
 from vitrim.core.tokens import TokenState
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, Split, load_digits_vit, load_split
@@ -154,4 +155,4 @@ def teach(model: nn.Module, split: Split, loss: Callable[[Tensor, Tensor], Tenso
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from script import from_shell
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
@@ -207,4 +208,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

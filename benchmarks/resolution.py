@@ -29,8 +29,10 @@ import torch
 
 from cells import Cell, attempt, does_not_fit, matched, told
 from lines import Lines, Row
+from script import from_shell
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
+from vitrim.core.registry import methods
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
 from vitrim.measure.bench import DTYPES, random_images
@@ -188,7 +190,7 @@ def parse_arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", nargs="+", default=list(MODELS), help="timm's; weights are random")
     parser.add_argument("--size", nargs="+", type=int, default=list(SIZES), help="pixels")
     parser.add_argument("--batch-size", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--method", nargs="+", default=list(METHODS))
+    parser.add_argument("--method", nargs="+", choices=list(methods()), default=list(METHODS))
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
@@ -222,4 +224,4 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 
 import study_proxies
+from script import from_shell
 from study_records import RATES, Shelf, images_of, names_of
 from study_tables import (
     accuracy,
@@ -151,4 +152,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

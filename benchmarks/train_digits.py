@@ -29,6 +29,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 from torch.nn import functional
 
+from script import from_shell
 from vitrim.demo import digits
 
 BATCH_SIZE = 32
@@ -201,4 +202,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

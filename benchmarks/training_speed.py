@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from script import from_shell
 from vitrim import reduce_
 from vitrim.cli import common
 from vitrim.core.config import MethodConfig
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

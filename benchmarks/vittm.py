@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from script import from_shell
 from vitrim.cli import common
 from vitrim.errors import ReductionWarning, unknown
 from vitrim.loading import create_model
@@ -260,4 +261,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

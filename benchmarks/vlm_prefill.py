@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
+from script import from_shell
 from vitrim.core.registry import parse_method
 from vitrim.measure.bench import measure, random_images
 from vitrim.measure.latency import Budget
@@ -74,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_shell(main)

@@ -35,6 +35,7 @@ try:
     import study
     import upstream
     from lines import Lines
+    from script import from_shell
 finally:
     sys.path.remove(FOLDER)
 
@@ -45,6 +46,17 @@ LOOPED = ("tome:r=2", "topk", "evit", "dynamicvit", "cropr:r=2", "sit")
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     return create_model("test_vit", options={"img_size": 64}).eval()
+
+
+def test_bad_input_from_the_shell_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        from_shell(lambda: baselines.main([*SMALL, "-m", "nope"]))
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.startswith("error: unknown method 'nope'; ")
+    assert told.count("\n") == 1
+    with pytest.raises(ZeroDivisionError):  # a defect, whose traceback is wanted
+        from_shell(lambda: 1 // 0)
 
 
 def test_loops_give_the_logits_of_vitrim(model: nn.Module) -> None:
