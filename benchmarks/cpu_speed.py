@@ -21,7 +21,7 @@ from torch import nn
 
 from script import from_shell
 from vitrim.cli import common
-from vitrim.cli.bench import setting_text
+from vitrim.cli.speeds import setting_text
 from vitrim.core.config import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.loading import create_model

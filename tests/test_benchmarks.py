@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -46,6 +47,14 @@ LOOPED = ("tome:r=2", "topk", "evit", "dynamicvit", "cropr:r=2", "sit")
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     return create_model("test_vit", options={"img_size": 64}).eval()
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(Path(FOLDER).glob("*.py"))])
+def test_what_a_script_imports_is_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "upstream_families":
+        pytest.skip("it is imported beside the tests of transformers, where `upstream.py` puts it")
+    monkeypatch.syspath_prepend(FOLDER)
+    importlib.import_module(name)
 
 
 def test_bad_input_from_the_shell_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
