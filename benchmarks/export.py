@@ -5,6 +5,7 @@
     python benchmarks/export.py parity --model deit_small_patch16_224    # every method with fixed counts, batch 1, 2, 8
     python benchmarks/export.py speed --json speed.json                        # exported dense against exported reduced
     python benchmarks/export.py speed --model deit_small_patch16_224 -m tome:r=13 --engine onnxruntime,openvino
+    python benchmarks/export.py speed --fixed --engine openvino                # files that know the batch size
 
 Speeds are ratios in one interleaved run, medians and quartiles over its rounds; one thread unless --threads says more.
 Run them on a machine that does nothing else.
@@ -117,16 +118,18 @@ def fixed_methods() -> list[str]:
 
 
 def speed(
-    model: nn.Module, chosen: Sequence[str], names: Sequence[str], sizes: Sequence[int], budget: Budget
+    model: nn.Module, chosen: Sequence[str], names: Sequence[str], sizes: Sequence[int], budget: Budget, fixed: bool
 ) -> list[Row]:
-    """Exported dense against exported reduced, by engine and batch size."""
+    """Exported dense against exported reduced, by engine and batch size; ``fixed``: in files for that size alone."""
     rows = []
     with TemporaryDirectory() as folder:
         for engine in names:
             kind = engines()[engine]
             for method in chosen:
-                file = export(model, method, Path(folder) / f"m{kind.suffix}", to=kind.name, check=4)
                 for size in sizes:
+                    batch = size if fixed else None
+                    path = Path(folder) / f"m{size}{kind.suffix}"
+                    file = export(model, method, path, to=kind.name, batch=batch, check=max(4, size))
                     images = torch.from_numpy(
                         np.random.default_rng(0).standard_normal((size, *file.shape[1:]), np.float32)
                     )
@@ -152,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="so many test images; default: all")
     parser.add_argument("--engine", default="onnxruntime", help="names, with commas between")
     parser.add_argument("--batch-size", default="1,8")
+    parser.add_argument("--fixed", action="store_true", help="speed: files for the batch size alone")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--min-seconds", type=float, default=5.0)
     parser.add_argument("--json")
@@ -170,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         sizes = [int(size) for size in given.batch_size.split(",")]
         budget = Budget(min_rounds=20, min_seconds=given.min_seconds)
-        rows = speed(model, given.method or SPEED, given.engine.split(","), sizes, budget)
+        rows = speed(model, given.method or SPEED, given.engine.split(","), sizes, budget, given.fixed)
     common.write_json(given.json, {"environment": common.environment(seed=0), "model": given.model, "rows": rows})
 
 
