@@ -35,6 +35,7 @@ class Attention:
         scale: factor of the logits.
         bias: (B, 1, 1, N) or (B, H, M, N) additive, or None: log(size), mask, relative position.
         dropout: probability, already 0 outside training.
+        drop: the host's module that drops from the map (B, H, M, N), where the host writes its map out and calls one.
         k_raw: keys before rotary embedding, which is what matching compares; None when they are ``k``.
         queries: (B, M) token index of each query row, None when they are all tokens in order.
         fused: whether the host allows a fused kernel.
@@ -49,6 +50,7 @@ class Attention:
     k_raw: Tensor | None = None
     queries: Tensor | None = None
     fused: bool = True
+    drop: Callable[[Tensor], Tensor] | None = None
 
     def parts(self) -> dict[str, Any]:
         """Give the fields by name, for another kind of attention. torch.compile of 2.11 cannot read `vars`."""
@@ -78,19 +80,19 @@ class Attention:
             return F.scaled_dot_product_attention(
                 self.q, self.k, self.v, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
             )
-        probabilities = self.logits().softmax(dim=-1)
-        if self.dropout > 0.0:
-            probabilities = F.dropout(probabilities, self.dropout)
-        return probabilities @ self.v
+        return self.dropped(self.logits().softmax(dim=-1)) @ self.v
 
     def weigh(self, probabilities: Tensor) -> Tensor:
         """(B, H, M, d), the values weighed by another map (B, H, M, N) than that of `output`, after dropout."""
         if self.v is None:
             raise RuntimeError("the values of this attention have not been projected yet")
-        probabilities = probabilities.to(self.v.dtype)
-        if self.dropout > 0.0:
-            probabilities = F.dropout(probabilities, self.dropout)
-        return probabilities @ self.v
+        return self.dropped(probabilities.to(self.v.dtype)) @ self.v
+
+    def dropped(self, probabilities: Tensor) -> Tensor:
+        """The map (B, H, M, N) after dropout, as the host does it."""
+        if self.drop is not None:
+            return self.drop(probabilities)
+        return F.dropout(probabilities, self.dropout) if self.dropout > 0.0 else probabilities
 
     def logits(self) -> Tensor:
         """(B, H, M, N) in the dtype of q: q k^T scale + bias. Materialised: for methods that are defined by the map."""

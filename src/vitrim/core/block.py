@@ -232,6 +232,15 @@ class ReducedBlock(nn.Module):
         """(B, M, C) tokens to the residual update (B, M, C): norm, MLP, layer scale, drop path."""
         raise NotImplementedError
 
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        """The modules that the dense ``block`` calls and the reduced one does not: it calls what is in them instead.
+
+        A forward or a hook put on one of them would be skipped, so `reduce_` refuses it, and so does every forward
+        of the reduced model. ``block`` is reduced or not.
+        """
+        return []
+
     # ---- the data flow ---------------------------------------------------------------------------------------------
 
     def step(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
@@ -340,6 +349,8 @@ class ReducedBlock(nn.Module):
         else:
             depth, latest = self.trace.latest or (-1, None)  # of this thread
             if latest is None or depth != self.depth - 1 or recomputes():
+                if self.trace.form is not None:  # it may be that block 0 is another one
+                    self.trace.form.check()
                 raise RuntimeError(
                     f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
                     "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
@@ -391,3 +402,10 @@ class ReducedBlock(nn.Module):
         for name in self.OWN:
             delattr(self, name)
         change_class(self, self.host_class)
+
+
+def reduced_in(block: nn.Module) -> ReducedBlock | None:
+    """The reduced block that ``block`` is, or that it wraps, as checkpointing and compiling do; None without one."""
+    if isinstance(block, ReducedBlock):
+        return block
+    return next((part for part in block.modules() if isinstance(part, ReducedBlock)), None)

@@ -359,21 +359,3 @@ def no_tokens(model: nn.Module) -> UnsupportedModelError:
         f"{type(model).__name__} hands out no tokens that a dense head could read: take a supported host "
         "(`vitrim list hosts` prints them)"
     )
-
-
-def refuse_altered(part: nn.Module, family: str) -> None:
-    """Refuse an attention module with hooks or a forward put on the instance: a reduced block does not call it.
-
-    Hooks of the host library itself, which only record what passes, may stay.
-
-    Raises:
-        UnsupportedModelError: saying so.
-    """
-    library = type(part).__module__.partition(".")[0]
-    hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-    foreign = [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(f"{library}.")]
-    if foreign or "forward" in vars(part):
-        raise UnsupportedModelError(
-            f"{family}: the module {type(part).__name__} has hooks or a forward of its own, and a reduced block calls "
-            "its projections, not the module; put them on the block or the projections instead"
-        )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
+import torch.nn.modules.module as hooks_of_all
 from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def input_channels(model: nn.Module) -> int:
@@ -41,11 +44,65 @@ def pair(size: Any) -> tuple[int, int] | None:
     return int(size[0]), int(size[1])
 
 
-def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether using a part of the weight equals calling the module: no adapter, quantiser or hook.
+def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # type: ignore[assignment]
+    """Return whether reading the weights of ``module`` does what calling it does: it is a ``kind`` and nothing more.
+
+    The one place that knows how a module can be more than its weights: a subclass (an adapter, a quantised layer, a
+    parametrisation), a forward or hooks put on the instance (LoRA patches, offloading), hooks put on all modules, or
+    weights of a class of their own (quantised, sharded). Such a module must be called.
 
     Example:
-        >>> is_plain_linear(nn.Linear(2, 2)), is_plain_linear(nn.Identity())
+        >>> layer = nn.Linear(2, 2)
+        >>> is_bare(layer), is_bare(nn.Identity())
         (True, False)
+        >>> handle = layer.register_forward_hook(lambda module, args, output: 2 * output)
+        >>> is_bare(layer)
+        False
     """
-    return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
+    return (
+        type(module) is kind
+        and not is_altered(module)
+        and not _all_are_hooked()
+        and all(_is_plain(parameter) for parameter in module._parameters.values())
+    )
+
+
+def is_altered(module: nn.Module, library: str | None = None) -> bool:
+    """Return whether ``module`` has a forward or hooks that were put on the instance.
+
+    Args:
+        library: whose own hooks do not count, by the name of its package: they only record what passes.
+
+    Example:
+        >>> is_altered(nn.Linear(2, 2))
+        False
+    """
+    if "forward" in module.__dict__:
+        return True
+    found = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if not (found[0] or found[1] or found[2] or found[3]):  # asked of every block in every forward
+        return False
+    return any(
+        library is None or not getattr(hook, "__module__", "").startswith(f"{library}.")
+        for hooks in found
+        for hook in hooks.values()
+    )
+
+
+def _all_are_hooked() -> bool:
+    """Return whether a hook runs at every module, other than that by which PyTorch's counters note where they are."""
+    found = (
+        hooks_of_all._global_forward_hooks,
+        hooks_of_all._global_forward_pre_hooks,
+        hooks_of_all._global_backward_hooks,
+        hooks_of_all._global_backward_pre_hooks,
+    )
+    return any(
+        getattr(hook, "__module__", "") != "torch.utils.module_tracker" for hooks in found for hook in hooks.values()
+    )
+
+
+def _is_plain(parameter: Any) -> bool:
+    """Return whether ``parameter`` is a tensor of PyTorch's own, or what its tracers put in the place of one."""
+    kind = type(parameter).__module__
+    return parameter is None or kind.startswith(("torch.nn.", "torch._subclasses.")) or kind == "torch"

@@ -32,6 +32,12 @@ def values_of(attn: Any, y: Tensor) -> Tensor:
     return _part(attn, y, 2, 3)[0]
 
 
+def project_output(attn: Any, out: Tensor) -> Tensor:
+    """Project the heads of ``attn``, side by side (B, M, C), by the weights of ``out_proj``: the dense block reads
+    them, and calls the module as little as we do."""
+    return F.linear(out, attn.out_proj.weight, attn.out_proj.bias)
+
+
 def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
     rows = slice(first * attn.embed_dim, end * attn.embed_dim)

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core import fit
-from vitrim.core.block import ReducedBlock
+from vitrim.core.block import ReducedBlock, reduced_in
 from vitrim.core.cells import build_reducer
 from vitrim.core.compact import compact_facts
 from vitrim.core.config import MethodConfig
 from vitrim.core.facts import HostFacts
-from vitrim.core.hooks import FormOfModel, GridHook
+from vitrim.core.hooks import FormOfModel, GridHook, refuse_own_forward
 from vitrim.core.host import Host
 from vitrim.core.plan import Layer, plan
 from vitrim.core.registry import (
     access,
+    check_model,
     find_host,
     find_vision_language,
     host_of,
@@ -106,8 +107,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     fit.check_sharding(config, blocks, reducers)
 
     refuse_while_running(model)
-    form = FormOfModel(host, model) if host.form(model) is not None else None
-    trace = Trace(record, form)
+    trace = Trace(record, FormOfModel(host, model, adopters))
     trace.changing = True
     whole = config.kind != "soft" and (compact or facts.averages_patches or restore is not None)
     for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
@@ -143,18 +143,20 @@ def restore_(model: nn.Module) -> None:
     """Undo `reduce_`, in place: the model computes what it computed before, bit for bit.
 
     Raises:
-        VitrimError: the model is not reduced, or runs in another thread.
+        VitrimError: the model is not reduced, or runs in another thread, or a block has a forward that was put on it
+            since.
     """
     reduction, outer = get_reduction(model), model
     model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
     host = host_of(model)
+    for block in reduction._blocks():
+        refuse_own_forward(block, block.depth, "call vitrim.restore_ again")
     with reduction.changing():
         for part in outer.modules():
             if (family := find_vision_language(part)) is not None:
                 family.uninstall(part)
-        for block in host.blocks(model):
-            if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
-                block.release()
+        for block in reduction._blocks():  # one that was put in since then is the user's own
+            block.release()
         host.uninstall(model)
         GridHook.remove(host.patch_maker(model))
         delattr(model, HANDLE)
@@ -362,7 +364,8 @@ class Reduction:
             raise VitrimError("this reduction was undone: call vitrim.reduce_(model, method) again")
 
     def _blocks(self) -> list[ReducedBlock]:
-        return [block for block in host_of(self.model).blocks(self.model) if isinstance(block, ReducedBlock)]
+        inner = [reduced_in(block) for block in host_of(self.model).blocks(self.model)]
+        return [block for block in inner if block is not None and block.trace is self._trace]
 
 
 def _tower(model: nn.Module) -> nn.Module:
@@ -386,7 +389,7 @@ def _refuse_reduced(model: nn.Module) -> None:
 
 def _host(model: nn.Module) -> type[Host]:
     host = host_of(model)
-    if any(isinstance(block, ReducedBlock) for block in host.blocks(model)):
+    if any(reduced_in(block) is not None for block in host.blocks(model)):
         _refuse_reduced(model)
         raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
     if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
@@ -394,5 +397,5 @@ def _host(model: nn.Module) -> type[Host]:
             f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
             "cannot be shared"
         )
-    host.check(model)
+    check_model(host, model)
     return host

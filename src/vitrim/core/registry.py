@@ -20,6 +20,7 @@ from torch import nn
 from vitrim.core.block import Idle, Reducer
 from vitrim.core.compact import VisionLanguage
 from vitrim.core.config import Kind, MethodConfig
+from vitrim.core.hooks import altered, is_foreign, refuse_own_forward
 from vitrim.core.host import Host
 from vitrim.core.method_files import read_method_file
 from vitrim.core.plan import Layer
@@ -275,13 +276,28 @@ def _is_host(part: nn.Module) -> bool:
     return backbone is not None and bool(backbone.blocks(part)) and refusal(part) is None
 
 
+def check_model(host: type[Host], model: nn.Module) -> None:
+    """Refuse a ``model`` of the family ``host`` that cannot be reduced faithfully.
+
+    Raises:
+        UnsupportedModelError: saying why.
+    """
+    host.check(model)
+    trunk = host.trunk_host(model)
+    for depth, block in enumerate(host.blocks(model)):
+        refuse_own_forward(block, depth, "call vitrim.reduce_ again")
+        for part in trunk.reduced_class(block).bypassed(block):
+            if is_foreign(part):
+                raise UnsupportedModelError(altered(part, host.name))
+
+
 def refusal(part: nn.Module) -> str | None:
     """The reason why a model of a supported class is refused; None where it is not, or is of no such class."""
     backbone = find_host(part)
     if backbone is None or not backbone.blocks(part):
         return None
     try:
-        backbone.check(part)
+        check_model(backbone, part)
     except UnsupportedModelError as error:
         return str(error)
     return None

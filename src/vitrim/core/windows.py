@@ -9,6 +9,7 @@ that the host has between its blocks. Stochastic depth is drawn for every window
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -187,7 +188,7 @@ class AcrossWindows(Attention):
             bias = bias[:: self.windows.number] if bias.shape[2] == 1 else self.windows.together(bias)
         q, k = self.windows.together(self.q), self.windows.together(self.k)
         v = None if self.v is None else self.windows.together(self.v)
-        return Attention(q, k, v, self.scale, bias, self.dropout, fused=self.fused)
+        return Attention(q, k, v, self.scale, bias, self.dropout, fused=self.fused, drop=self.drop)
 
     def logits(self) -> Tensor:
         raise UnsupportedModelError(
@@ -270,6 +271,7 @@ class WindowBlock(ReducedBlock):
         dropout: float = 0.0,
         k_raw: Tensor | None = None,
         fused: bool = True,
+        drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Attention:
         """Attention of heads (B*W, H, N, d) within windows, or across them where this block does that.
 
@@ -286,8 +288,8 @@ class WindowBlock(ReducedBlock):
             own = relative_bias(windows.together(q) if crosses else q, tables, state.lines(crosses))
             bias = add_bias(windows.apart(own) if crosses else own, bias)
         if crosses:
-            return AcrossWindows(q, k, v, scale, bias, dropout, k_raw, fused=fused, windows=windows)
-        return Attention(q, k, v, scale, bias, dropout, k_raw, fused=fused)
+            return AcrossWindows(q, k, v, scale, bias, dropout, k_raw, fused=fused, drop=drop, windows=windows)
+        return Attention(q, k, v, scale, bias, dropout, k_raw, fused=fused, drop=drop)
 
 
 def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Tensor:

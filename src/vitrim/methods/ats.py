@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -160,7 +159,7 @@ class PublishedATSReducer(ATSReducer):
         else:
             probabilities = smoothed_probabilities(attention)
             v = v if real is None else v * real.transpose(-1, -2)
-        return F.dropout(probabilities, attention.dropout).to(v.dtype) @ v
+        return attention.dropped(probabilities).to(v.dtype) @ v
 
 
 @reduces(ATS)

@@ -15,6 +15,7 @@ from vitrim.core.attention import Attention, merge_heads, split_heads
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.knob import Knob
+from vitrim.core.layers import is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
@@ -207,18 +208,22 @@ class CrossAttention(nn.Module):
         self.proj = nn.Linear(dim, dim) if config.num_heads > 1 else nn.Identity()
         self.mlp = _mlp(dim, int(dim * config.mlp_ratio)) if config.mlp else None
 
-    def vector(self) -> Tensor:
-        """(C,) the router folded to one vector: the sum of the queries, seen through the projections."""
+    def query(self) -> Tensor:
+        """(C,) the sum of the projected queries."""
         queries: Tensor = self.queries if self.q is None else self.q(self.queries)
-        total = queries.sum(dim=(0, 1))
-        return total if self.k is None else total @ self.k.weight
+        return queries.sum(dim=(0, 1))
 
     def scores(self, x: Tensor) -> Tensor:
         """(B, M) score of each token of ``x`` (B, M, C): unscaled logits, summed over queries and heads."""
         wide = decision_dtype(x.dtype)
         with full_precision(x):
             normed: Tensor = self.attn_norm(x.to(self.queries.dtype))
-            return normed.to(wide) @ self.vector().to(wide)
+            if self.k is None:
+                return normed.to(wide) @ self.query().to(wide)
+            if is_bare(self.k):  # the query seen through the projection: one vector for all tokens
+                return normed.to(wide) @ (self.query() @ self.k.weight).to(wide)
+            keys: Tensor = self.k(normed)
+            return keys.to(wide) @ self.query().to(wide)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) what the queries gather from the tokens ``x`` (B, M, C)."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention
 from vitrim.core.block import Idle, Reducer, Site
 from vitrim.core.config import StagedConfig
-from vitrim.core.layers import is_plain_linear
+from vitrim.core.layers import is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
@@ -172,7 +172,7 @@ class Predictor(nn.Module):
         The mean is the same for all patches, so what the first layer makes of it is computed once.
         """
         first, *rest = self.out_conv
-        if not is_plain_linear(first):
+        if not is_bare(first):
             joined: Tensor = self.out_conv(torch.cat([local, mean.expand_as(local)], dim=-1))
             return joined
         half = local.shape[-1]

@@ -16,6 +16,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.config import MethodConfig
 from vitrim.core.knob import Knob
+from vitrim.core.layers import is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
@@ -200,10 +201,22 @@ class Interpreter(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         wide = decision_dtype(patches.dtype)
+        if not (is_bare(self.key) and is_bare(self.query)):
+            return self._called(patches)
         with full_precision(patches):
             key = (self.key.weight.to(wide) @ self.policy.to(wide)).view(self.heads, 1, -1)
             query = self.query.weight.to(wide).view(self.heads, key.shape[2], -1)
             vectors = (key @ query).squeeze(1)  # (H, C)
             logits = patches.to(wide) @ vectors.t() * key.shape[2] ** -0.5
+        score: Tensor = (logits + self.bias.to(wide)).sigmoid().mean(dim=-1)
+        return score
+
+    def _called(self, patches: Tensor) -> Tensor:
+        """As `forward`, by calls of layers that are more than their weights."""
+        wide = decision_dtype(patches.dtype)
+        with full_precision(patches):
+            key: Tensor = self.key(self.policy).to(wide).view(self.heads, -1)
+            query: Tensor = self.query(patches.to(self.policy.dtype)).to(wide).unflatten(-1, key.shape)
+            logits = (query * key).sum(dim=-1) * key.shape[1] ** -0.5
         score: Tensor = (logits + self.bias.to(wide)).sigmoid().mean(dim=-1)
         return score

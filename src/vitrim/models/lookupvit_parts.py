@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.exchange import Exchange
+from vitrim.core.layers import is_bare
 
 __all__ = ["Gather", "Infuse", "LookupLayer", "SharedGather", "SharedLayer", "SharedParts"]
 
@@ -55,8 +56,11 @@ class SharedGather(Gather):
     def values(self, compressed: Tensor) -> Tensor:
         """Values (B, M, C) of the compressed tokens, by the projection that makes those of the lookup tokens."""
         dim = self.q.out_features
-        values: Tensor = self.v_norm(F.linear(compressed, self.kv.weight[dim:], self.kv.bias[dim:]))
-        return values
+        if is_bare(self.kv):
+            values = F.linear(compressed, self.kv.weight[dim:], self.kv.bias[dim:])
+        else:
+            values = self.kv(compressed)[..., dim:]
+        return self.v_norm(values)  # type: ignore[no-any-return]
 
 
 class Infuse(Exchange):

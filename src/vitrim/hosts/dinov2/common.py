@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import Head, HostFacts, Layout
 from vitrim.core.hooks import DenseCall
-from vitrim.core.host import refuse_altered
 from vitrim.core.layers import input_channels
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
@@ -29,6 +28,10 @@ class ReducedDinoBlock(ReducedBlock):
     norm2: Any
     mlp: Any
     ls2: Any
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [block.attn]
 
     def values(self, x: Tensor) -> Tensor:
         return project_values(self.attn, self.norm1(x))
@@ -87,7 +90,6 @@ class DinoHost(OwnModel):
         for block in cls.blocks(model):
             reduced: Any = cls.reduced_class(block)
             attn: Any = block.attn
-            refuse_altered(attn, cls.name)
             if type(attn) not in reduced.attention_classes:
                 raise UnsupportedModelError(
                     f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "

@@ -8,9 +8,10 @@ from dinov2.layers.attention import Attention as DinoAttention
 from dinov2.layers.attention import MemEffAttention
 from dinov2.layers.block import Block, NestedTensorBlock
 from dinov2.models.vision_transformer import DinoVisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
+from vitrim.core.layers import is_bare
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
@@ -36,14 +37,20 @@ class ReducedDinov2Block(ReducedDinoBlock):
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
         q, k, v = project_qkv(attn, self.norm1(x), rows, self.reducer.fresh_values)
-        dropout: Any = attn.attn_drop
+        drop: Any = attn.attn_drop
+        if isinstance(drop, float):  # of later versions, which have a fused kernel and no module
+            way: dict[str, Any] = {"dropout": drop if attn.training else 0.0}
+        elif is_bare(drop, nn.Dropout):
+            way = {"dropout": drop.p if attn.training else 0.0}
+        else:
+            way = {"fused": False, "drop": drop}
         return Attention(
             q=q,
             k=k,
             v=v,
             scale=attn.scale,
             bias=state.key_bias(q.dtype, self.proportional),
-            dropout=(dropout if isinstance(dropout, float) else dropout.p) if attn.training else 0.0,
+            **way,
         )
 
     def dropped(self, branch: int, update: Tensor) -> Tensor:

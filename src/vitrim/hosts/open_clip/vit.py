@@ -14,8 +14,8 @@ from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts
 from vitrim.core.hooks import DenseCall
-from vitrim.core.host import no_tokens, refuse_altered
-from vitrim.core.multihead import attention_of, check_attention, values_of
+from vitrim.core.host import no_tokens
+from vitrim.core.multihead import attention_of, check_attention, project_output, values_of
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
@@ -37,6 +37,10 @@ class ReducedResidualAttentionBlock(ReducedBlock, ResidualAttentionBlock):
     mlp: Any
     ls_2: Any
 
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [block.attn]
+
     def forward(
         self,
         q_x: Tensor,
@@ -54,7 +58,7 @@ class ReducedResidualAttentionBlock(ReducedBlock, ResidualAttentionBlock):
         return values_of(self.attn, self.ln_1(x))
 
     def attention_branch(self, out: Tensor) -> Tensor:
-        return self.ls_1(self.attn.out_proj(out))  # type: ignore[no-any-return]
+        return self.ls_1(project_output(self.attn, out))  # type: ignore[no-any-return]
 
     def mlp_branch(self, x: Tensor) -> Tensor:
         return self.ls_2(self.mlp(self.ln_2(x)))  # type: ignore[no-any-return]
@@ -72,6 +76,10 @@ class ReducedCustomBlock(ReducedBlock, CustomResidualAttentionBlock):
     mlp: Any
     ls_2: Any
     ln_attn: Any
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [block.attn]
 
     def forward(
         self,
@@ -150,7 +158,6 @@ class OpenClipViT(OpenClipModel):
         for block in cls.blocks(model):
             cls.reduced_class(block)
             attn: Any = block.attn
-            refuse_altered(attn, cls.name)
             if not isinstance(block, CustomResidualAttentionBlock):
                 check_attention(attn, cls.name)
             elif type(attn) is not CustomAttention or attn.logit_scale is not None:

@@ -12,16 +12,23 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from vitrim.core.attention import Attention, add_bias, project_parts, split_heads
-from vitrim.core.block import ReducedBlock
+from vitrim.core.block import ReducedBlock, reduced_in
 from vitrim.core.facts import HostFacts, Starting
 from vitrim.core.hooks import DenseCall
-from vitrim.core.host import refuse_altered
-from vitrim.core.layers import is_plain_linear
+from vitrim.core.layers import is_bare
 from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.timm.general import TimmModel
+
+
+def kernel(attn: Any) -> dict[str, Any]:
+    """The way timm's ``attn`` runs: a fused kernel that is told a probability, or a map that a module drops from."""
+    if attn.fused_attn:
+        return {"dropout": attn.attn_drop.p if attn.training else 0.0}
+    return {"fused": False, "drop": attn.attn_drop}
+
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")
 
@@ -74,7 +81,7 @@ def project_together(attn: Any, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _comes_apart(attn: Any) -> bool:
-    return attn.qkv is None or _calls_weight(attn) or is_plain_linear(attn.qkv)
+    return attn.qkv is None or _calls_weight(attn) or is_bare(attn.qkv)
 
 
 def _calls_weight(attn: Any) -> bool:
@@ -113,6 +120,10 @@ class TimmBlock(ReducedBlock):
         """The attention modules of a block, reduced or not."""
         return [block.attn]
 
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [attn for attn in cls.attentions(block) if attn is not block]
+
     def attention_of(
         self,
         attn: Any,
@@ -132,9 +143,8 @@ class TimmBlock(ReducedBlock):
             v=v,
             scale=attn.scale,
             bias=own if bias is None else add_bias(own, bias),
-            dropout=attn.attn_drop.p if attn.training else 0.0,
             k_raw=k_raw,
-            fused=attn.fused_attn,
+            **kernel(attn),
         )
 
 
@@ -242,8 +252,6 @@ class TimmHost(TimmModel):
         for block in cls.blocks(model):
             classes = cls.reduced_class(block).attention_classes
             for attn in cls.attentions(block):
-                if attn is not block:
-                    refuse_altered(attn, cls.name)
                 if class_of(attn) not in classes:
                     raise UnsupportedModelError(
                         f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "
@@ -261,8 +269,11 @@ class TimmHost(TimmModel):
     @classmethod
     def attentions(cls, block: nn.Module) -> list[Any]:
         """The attention modules of a block, reduced or not."""
-        own = type(block) if isinstance(block, TimmBlock) else cls.reduced_class(block)
-        return own.attentions(block)
+        reduced = reduced_in(block)  # what may have been put around it knows nothing of attention
+        if reduced is None:
+            return cls.reduced_class(block).attentions(block)
+        assert isinstance(reduced, TimmBlock)
+        return reduced.attentions(reduced)
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:

@@ -10,7 +10,7 @@ from timm.models.vision_transformer_relpos import (
     ResPostRelPosBlock,
     VisionTransformerRelPos,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.registry import register_host
@@ -22,6 +22,11 @@ class ReducedBiasBlock(SerialBlock):
     """Common base of timm's blocks with a relative position bias: everything but the position of their norms."""
 
     attention_classes = (RelPosAttention,)
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        rel_pos = block.attn.rel_pos  # where it writes its map out, the library calls this, too
+        return super().bypassed(block) + ([] if rel_pos is None else [rel_pos])
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         return self.run(x, shared_rel_pos)

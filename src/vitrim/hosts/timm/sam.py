@@ -16,7 +16,7 @@ from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
 from vitrim.core.windows import WindowBlock, Windows
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.timm.common import PreNorm, TimmHost, project_qkv
+from vitrim.hosts.timm.common import PreNorm, TimmHost, kernel, project_qkv
 
 
 class ReducedSamBlock(PreNorm, WindowBlock, Block):
@@ -49,9 +49,8 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
             v,
             attn.scale,
             tables=self.tables(state),
-            dropout=attn.attn_drop.p if self.training else 0.0,
             k_raw=k_raw,
-            fused=attn.fused_attn,
+            **kernel(attn),
         )
 
     def angles(self, state: Any, table: Tensor, batch: int) -> Tensor:

@@ -23,7 +23,7 @@ from timm.models.vision_transformer import (
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
-from vitrim.core.layers import is_plain_linear
+from vitrim.core.layers import is_bare
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.timm.common import (
@@ -101,7 +101,7 @@ class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         y = self.in_norm(x)
-        if is_plain_linear(self.in_proj):
+        if is_bare(self.in_proj):
             q, k, v = project_parts(self._part, y, rows, self.reducer.fresh_values)
         else:
             q, k, v = self._part(y, 0, 3)
@@ -131,7 +131,7 @@ class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
     def _projected(self, y: Tensor, first: int, end: int) -> Tensor:
         """Parts first..end of MLP, q, k, v (0, 1, 2, 3) of normed tokens (B, N, C), side by side."""
         rows = slice(sum(self.in_split[:first]), sum(self.in_split[:end]))
-        if not is_plain_linear(self.in_proj):
+        if not is_bare(self.in_proj):
             return self.in_proj(y)[..., rows]  # type: ignore[no-any-return]
         bias = None if self.in_proj.bias is None else self.in_proj.bias[rows]
         return F.linear(y, self.in_proj.weight[rows], bias)
@@ -152,6 +152,10 @@ class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
     @staticmethod
     def attentions(block: Any) -> list[Any]:
         return [branch.attn for branch in block.attns]
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [*block.attns, *cls.attentions(block)]
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         refuse_mask(attn_mask, is_causal)

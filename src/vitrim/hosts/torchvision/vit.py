@@ -11,9 +11,8 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import refuse_altered
 from vitrim.core.layers import input_channels
-from vitrim.core.multihead import attention_of, check_attention, values_of
+from vitrim.core.multihead import attention_of, check_attention, project_output, values_of
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError, VitrimError
@@ -31,6 +30,10 @@ class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
     ln_2: Any
     mlp: Any
 
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [block.self_attention]
+
     def forward(self, input: Tensor) -> Tensor:
         return self.run(input)
 
@@ -41,7 +44,7 @@ class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
         return values_of(self.self_attention, self.ln_1(x))
 
     def attention_branch(self, out: Tensor) -> Tensor:
-        return self.dropout(self.self_attention.out_proj(out))  # type: ignore[no-any-return]
+        return self.dropout(project_output(self.self_attention, out))  # type: ignore[no-any-return]
 
     def mlp_branch(self, x: Tensor) -> Tensor:
         return self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
@@ -65,7 +68,6 @@ class TorchvisionViT(TorchvisionModel):
         for block in cls.blocks(model):
             cls.reduced_class(block)
             attn: Any = block.self_attention
-            refuse_altered(attn, cls.name)
             check_attention(attn, cls.name)
 
     @classmethod

@@ -11,6 +11,7 @@ from transformers.models.blip.modeling_blip import BlipAttention, BlipEncoderLay
 from transformers.models.blip_2.modeling_blip_2 import Blip2Attention, Blip2EncoderLayer, Blip2VisionModel
 
 from vitrim.core.attention import Attention, project_parts, split_heads
+from vitrim.core.layers import is_bare
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
@@ -21,26 +22,23 @@ class ReducedPackedLayer(ReducedClipLayer):
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_parts(partial(_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = project_joint(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         return Attention(
             q=q,
             k=k,
             v=v,
             scale=attn.scale,
             bias=state.key_bias(q.dtype, self.proportional),
-            dropout=self.dropout_rate if attn.training else 0.0,
-            fused=self.may_fuse,
+            **self.kernel(),
         )
 
-    @property
-    def dropout_rate(self) -> float:
-        """Dropout of attention in training."""
-        return self.attn.attention_dropout  # type: ignore[no-any-return]
-
-    @property
-    def may_fuse(self) -> bool:
-        """Tell whether the host's own attention is a fused kernel."""
-        return self.attn.config._attn_implementation != "eager"  # type: ignore[no-any-return]
+    def kernel(self) -> dict[str, Any]:
+        """The way attention runs: its dropout, and whether fused."""
+        attn = self.attn
+        return {
+            "dropout": attn.attention_dropout if attn.training else 0.0,
+            "fused": attn.config._attn_implementation != "eager",
+        }
 
     def values(self, x: Tensor) -> Tensor:
         return _part(self.attn, self.pre_norm(x), 2, 3)[0]
@@ -49,10 +47,18 @@ class ReducedPackedLayer(ReducedClipLayer):
         return self.attn.projection(out)  # type: ignore[no-any-return]
 
 
+def project_joint(attn: Any, y: Tensor, rows: int | None, skip_values: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries, keys and values as `project_parts`; a ``qkv`` that is more than its weights is called once, for all."""
+    if is_bare(attn.qkv):
+        return project_parts(partial(_part, attn), y, rows, skip_values)
+    q, k, v = _part(attn, y, 0, 3)
+    return q[:, :, :rows], k, v
+
+
 def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
     qkv = attn.qkv
-    if (first, end) == (0, 3) or type(qkv) is not nn.Linear or qkv._forward_hooks or qkv._forward_pre_hooks:
+    if (first, end) == (0, 3) or not is_bare(qkv):
         parts = qkv(y).chunk(3, dim=-1)[first:end]
     else:
         width = qkv.weight.shape[0] // 3
@@ -67,13 +73,8 @@ class ReducedBlipEncoderLayer(ReducedPackedLayer, BlipEncoderLayer):
     host_class = BlipEncoderLayer
     attention_class = BlipAttention
 
-    @property
-    def dropout_rate(self) -> float:
-        return self.attn.dropout.p  # type: ignore[no-any-return]
-
-    @property
-    def may_fuse(self) -> bool:
-        return False  # BLIP writes its attention out
+    def kernel(self) -> dict[str, Any]:
+        return {"fused": False, "drop": self.attn.dropout}  # BLIP writes its attention out
 
 
 class ReducedBlip2EncoderLayer(ReducedPackedLayer, Blip2EncoderLayer):

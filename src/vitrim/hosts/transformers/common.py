@@ -17,7 +17,7 @@ from transformers.utils import logging
 from vitrim.core.attention import Attention, split_heads
 from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import no_tokens, refuse_altered
+from vitrim.core.host import no_tokens
 from vitrim.core.sharding import class_of
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
@@ -44,6 +44,10 @@ class ReducedLayer(ReducedBlock):
     def attn(self) -> Any:
         """The module that has the `projections`."""
         raise NotImplementedError
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [cls.attn.fget(block)]  # type: ignore[attr-defined]
 
     def pre_norm(self, x: Tensor) -> Tensor:
         """The norm before attention, (B, N, C)."""
@@ -73,7 +77,7 @@ class ReducedLayer(ReducedBlock):
             # attends by its last
             n = attention.k.shape[2]
             identity = torch.eye(n, dtype=attention.q.dtype, device=x.device).expand(*attention.k.shape[:2], n, n)
-            over_identity = self.reducer.prepare(replace(attention, v=identity, dropout=0.0), state)
+            over_identity = self.reducer.prepare(replace(attention, v=identity, dropout=0.0, drop=None), state)
             self.trace.note_map(self.reducer.attend(over_identity, state))
         return attention
 
@@ -251,7 +255,13 @@ class TransformersHost(TransformersModel):
     @classmethod
     def trunk(cls, model: nn.Module) -> Any:
         """The module in ``model`` that owns the layers."""
-        return next(module for module in model.modules() if isinstance(module, cls.trunk_classes))
+        level = [model]
+        while level:  # level by level: asked in every forward, and a text tower in front may be deep
+            for module in level:
+                if isinstance(module, cls.trunk_classes):
+                    return module
+            level = [child for module in level for child in module.children()]
+        raise UnsupportedModelError(f"there is no {cls.trunk_classes[0].__name__} in this {type(model).__name__}")
 
     @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:
@@ -270,7 +280,6 @@ class TransformersHost(TransformersModel):
             reduced = cls.reduced_class(block)
             assert issubclass(reduced, ReducedLayer)
             attn = reduced.attn.fget(block)  # type: ignore[attr-defined]
-            refuse_altered(attn, cls.name)
             if class_of(attn) is not reduced.attention_class:
                 raise UnsupportedModelError(
                     f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrim.hosts.transformers.common import ReducedLayer
 
@@ -21,6 +21,10 @@ class ReducedOlderLayer(ReducedLayer):
     output: Any
     layernorm_before: Any
     layernorm_after: Any
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [block.attention, block.attention.attention, block.output]  # the last adds what it is given
 
     @property
     def attn(self) -> Any:

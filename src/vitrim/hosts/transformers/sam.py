@@ -23,7 +23,7 @@ from transformers.models.vitdet.modeling_vitdet import (
 
 from vitrim.core.attention import Attention, split_heads
 from vitrim.core.facts import HostFacts, Part
-from vitrim.core.host import no_tokens, refuse_altered
+from vitrim.core.host import no_tokens
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
@@ -41,6 +41,10 @@ class _ReducedWindowLayer(WindowBlock):
     @property
     def attention_module(self) -> Any:
         raise NotImplementedError
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [cls.attention_module.fget(block)]  # type: ignore[attr-defined]
 
     @property
     def num_heads(self) -> int:
@@ -174,7 +178,6 @@ class _Windowed(TransformersHost):
         for block in cls.blocks(model):
             reduced: Any = cls.reduced_class(block)
             attn = reduced.attention_module.fget(block)
-            refuse_altered(attn, cls.name)
             if type(attn) not in reduced.attention_classes:
                 raise UnsupportedModelError(
                     f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "

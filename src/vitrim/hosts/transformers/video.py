@@ -24,7 +24,7 @@ from transformers.models.vjepa2.modeling_vjepa2 import (
 
 from vitrim.core.attention import Attention
 from vitrim.core.facts import Head, HostFacts
-from vitrim.core.host import no_tokens, refuse_altered
+from vitrim.core.host import no_tokens
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
@@ -127,9 +127,6 @@ class HFVideoMAE(_Video):
                 f"{type(model).__name__} with use_mean_pooling=False is not supported: it reads the first patch, as if "
                 "it were a class token"
             )
-        for block in cls.blocks(model):
-            refuse_altered(block.attention, cls.name)  # type: ignore[arg-type]
-            refuse_altered(block.output, cls.name)  # type: ignore[arg-type]
 
     @classmethod
     def frames(cls, config: Any) -> int:

@@ -13,7 +13,6 @@ from transformers.models.vitpose_backbone.modeling_vitpose_backbone import (
 )
 
 from vitrim.core.facts import HostFacts
-from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import TransformersHost
@@ -25,6 +24,10 @@ class ReducedVitPoseBackboneLayer(ReducedOlderLayer, VitPoseBackboneLayer):
 
     host_class = VitPoseBackboneLayer
     attention_class = VitPoseBackboneSelfAttention
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [block.attention, block.attention.attention]
 
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, dataset_index: Tensor | None = None, **kwargs: Any
@@ -59,8 +62,6 @@ class HFVitPose(TransformersHost):
             raise UnsupportedModelError(
                 f"{type(model).__name__} with {experts} experts is not supported: each image has an expert of its own"
             )
-        for block in cls.blocks(model):
-            refuse_altered(block.attention, cls.name)  # type: ignore[arg-type]
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:

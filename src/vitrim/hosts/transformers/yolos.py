@@ -19,7 +19,6 @@ from transformers.models.yolos.modeling_yolos import (
 
 from vitrim.core.answers import Size
 from vitrim.core.facts import HostFacts, Part
-from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.core.trace import Trace
@@ -188,14 +187,6 @@ class HFYolos(TransformersHost):
         scales = boxes.new_tensor([(width, height, width, height) for height, width in whole])
         found = zip(boxes * scales[:, None], labels, scores, strict=True)
         return [{"boxes": box, "labels": label, "scores": score} for box, label, score in found]
-
-    @classmethod
-    def check(cls, model: nn.Module) -> None:
-        super().check(model)
-        for block in cls.blocks(model):
-            for part in (block.attention, block.output):
-                assert isinstance(part, nn.Module)
-                refuse_altered(part, cls.name)
 
     @classmethod
     def tokens(cls, model: Any, images: Tensor) -> Tensor:

@@ -35,6 +35,9 @@ class Block(nn.Module):
         self.sample_drop_ratio = drop_path
 
     def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and self.sample_drop_ratio > 0.0):
+            x = x + self.ls1(self.attn(self.norm1(x)))
+            return x + self.ls2(self.mlp(self.norm2(x)))
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
         return x + self.drop_path1(self.ls2(self.mlp(self.norm2(x))))
 
