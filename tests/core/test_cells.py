@@ -125,3 +125,17 @@ def test_the_reducer_within_follows_changes() -> None:
     x = tokens()
     decided: Any = own(x, attention(x), TokenState.start(x, PREFIX))
     assert decided.anchor.shape[1] == PREFIX + AREA * 5
+
+
+def test_a_method_decides_by_the_mean_of_the_patches_of_a_cell() -> None:
+    x = tokens()
+    seen = []
+    inner = make_reducer(config := vitrim.parse_method("topk:keep_rate=0.5,blocks=[0]"), plan(config, FACTS, 3)[0])
+    inner.forward = lambda tokens, attention, state: seen.append(tokens)  # type: ignore[method-assign]
+    CellReducer(inner, AREA, PREFIX, gathers=False)(x, None, TokenState.start(x, PREFIX))
+    (found,) = seen
+    assert torch.equal(found[:, :PREFIX], x[:, :PREFIX])
+    for cell in range(6):
+        first = PREFIX + cell * AREA
+        by_hand = (x[:, first] + x[:, first + 1] + x[:, first + 2] + x[:, first + 3]) / 4
+        torch.testing.assert_close(found[:, PREFIX + cell], by_hand)

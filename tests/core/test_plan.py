@@ -142,3 +142,11 @@ def test_a_model_runs_with_rounded_counts(text: str) -> None:
     changed = [count for count in reduction.tokens_per_block if count < reduction.states[0].num_patches + prefix]
     assert changed
     assert all(count % 4 == 0 for count in changed)
+
+
+def test_a_block_keeps_by_the_image_it_got_and_not_by_one_before() -> None:
+    """Shares of the first patches, by hand: images of two sizes that have equally many tokens left."""
+    config = vitrim.parse_method("topk:keep_rate=0.5,blocks=[1],rule=floor_initial")
+    model = tiny.HOSTS["vit"]()
+    layer = plan(config, host_of(model).facts(model), 4)[1]
+    assert [layer.keep(config, initial, 30) for initial in (36, 50, 36, 20)] == [18, 25, 18, 10]

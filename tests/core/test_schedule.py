@@ -280,3 +280,15 @@ def test_no_warning_of_an_amount_for_larger_images(recwarn: pytest.WarningsRecor
     model = tiny.HOSTS["vit"]().eval()  # 36 patches
     vitrim.reduce_(model, "tome:r=100,per=1024")
     assert not [entry for entry in recwarn if issubclass(entry.category, vitrim.ReductionWarning)]
+
+
+@pytest.mark.parametrize("initial", [100, 196, 576])
+def test_a_product_of_rates_rounds_as_the_exact_one(initial: int) -> None:
+    """All pairs of whole percents; 0.7 * 0.7 * 100 is below 49 in floating point."""
+    for first in range(1, 101):
+        for second in range(1, 101):
+            wanted = first * second * initial // 10_000
+            exact = Keep(second / 100, stage=2, rule="floor_initial_power", before=first / 100)
+            assert exact.keep(initial, initial) == wanted
+            steps = Keep(second / 100, stage=2, rule="floor_initial_power_steps", before=first / 100)
+            assert steps.keep(initial, initial) == initial + wanted - first * initial // 100
