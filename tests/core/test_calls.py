@@ -327,6 +327,26 @@ def test_hooks_on_that_module_see_every_map(host: str) -> None:
     torch.testing.assert_close(maps, dense)
 
 
+def test_a_method_that_attends_in_its_own_way_calls_it_too() -> None:
+    model = written_out("vit")
+    halves: list[Tensor] = []
+    for block in model.blocks:
+        block.attn.attn_drop.register_forward_hook(lambda module, args, out: halves.append(args[0]) or out / 2)
+    inputs = tiny.images().double()
+    outs = []
+    vitrim.reduce_(model, "ats:blocks=[1],variant=published,last_block=full")
+    for block in model.blocks:
+        block.attn.proj.register_forward_pre_hook(lambda module, args: outs.append(args[0]))
+    with torch.no_grad():
+        output(model, "vit", inputs)
+        assert len(halves) == len(model.blocks)
+        halved = outs[0]
+        outs.clear()
+        set_dropout(model, nn.Identity)
+        output(model, "vit", inputs)
+    torch.testing.assert_close(halved, outs[0] / 2)  # of the first block, whose tokens are the same
+
+
 # ---- what is changed after reducing ----------------------------------------------------------------------------------
 
 
