@@ -178,6 +178,54 @@ def test_what_is_put_on_a_layer_acts_on_the_reduced_model_too(host: str, change:
             torch.testing.assert_close(output(model, host, inputs), wanted, atol=1e-9, rtol=1e-7)
 
 
+@pytest.mark.parametrize("method", ["ia_red2:threshold=0.5", "cropr:k_proj=true,r=6"])
+def test_layers_that_a_method_learns_are_called_too_where_they_are_more_than_their_weights(method: str) -> None:
+    """The oracle: the same function as weights, which may be read."""
+    torch.manual_seed(0)
+    model = EVERYWHERE["vit"]().double().eval()
+    vitrim.reduce_(model, method)
+    layers = [
+        layer
+        for name, layer in model.named_modules()
+        if "reducer" in name and isinstance(layer, nn.Linear) and layer.bias is None
+    ]
+    assert layers
+    for layer in layers:
+        nn.init.normal_(layer.weight)
+    inputs = tiny.images().double()
+    called = copy.deepcopy(model)
+    for name, layer in called.named_modules():
+        if isinstance(layer, nn.Linear) and "reducer" in name and layer.bias is None:
+            layer.register_forward_hook(lambda module, args, out: 1.5 * out)
+    with torch.no_grad():
+        before = decisions(model, inputs)
+        for layer in layers:
+            layer.weight.mul_(1.5)
+        wanted = decisions(model, inputs)
+        found = decisions(called, inputs)
+    torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
+    assert not torch.equal(before, wanted)
+
+
+def decisions(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The scores by which the reducers of one forward decide."""
+    seen: list[Tensor] = []
+    for block in tiny.blocks(model):
+        reducer = block.reducer
+        for part in reducer.children():
+            if hasattr(part, "scores"):
+                own = part.scores
+                part.scores = lambda x, own=own: seen.append(own(x)) or seen[-1]
+            elif hasattr(part, "policy"):
+                part.register_forward_hook(lambda module, args, out: seen.append(out))
+    output(model, "vit", inputs)
+    for block in tiny.blocks(model):
+        for part in block.reducer.children():
+            vars(part).pop("scores", None)
+            part._forward_hooks.clear()
+    return torch.cat([scores.flatten() for scores in seen])
+
+
 @pytest.mark.parametrize("host", FAMILIES)
 def test_offloaded_weights_are_loaded_or_refused_in_one_line(host: str) -> None:
     model = EVERYWHERE[host]().eval()
@@ -461,6 +509,17 @@ def test_wrappers_around_blocks_stay_allowed_and_are_restored(wrap: Callable[[nn
     assert not torch.allclose(output(model, "vit"), wanted)
     vitrim.restore_(model)
     torch.testing.assert_close(output(model, "vit"), dense)
+
+
+def test_restoring_leaves_blocks_of_another_reduction_alone() -> None:
+    model, other = (EVERYWHERE["vit"]().eval() for _ in range(2))
+    reduction = vitrim.reduce_(model, "tome:r=4")
+    vitrim.reduce_(other, "tome:r=2")
+    wanted = output(other, "vit")
+    model.blocks[3] = other.blocks[3]
+    assert [block.depth for block in reduction._blocks()] == [0, 1, 2]
+    vitrim.restore_(model)
+    torch.testing.assert_close(output(other, "vit"), wanted)
 
 
 def test_a_copied_block_runs_alone() -> None:

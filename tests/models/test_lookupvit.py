@@ -18,6 +18,7 @@ from vitrim.errors import VitrimError
 from vitrim.measure.macs import profile
 from vitrim.models import lookupvit
 from vitrim.models.lookupvit import LookupBase, LookupLayer, LookupViT, SharedLookupViT, checkpoint_filter_fn
+from vitrim.models.lookupvit_parts import SharedGather
 from vitrim.models.streams import objective
 
 VECTORS = ("vittm/vittm_lookup_c3", "vittm/vittm_lookup_c4_nocls")
@@ -245,3 +246,20 @@ def test_bad_input_is_one_line(kind: type[LookupBase]) -> None:
 
 def test_examples() -> None:
     assert doctest.testmod(lookupvit).failed == 0
+
+
+def test_a_shared_projection_that_is_more_than_its_weights_is_called() -> None:
+    """The oracle: the same function as weights."""
+    torch.manual_seed(0)
+    gather = SharedGather(8, 2)
+    compressed = torch.randn(2, 3, 8)
+    own = gather.kv.forward
+    gather.kv.forward = lambda x: 2 * own(x)  # type: ignore[method-assign]
+    called = gather.values(compressed)
+    del gather.kv.forward
+    plain = gather.values(compressed)
+    with torch.no_grad():
+        gather.kv.weight.mul_(2)
+        gather.kv.bias.mul_(2)
+    torch.testing.assert_close(called, gather.values(compressed))
+    torch.testing.assert_close(plain[0, 0], gather.v_norm((gather.kv(compressed) / 2)[0, 0, 8:]))
