@@ -174,7 +174,8 @@ class Trainer:
             if self.test_data is not None:
                 result["test"] = self._test()
             self.learner.set_amounts(self.update)  # a run may be resumed at its very end
-            self.folder.write(self.learner, self.resolved.name, result)
+            names = getattr(self.train_data, "class_names", None)
+            self.folder.write(self.learner, self.resolved.name, result, names)
         return result
 
     def _log(self) -> Log:
