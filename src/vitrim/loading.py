@@ -236,7 +236,7 @@ def timm_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     import timm
 
     _check_timm_name(name)
-    return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
+    return timm.create_model(name, pretrained=pretrained, **options)
 
 
 def _check_timm_name(name: str) -> None:

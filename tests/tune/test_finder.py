@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,6 +249,57 @@ def test_a_study_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
     file.write_text('{"rows": []}\n')
     with pytest.raises(VitrimError, match="is not a study"):
         run(scorer, file, resume=True, evaluations=8)
+
+
+INSTEAD: tuple[Any, ...] = (None, True, 3, -1.5, "", "x", "AAAA", [], [[]], {}, {"feature": 3}, {"feature": "AAAA!"})
+
+
+def damaged(line: bytes) -> Iterator[bytes]:
+    """A line of a study with every kind of damage to each of its entries."""
+    row = json.loads(line)
+    yield from (b"", line[: len(line) // 2], b"\x00" * 40, b"\xff\xfe", b"[" * 100_000, b"3", b"null", b"[1]")
+    for key, value in row.items():
+        yield json.dumps({name: one for name, one in row.items() if name != key}).encode()
+        yield json.dumps({(f"_{name}" if name == key else name): one for name, one in row.items()}).encode()
+        for other in INSTEAD:
+            if other != value:
+                yield json.dumps({**row, key: other}).encode()
+    for name, text in row["scores"].items() if "scored" in row else ():
+        for other in (text[4:], text[:-1], f"{text}AAAA", f"\n{text}", text.replace("A", "*", 1) + "*"):
+            yield json.dumps({**row, "scores": {**row["scores"], name: other}}).encode()
+
+
+def refusal(file: Path, **how: Any) -> str:
+    """What a search that is resumed from the file says of it; nothing where it ends well."""
+    try:
+        run(Simulated(planted, noise=0.05), file, resume=True, **how)
+    except VitrimError as error:
+        return str(error)
+    return ""
+
+
+def test_a_damaged_line_is_refused_by_its_number_and_a_damaged_end_is_measured_again(tmp_path: Path) -> None:
+    """Whatever is wrong with a line of any kind: one line, and the file as it was; or the same study as without."""
+    file, part, how = tmp_path / "whole.jsonl", tmp_path / "part.jsonl", {"evaluations": 3}
+    run(Simulated(planted, noise=0.05), file, **how)
+    lines = file.read_bytes().splitlines()
+    scored = next(place for place, line in enumerate(lines) if b'"scored"' in line)
+    tried = {True: 0, False: 0}
+    for place in (scored, len(lines) - 2):
+        for other in damaged(lines[place]):
+            for rest in (lines[place + 1 :], []):
+                given = b"".join(line + b"\n" for line in [*lines[:place], other, *rest])
+                part.write_bytes(given)
+                told = refusal(part, **how)
+                if told:
+                    assert re.fullmatch(rf".*part\.jsonl, line {place + 1}, is [^\n]*", told), (other, told)
+                    assert part.read_bytes() == given
+                else:
+                    assert not rest, other
+                    assert part.read_bytes() == file.read_bytes()
+                tried[bool(told)] += 1
+    assert tried[True] > 100
+    assert tried[False] > 50
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------

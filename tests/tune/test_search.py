@@ -273,3 +273,24 @@ def test_outputs_beyond_the_room_are_not_kept(model: VisionTransformer, monkeypa
     first, second = (scorer(asked, "search", 0, 12)[0] for _ in range(2))
     assert seen == [4, 4, 4, 4]  # two of three batches are remembered
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"fit": [1.0]}, {"fit": None}, {"error": "x"}, {"dense_ms": 0.0}, {"dense_ms": True}, {"worst": []}, {"fit": 3}],
+)
+def test_times_that_a_study_cannot_have_kept_are_refused(
+    model: VisionTransformer, tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    def timed(model: Any, configs: Sequence[Any], *rest: Any) -> tuple[Any, float]:
+        return np.array([sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
+
+    file = tmp_path / "study"
+    find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    place = next(place for place, row in enumerate(lines) if row.get("measured") == "latency")
+    lines[place]["value"] |= damage
+    file.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    with pytest.raises(VitrimError, match=rf"study, line {place + 1}, is damaged: {next(iter(damage))}") as caught:
+        find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed, resume=True)
+    assert "\n" not in str(caught.value)

@@ -144,12 +144,15 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         """This dataset, after a look at as many masks as it takes to see two classes.
 
         Raises:
-            DataError: all pixels are of one class or ignored, some of them ignored; or a mask cannot be read.
+            DataError: all pixels are of one class or ignored, some of them ignored; or a mask cannot be read. A value
+                that is not valid counts as a class: it is refused when the mask is read.
         """
         seen: set[int] = set()
         for index in range(len(self)):
-            seen.update(np.unique(self.read_mask(index)).tolist())
-            if len(seen - {IGNORED}) > 1:
+            file = self.masks[index]
+            values = np.unique(decode_labels(file, place("mask", file, index, self.source)))
+            seen.update(self._labels[values[(values >= 0) & (values < len(self._labels))]].tolist())
+            if len(seen - {IGNORED}) > 1 or -1 in seen:
                 return self
         if IGNORED in seen and self.num_classes > 1:
             ignored = np.flatnonzero(self._labels == IGNORED).tolist()

@@ -282,10 +282,10 @@ def read_labels(
     values = column.to_pylist()
     class_names = numbered({text for text in (values if texts is None else texts(name)) if text is not None})
     index = {value: label for label, value in enumerate(class_names)}
-    row = next((row for row, value in enumerate(values) if value not in index), None)
-    if row is not None:
+    stray = next((row for row, value in enumerate(values) if value not in index), None)
+    if stray is not None:
         raise DataError(
-            f"row {row} of {source} is of class {values[row]!r}, which is not among the {len(class_names)} of the "
+            f"row {stray} of {source} is of class {values[stray]!r}, which is not among the {len(class_names)} of the "
             f"train split: {listed(class_names)}"
         )
     return np.array([index[value] for value in values], dtype=np.int64), class_names
