@@ -10,6 +10,7 @@ import math
 import random
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -213,3 +214,24 @@ def test_what_is_evaluated_is_what_the_row_says(images: Path, tmp_path: Path) ->
 def test_what_is_evaluated_without_an_average_is_the_model(images: Path, tmp_path: Path) -> None:
     run = trainer(recipe(eval_every=None), images, tmp_path)
     assert run.run()["last"]["weights"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [([math.nan, 10.0, 20.0, 15.0], 20.0), ([10.0, math.nan, 5.0], 10.0), ([30.0, 30.0], 30.0)],
+)
+def test_the_best_is_the_largest_number(
+    scores: list[float], best: float, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nan is what a detector that finds nothing scores: never better than a number, and never kept from one."""
+    run = trainer(recipe(), images, tmp_path)
+    log, bar = SimpleNamespace(evaluation=lambda row: None), SimpleNamespace(say=lambda text: None)
+    for update, score in enumerate(scores):
+        row = {"top1": score, "weights": "model", "update": update}
+        monkeypatch.setattr(run, "_scores", lambda data, row=row: row)
+        run._evaluate(log, bar)
+        assert run.last_evaluation == row
+    assert run.best is not None
+    found = run.best["top1"]
+    assert found == best
+    assert run.best["update"] == scores.index(best)

@@ -332,3 +332,36 @@ def test_no_round_compares_single_images(batch_size: int, images: int, rounds: l
     scorer = Simulated(planted, 0.0, images=images)
     scorer.batch_size = batch_size
     assert Measured(scorer, Study(None, {})).rounds() == rounds
+
+
+# ---- the same images on both sides -----------------------------------------------------------------------------------
+
+
+def _known(whole: list[float], *others: list[float]) -> Finder:
+    """A finder whose first trial has seen all 8 images, and whose other ones the first few."""
+    scorer = Simulated(planted, noise=0.0)
+    scorer.count = len(whole)
+    finder = Finder(SPACE, TokenCost(), Measured(scorer, Study(None, {})))
+    for number, seen in enumerate([whole, *others]):
+        values = np.array(seen, dtype=np.float32)
+        point, scores = (1.0, 1.0, 1.0), {"feature": float(values.mean())}
+        finder.trials.append(Trial(number, vitrim.ToMe(r=number), point, 0.5, "start", len(seen), scores))
+        finder._seen.append(values)
+    return finder
+
+
+def test_a_candidate_is_compared_on_the_images_that_it_has_seen() -> None:
+    """Damage falls from image to image: that of the first ones is not more than that of all."""
+    whole = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    finder = _known(whole)
+    best = finder.trials[0]
+    like = {"feature": np.array([8.0, 6.9, 6.1, 5.0], dtype=np.float32)}
+    worse = {"feature": np.array([9.0, 8.1, 6.9, 6.0], dtype=np.float32)}
+    assert finder._survivors([0, 1], [like, worse], best) == [0]
+    assert finder._survivors([0, 1], [worse, like], None) == [0, 1]  # without a best, against the first
+
+
+def test_what_a_stopped_candidate_would_have_come_to_follows_from_the_images_that_both_saw() -> None:
+    """Half a point above the best on its first four images, so half a point above its mean of 4.5."""
+    finder = _known([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], [8.5, 7.5, 6.5, 5.5], [7.0, 7.0])
+    assert [(told.value, told.full) for told in finder._told()] == [(4.5, True), (5.0, False), (4.0, False)]

@@ -294,3 +294,16 @@ def test_times_that_a_study_cannot_have_kept_are_refused(
     with pytest.raises(VitrimError, match=rf"study, line {place + 1}, is damaged: {next(iter(damage))}") as caught:
         find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed, resume=True)
     assert "\n" not in str(caught.value)
+
+
+def test_neighbours_go_to_different_parts() -> None:
+    """30 of 30 images, and 9 of 30 spread evenly: every third is for searching, the next for selecting, for checking.
+
+    So parts are alike in a dataset that is sorted by its classes.
+    """
+    every = DatasetImages(TensorDataset(torch.arange(30), torch.zeros(30)), 10, 4)
+    assert [list(every.places[part]) for part in PARTS] == [list(range(start, 30, 3)) for start in range(3)]
+    few = DatasetImages(TensorDataset(torch.arange(30), torch.zeros(30)), 3, 4)
+    together = sorted(place for part in PARTS for place in few.places[part])
+    assert [few.places[part] for part in PARTS] == [together[start::3] for start in range(3)]
+    assert len(set(together)) == 9
