@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 
 from vitrim import tasks as room
 from vitrim.core import tables
+from vitrim.core.ask import ask
 from vitrim.errors import VitrimError
 from vitrim.tasks import Task, base, make_task, register_task, tasks
 from vitrim.tasks.classification import Classification
@@ -145,3 +147,10 @@ def test_names_of_another_head_say_nothing() -> None:
     task = make_task("classification", 3)
     task.meet(model, ["cat", "zebra"])
     assert task.predict(model, torch.zeros(1, 1, 1, 1)).tolist() == [[4.0, 3.0, 2.0]]
+
+
+def test_names_that_timm_was_told_are_those_of_the_model() -> None:
+    """`push_to_hf_hub` of timm writes them into the config."""
+    model = timm.create_model("test_vit", num_classes=2)
+    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": ["zebra", "cat"]}
+    assert ask(model).class_names(model) == ["zebra", "cat"]
