@@ -109,7 +109,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
-    """What the lines of a log hold, but for a damaged end, as a kill or a full disk leaves it.
+    """Read the lines of a log, but for a damaged end, as a kill or a full disk leaves it.
 
     Args:
         file: of lines that are written one after the other.

@@ -181,3 +181,16 @@ def test_probabilities_are_those_of_the_enlarged_logits(blur: nn.Module) -> None
     small = F.interpolate(image[None], size=(12, 18), mode="bilinear", antialias=True)
     expected = F.interpolate(9 * blur(small), size=(24, 36), mode="bilinear")[0].softmax(dim=0)
     torch.testing.assert_close(found, expected)
+
+
+def test_windows_begin_every_stride() -> None:
+    """Each window says where it begins: at 0, 2 and 4 of twelve pixels, where windows are of eight."""
+    seen: list[Tensor] = []
+
+    def model(batch: Tensor) -> Tensor:
+        seen.extend(batch[:, 0, 0, 0])
+        return batch
+
+    image = torch.arange(12.0).expand(3, 8, 12)
+    predict(model, image, Protocol(mode="slide", window=8, stride=2))
+    assert [int(first) for first in seen] == [0, 2, 4]

@@ -235,3 +235,20 @@ def test_the_best_is_the_largest_number(
     found = run.best["top1"]
     assert found == best
     assert run.best["update"] == scores.index(best)
+
+
+def test_micro_batches_make_the_update_of_the_whole_batch(images: Path, tmp_path: Path) -> None:
+    """With plain gradient descent, whose step is as long as the gradient."""
+    changes = {"augment": {"crop": "squash", "hflip": 0.0}, "optimizer": {"name": "momentum", "lr": 0.1}}
+    changes["optimizer"]["momentum"] = 0.0
+    changes |= {"schedule": {"warmup_epochs": 0}, "eval_split": None}
+    found = []
+    for micro in (None, 4, 2):
+        run = trainer(recipe(**changes, micro_batch=micro), images, tmp_path / str(micro), max_updates=1)
+        before = {name: value.clone() for name, value in run.learner.model.named_parameters()}
+        run.run()
+        found.append({name: value.detach() - before[name] for name, value in run.learner.model.named_parameters()})
+    assert max(float(change.abs().max()) for change in found[0].values()) > 1e-3
+    for other in found[1:]:
+        for name, change in found[0].items():
+            torch.testing.assert_close(other[name], change, rtol=1e-3, atol=1e-6)

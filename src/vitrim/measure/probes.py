@@ -108,7 +108,7 @@ class Gauge(ABC):
 
 
 def _form(value: Tensor | list[Tensor]) -> str:
-    """What a state must agree in with the gauge that it is of."""
+    """The form of a state, which that of its gauge must equal."""
     return "a list" if isinstance(value, list) else f"{value.dtype} of {tuple(value.shape)}"
 
 

@@ -228,7 +228,7 @@ def _by_name(names: Iterable[str]) -> dict[str, list[int]]:
 
 
 def _spelling(name: str) -> str:
-    """What is left of a name that spelling does not change.
+    """The part of a name that its spelling does not change.
 
     Example:
         >>> _spelling("Traffic_Light "), _spelling("traffic light")

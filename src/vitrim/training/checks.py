@@ -105,7 +105,7 @@ def check_objective(recipe: Recipe, config: MethodConfig) -> None:
 
 
 def beyond(recipe: Recipe, updates: int) -> Iterator[str]:
-    """What a recipe plans for longer than the run, each in a sentence: a short run of a recipe for a long one.
+    """Sentences about what a recipe plans for longer than the run: a short run of a recipe for a long one.
 
     Args:
         recipe: of the run.

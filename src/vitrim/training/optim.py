@@ -261,7 +261,7 @@ def warmup_epochs(options: Schedule, epochs: float) -> float:
 
 
 def starts_small(options: Ema, updates: int) -> bool:
-    """Whether the average's decay starts small: as the recipe says, or where most of it would stay as it began.
+    """Return whether the average's decay starts small: by the recipe, or as most of it would stay as it began.
 
     Example:
         >>> from vitrim.training.schema import Ema

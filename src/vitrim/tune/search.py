@@ -53,7 +53,7 @@ _Positive = Annotated[float, Field(gt=0)]
 
 
 class _Latency(BaseModel):
-    """What a study keeps of a `LatencyCost`."""
+    """The part of a `LatencyCost` that a study keeps."""
 
     fit: Annotated[list[float], Field(min_length=5, max_length=5)]
     error: float

@@ -206,7 +206,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """What a line says; of what was measured all is checked, a note is compared when a search comes to it."""
+    """The content of a line. All that was measured is checked; a note is compared when a search comes to it."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("expected an object")

@@ -79,7 +79,7 @@ def read_webdataset(
 
 
 def _table(files: list[Path], source: str) -> Any:
-    """What is in archives, as one `datasets.Dataset`."""
+    """The samples of archives as one `datasets.Dataset`."""
     data_files = {_ALL: escaped(files)}
     return read_source(partial(import_datasets().load_dataset, "webdataset", data_files=data_files, split=_ALL), source)
 
