@@ -245,7 +245,7 @@ def test_micro_batches_make_the_update_of_the_whole_batch(images: Path, tmp_path
     found = []
     for micro in (None, 4, 2):
         run = trainer(recipe(**changes, micro_batch=micro), images, tmp_path / str(micro), max_updates=1)
-        before = {name: value.clone() for name, value in run.learner.model.named_parameters()}
+        before = {name: value.detach().clone() for name, value in run.learner.model.named_parameters()}
         run.run()
         found.append({name: value.detach() - before[name] for name, value in run.learner.model.named_parameters()})
     assert max(float(change.abs().max()) for change in found[0].values()) > 1e-3

@@ -365,3 +365,27 @@ def test_what_a_stopped_candidate_would_have_come_to_follows_from_the_images_tha
     """Half a point above the best on its first four images, so half a point above its mean of 4.5."""
     finder = _known([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], [8.5, 7.5, 6.5, 5.5], [7.0, 7.0])
     assert [(told.value, told.full) for told in finder._told()] == [(4.5, True), (5.0, False), (4.0, False)]
+
+
+def test_a_measured_cost_may_be_over_the_limit_by_the_error_of_predictions() -> None:
+    """2 %: what costs 1 % more than the limit is taken, what costs 3 % more is not."""
+    finder = _known([1.0] * 8, [2.0] * 8, [3.0] * 8)
+    finder.cost = TimedCost({})
+    ranked = [finder.trials[1], finder.trials[2]]
+    share = finder.cost.share(finder.trials[1].config)
+    assert finder._proved(ranked, share / 1.01).number == 1
+    assert finder._proved(ranked, share / 1.03).number == 2
+
+
+def test_an_estimate_that_is_too_low_is_corrected_until_the_cost_is_within() -> None:
+    """The mildest setting within the limit lies just below it, though every estimate is a tenth too low."""
+
+    class Low(TokenCost):
+        def estimate(self, config: vitrim.MethodConfig) -> float:
+            return 0.9 * self.share(config)
+
+    for limit in (0.5, 0.62, 0.8):
+        for point in (None, (1.0, 0.5, 0.25)):
+            found = within(SPACE, point, Low(), limit)
+            assert found is not None
+            assert limit - 0.15 < TokenCost().share(found) <= limit
