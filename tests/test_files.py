@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from vitrim.errors import VitrimError
-from vitrim.files import check_file, check_folder, json_text, save_file, write_text
+from vitrim.files import check_file, check_folder, json_text, save_file, whole_lines, write_text
 from vitrim.measure.records import Row
 
 NOBODY = 65534
@@ -169,3 +169,22 @@ def test_json_is_strict():
     assert "NaN" not in text
     with pytest.raises(TypeError):
         json_text({"a": object()})
+
+
+def test_a_log_is_read_to_its_damaged_end(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    for text, found in (
+        (b"", ([], 0)),
+        (b"12", ([], 0)),
+        (b"1\n22\n3", ([1, 22], 5)),
+        (b"1\nx\ny\n3", ([1], 2)),
+        (b"x\n", ([], 0)),
+    ):
+        file.write_bytes(text)
+        assert whole_lines(file, int) == found
+    file.write_bytes(b"1\nx\ny\n3\n")
+    with pytest.raises(VitrimError, match=r"log, line 2, is damaged: invalid literal for int") as caught:
+        whole_lines(file, int)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(VitrimError, match=r"^cannot read .*: No such file"):
+        whole_lines(tmp_path / "none", int)

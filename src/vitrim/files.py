@@ -7,16 +7,18 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 
 def check_folder(folder: Path) -> None:
@@ -104,6 +106,45 @@ def write_text(file: Path, text: str) -> None:
             beside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+
+
+def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
+    """Read the lines of a log, but for a damaged end, as a kill or a full disk leaves it.
+
+    Args:
+        file: of lines that are written one after the other.
+        parse: gives what a line holds; raises `ValueError` where that cannot have been written.
+
+    Returns:
+        What is in the sound lines, and how many bytes from the start they are.
+
+    Raises:
+        VitrimError: it cannot be read, or a damaged line has sound ones behind it; the message names the line.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "log").write_text("1\\n2\\n3")
+        ...     whole_lines(Path(folder) / "log", int)
+        ([1, 2], 4)
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise VitrimError(f"cannot read {file}: {error.strerror}") from error
+    found: list[T] = []
+    size, damaged = 0, ""
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            row = parse(line)
+        except (ValueError, RecursionError) as error:
+            damaged = damaged or f"{file}, line {number}, is damaged: {first_line(error)}"
+            continue
+        if damaged:
+            raise VitrimError(damaged)
+        found.append(row)
+        size += len(line) + 1
+    return found, size
 
 
 def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:

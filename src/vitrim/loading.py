@@ -92,12 +92,14 @@ def create_model(
     # sizes are a library's own without options; references and runs come back here with the model that they are of
     if create is hf_model or (options and create in (timm_model, torchvision_model)):
         _check_fit(name, _created(name, create, own_name, False, options, "meta"), options, torch.device(device))
-    model = _created(name, create, own_name, pretrained, options, device)
+    model: Any = _created(name, create, own_name, pretrained, options, device)
     if checkpoint is not None:
+        from vitrim.reference import class_names
         from vitrim.weights import load_checkpoint, weights_file
 
         load_checkpoint(model, weights_file(Path(checkpoint)))
-    return model.eval()
+        model.class_names = class_names(Path(checkpoint))
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def _created(
@@ -234,8 +236,7 @@ def timm_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     import timm
 
     _check_timm_name(name)
-    model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
-    return model
+    return timm.create_model(name, pretrained=pretrained, **options)
 
 
 def _check_timm_name(name: str) -> None:
@@ -255,14 +256,15 @@ def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Modul
     if name not in models.list_models():
         raise unknown("model of torchvision", name, models.list_models(include="vit*"))
     weights = models.get_model_weights(name).DEFAULT
-    model: nn.Module = models.get_model(name, weights=weights if pretrained else None, **options)
+    model: Any = models.get_model(name, weights=weights if pretrained else None, **options)
     transform = weights.transforms()
     side = getattr(model, "image_size", None)
     if side is not None and transform.crop_size != [side]:  # another size than that of the weights: the same share
         scale = side / transform.crop_size[0]
         transform = weights.transforms(crop_size=side, resize_size=round(transform.resize_size[0] * scale))
     model.eval_transform = transform
-    return model
+    model.class_names = weights.meta.get("categories") if pretrained else None
+    return model  # type: ignore[no-any-return]
 
 
 def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
@@ -282,8 +284,7 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
 
     kind = class_for(config)
     transformers.utils.logging.disable_progress_bar()
-    load = not _on_meta() and (pretrained or has_weights(folder))
-    if load:
+    if not _on_meta() and (pretrained or has_weights(folder)):
         return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]
     return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
 
@@ -332,6 +333,7 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     """
     import torch
 
+    from vitrim.reference import class_names
     from vitrim.weights import RECIPE, RESULT, WEIGHTS_FILE, load_checkpoint, load_host
 
     folder = Path(folder)
@@ -340,12 +342,11 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")
     name, trained = _model_of(folder / RECIPE)
     given = {key: value for key, value in trained.items() if not key.endswith("_rate")}
-    model = create_model(name, options={**given, **options}, device=torch.get_default_device())
-    if "num_classes" in options:  # as asked, or not at all
-        load_checkpoint(model, folder / WEIGHTS_FILE)
-    else:
-        load_host(model, folder / WEIGHTS_FILE)
-    return model
+    model: Any = create_model(name, options={**given, **options}, device=torch.get_default_device())
+    load = load_checkpoint if "num_classes" in options else load_host  # as asked, or not at all
+    load(model, folder / WEIGHTS_FILE)
+    model.class_names = class_names(folder)
+    return model  # type: ignore[no-any-return]
 
 
 def _model_of(recipe: Path) -> tuple[str, Options]:

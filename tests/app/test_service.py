@@ -14,7 +14,7 @@ from PIL import Image
 
 import vitrim
 from app_files import MODEL
-from vitrim.app.classes import CIFAR10
+from vitrim.app.classes import class_names
 from vitrim.app.drawings import DRAWINGS, draw
 from vitrim.app.records import Choice, Source
 from vitrim.app.service import KEPT_MODELS, Service
@@ -74,8 +74,9 @@ def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) 
 
 def test_the_drawings_are_what_they_are_called() -> None:
     model = create_model(MODEL)
+    names = class_names(model, 10)
     images = torch.stack([eval_transform(model)(draw(name)) for name in DRAWINGS])
-    assert [CIFAR10[place] for place in model(images).argmax(-1).tolist()] == list(DRAWINGS)
+    assert [names[place] for place in model(images).argmax(-1).tolist()] == list(DRAWINGS)
 
 
 def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes) -> None:

@@ -410,3 +410,49 @@ def test_decisions_are_written_for_every_method(folder, tmp_path, monkeypatch, c
     assert found.num_tokens[0].tolist() == [15, 13, 11, 9, 7, 5]
     assert run(monkeypatch, *arguments, "--decisions", folder / "ant" / "0.png") == 2
     assert "0.png" in the_error(capsys)
+
+
+# ---- classes by name
+
+
+def run_folder(path: Path, names: list[str], scores: list[float]) -> Path:
+    """A finished run whose model gives every image the same scores of classes with these names."""
+    model = timm.create_model(MODEL, img_size=64, num_classes=len(names))
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = torch.tensor(scores)
+    path.mkdir()
+    save_file(model.state_dict(), path / "model.safetensors")
+    (path / "recipe.yaml").write_text(
+        f"model: {MODEL}\nepochs: 1\nmodel_options: {{img_size: 64, num_classes: {len(names)}}}\n"
+    )
+    (path / "result.json").write_text(json.dumps({"classes": names}))
+    return path
+
+
+def test_names_decide_which_class_is_which(folder, tmp_path, monkeypatch, capsys):
+    """The run knows the six classes backwards and says eel to everything: 2 of 12, and 2 of 8 where ant is missing."""
+    names, out = list(CLASSES)[::-1], tmp_path / "out.json"
+    model = run_folder(tmp_path / "run", names, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in CLASSES[2:]:
+        (part / name).symlink_to(folder / name)
+    for images, top1 in ((folder, 2 / 12), (part, 2 / 8)):
+        assert run(monkeypatch, f"run:{model}", "-m", "tome:r=0", "--data", images, "--json", out) == 0
+        assert [row["top1"] for row in read(out)["rows"]] == [pytest.approx(top1)] * 2
+        assert "index of the model's class" not in capsys.readouterr().out
+
+
+def test_a_class_that_the_run_does_not_have_is_one_line(folder, tmp_path, monkeypatch, capsys):
+    model = run_folder(tmp_path / "run", [*CLASSES[:5], "yak"], [0.0] * 6)
+    assert run(monkeypatch, f"run:{model}", "--data", folder) == 2
+    assert the_error(capsys).startswith(
+        "class 'fox' of the data is not among the 6 classes of the model (ant, bee, cat"
+    )
+
+
+def test_classes_without_a_name_in_common_are_numbers_and_a_note_says_so(folder, tmp_path, monkeypatch, capsys):
+    model = run_folder(tmp_path / "run", [f"n0{number}" for number in range(6)], [0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    assert run(monkeypatch, f"run:{model}", "--data", folder, "--json", tmp_path / "out.json") == 0
+    assert read(tmp_path / "out.json")["rows"][0]["top1"] == pytest.approx(2 / 12)  # class 1 is bee
+    assert "the classes of data and model have different names" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from vitrim.data import DataError, ImageDataset, MultiLabelDataset, load_images, stream_images
+from vitrim.data import DataError, DetectionDataset, ImageDataset, MultiLabelDataset, load_images, stream_images
 from vitrim.data import fingerprint as module
 from vitrim.data.fingerprint import fingerprint
 
@@ -114,3 +114,16 @@ def test_a_part_has_all_classes_and_its_own_images(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images in this part"):
         data.part([])
     assert ImageDataset([b"a", b"b"], [0, 6]).part([0]).num_classes == 7
+
+
+@pytest.mark.parametrize("change", ["boxes", "labels", "crowd", "area"])
+def test_everything_about_a_box_counts(change: str) -> None:
+    given: dict[str, Any] = {"boxes": [[[0, 0, 2, 2]]], "labels": [[0]], "crowd": [[False]], "area": [[3.0]]}
+    other = {"boxes": [[[0, 0, 2, 3]]], "labels": [[1]], "crowd": [[True]], "area": [[4.0]]}
+
+    def made(values: dict[str, Any]) -> DetectionDataset:
+        rest = {name: value for name, value in values.items() if name not in ("boxes", "labels")}
+        return DetectionDataset([image(0)], values["boxes"], values["labels"], num_classes=2, **rest)
+
+    assert fingerprint(made(given)) == fingerprint(made(dict(given)))
+    assert fingerprint(made(given)) != fingerprint(made({**given, change: other[change]}))

@@ -1,6 +1,8 @@
 """Trees of images."""
 
 import pytest
+from timm.data.readers import reader_image_folder
+from torchvision.datasets import ImageFolder
 
 from image_files import labels, write_tree
 from vitrim.data import DataError, folders, load_images
@@ -117,3 +119,21 @@ def test_very_many_files_without_an_image_are_not_searched_to_the_end(tmp_path, 
 def test_a_home_folder_that_is_not_there(source):
     with pytest.raises(DataError, match="there is no such home folder"):
         load_images(source)
+
+
+def test_folders_with_numbers_are_those_of_torchvision_and_a_warning_says_so(tmp_path):
+    write_tree(tmp_path, *(f"{number}/{number}.png" for number in range(12)))
+    theirs = ImageFolder(tmp_path)
+    with pytest.warns(UserWarning, match=r"as torchvision does: class 2 is '10'; timm, .* has '2' there"):
+        dataset = load_images(tmp_path)
+    assert dataset.class_names == theirs.classes
+    assert labels(dataset) == theirs.targets
+    assert (
+        reader_image_folder.ReaderImageFolder(str(tmp_path)).class_to_idx["2"] == 2
+    )  # timm's: what the warning is about
+
+
+def test_folders_that_sort_alike_either_way_give_no_warning(tmp_path, recwarn):
+    write_tree(tmp_path, *(f"{name}/0.png" for name in ("n01440764", "n02123045", "b2", "b3", "002.dog", "010.cat")))
+    load_images(tmp_path)
+    assert not recwarn.list

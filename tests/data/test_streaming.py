@@ -132,3 +132,15 @@ def test_the_hub(tmp_path, monkeypatch):
     stream = stream_images("hfds/owner/name")
     assert (seen(stream), stream.split, stream.source) == ([2, 0], "validation", "hfds/owner/name")
     assert asked == [("owner/name", "validation", True)]
+
+
+def test_a_label_beyond_the_class_names_is_refused(tmp_path):
+    """`datasets` does not check them in a file that another program wrote."""
+    stream = stream_images(write_table(tmp_path / "x.parquet", [2, 0]))
+    row = next(iter(stream.encoded(0)))
+    assert stream.decode(row, 0)[1] == 2
+    for label in (3, -1):
+        with pytest.raises(
+            DataError, match=rf"^the label of row 0 of .* is {label}; valid: 0 to 2, one per class name"
+        ):
+            stream.decode({**row, "label": label}, 0)

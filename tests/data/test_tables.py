@@ -226,3 +226,51 @@ def test_the_hub_does_not_have_it(monkeypatch):
     monkeypatch.setattr(datasets, "get_dataset_split_names", missing)
     with pytest.raises(DataError, match="cannot read hfds/o/n: Dataset 'o/n' doesn't exist"):
         load_images("hfds/o/n")
+
+
+# ---- labels that are text: the same numbers in every split
+
+
+def test_texts_are_numbered_by_the_train_split(tmp_path):
+    write_plain(tmp_path / "train.parquet", image=plain_images(3), label=["cow", "ant", "bee"])
+    write_plain(tmp_path / "test.parquet", image=plain_images(2), label=["cow", "ant"])
+    write_plain(tmp_path / "other.parquet", image=plain_images(1))  # without labels
+    for split, found in (("train", [2, 0, 1]), ("test", [2, 0])):
+        dataset = load_images(tmp_path, split=split)
+        assert (labels(dataset), dataset.class_names) == (found, ["ant", "bee", "cow"])
+
+
+def test_texts_are_numbered_by_all_splits_where_none_is_train(tmp_path):
+    write_plain(tmp_path / "val.parquet", image=plain_images(1), label=["bee"])
+    write_plain(tmp_path / "test.parquet", image=plain_images(2), label=["cow", "ant"])
+    dataset = load_images(tmp_path, split="test")
+    assert (labels(dataset), dataset.class_names) == ([2, 0], ["ant", "bee", "cow"])
+
+
+def test_a_text_that_the_train_split_does_not_have_is_refused(tmp_path):
+    write_plain(tmp_path / "train.parquet", image=plain_images(2), label=["ant", "bee"])
+    write_plain(tmp_path / "test.parquet", image=plain_images(2), label=["ant", "yak"])
+    with pytest.raises(
+        DataError, match=r"^row 1 of .* is of class 'yak', .* among the 2 of the train split: ant, bee$"
+    ):
+        load_images(tmp_path, split="test")
+
+
+def test_texts_of_the_hub_are_numbered_by_its_train_split(tmp_path, monkeypatch):
+    tables = {
+        name: datasets.Dataset.from_parquet(
+            str(write_table(tmp_path / f"{name}.parquet", texts, feature=datasets.Value("string")))
+        )
+        for name, texts in (("train", ["cow", "bee", "ant"]), ("test", ["cow", "ant"]))
+    }
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, *, split: tables[split])
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name: list(tables))
+    assert labels(load_images("hfds/owner/pets", split="test")) == [2, 0]
+
+
+def test_numbers_that_are_texts_sort_as_text_and_a_warning_says_so(tmp_path):
+    texts = [str(number) for number in range(12)]
+    write_plain(tmp_path / "x.parquet", image=plain_images(12), label=texts)
+    with pytest.warns(UserWarning, match="class 2 is '10'"):
+        dataset = load_images(tmp_path / "x.parquet")
+    assert [dataset.class_names[label] for label in labels(dataset)] == texts

@@ -150,7 +150,9 @@ def test_a_model_that_is_reduced_already_keeps_what_it_learned(tmp_path: Path) -
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+    made.class_names = list(CLASSES)
     file = vitrim.export(made, None, tmp_path / "m.pt2", check=8)
+    assert vitrim.Exported.open(tmp_path / "m.pt2").metadata["classes"] == list(CLASSES)  # the model's own
     assert file.metadata["method"] == "dynamicvit:keep_rate=0.5,blocks=[1]"
     assert "same top-1 in 8" in file.metadata["parity"]
     with pytest.raises(vitrim.VitrimError, match="reduced"):

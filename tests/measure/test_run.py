@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from sklearn.metrics import average_precision_score
 from test_evaluation import ATM, classifier, images
 from torch import Tensor
@@ -237,6 +239,30 @@ def test_a_damaged_partial_measurement_is_one_line(kept: Path):
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(VitrimError, match="is no partial evaluation, or is damaged: name another folder"):
         Partial(kept, SETTINGS, Processes(), resume=True)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "list", "images", "turns", "deep"])
+def test_a_partial_measurement_whose_contents_are_damaged_is_one_line(kept: Path, damage: str):
+    """A whole file of safetensors, but not what a measurement has written."""
+    file = kept / "part-0.safetensors"
+    with safe_open(file, "pt") as parts:
+        header = json.loads(parts.metadata()["vitrim"])
+        tensors = {name: parts.get_tensor(name) for name in parts.keys()}  # noqa: SIM118 -- it is no dict
+    name = next(name for name in sorted(tensors) if name.endswith("tp"))
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "shape":
+        tensors[name] = torch.zeros(3, dtype=tensors[name].dtype)
+    elif damage == "list":
+        tensors[f"{name}/00000000"] = tensors.pop(name)
+    else:
+        header |= {damage: "3"} if damage == "images" else {damage: -1}
+    text = "[" * 100_000 if damage == "deep" else json.dumps(header)
+    save_file(tensors, file, {"vitrim": text})
+    measurement = started()
+    with pytest.raises(VitrimError, match=r"part-0\.safetensors is .*damaged.*: name another folder$") as caught:
+        Partial(kept, SETTINGS, Processes(), resume=True).restore(measurement)
+    assert "\n" not in str(caught.value)
 
 
 # ---- rows and decisions

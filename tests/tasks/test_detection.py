@@ -211,6 +211,19 @@ def test_predictions_are_scored_in_the_stored_pixels() -> None:
     assert (moved["masks"] != objects[0]["masks"]).sum() < 30
 
 
+def test_each_side_is_scaled_by_its_own_factor() -> None:
+    """Three times as wide and twice as tall, cut at the image's border: by hand."""
+    prediction = {"boxes": torch.tensor([[1.0, 2, 5, 4], [6, -1, 9, 9]])}
+    target = {"size": torch.tensor([4, 8]), "original": torch.tensor([8, 24])}
+    expected = torch.tensor([[3.0, 4, 15, 8], [18, 0, 24, 8]])
+    assert torch.equal(in_stored_pixels(prediction, target)["boxes"], expected)
+    masks = torch.zeros(1, 6, 8, dtype=torch.bool)  # the last two rows are padding
+    masks[:, 1:3, 2:4] = True
+    moved = in_stored_pixels({**prediction, "masks": masks}, target)["masks"]
+    rows, columns = moved[0].any(1).nonzero().flatten(), moved[0].any(0).nonzero().flatten()
+    assert (moved.shape, rows.tolist(), columns.tolist()) == ((1, 8, 24), [2, 3, 4, 5], [6, 7, 8, 9, 10, 11])
+
+
 def test_agreement_with_dense() -> None:
     dense = {
         "boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30], [5, 5, 9, 9]]),

@@ -154,3 +154,43 @@ def test_maps_and_memory_that_do_not_fit() -> None:
 
     with pytest.raises(VitrimError, match=r"^4 images of 8 x 8 pixels do not fit .* protocol.window \(now 8\)"):
         predict(hungry, images(12, 12), Protocol(mode="slide", window=8))
+
+
+@pytest.mark.parametrize(("sides", "windows"), [((30, 60), [(0, 0), (0, 40)]), ((60, 30), [(0, 0), (40, 0)])])
+def test_a_narrow_image_is_enlarged_until_every_window_is_whole(
+    sides: tuple[int, int], windows: list[tuple[int, int]]
+) -> None:
+    """One side fills a window, the other does not: it becomes 40 x 80, in two windows of 40 x 40."""
+    image, seen = images(*sides), []
+
+    def model(batch: Tensor) -> Tensor:
+        seen.extend(batch)
+        return batch
+
+    assert predict(model, image, Protocol(mode="slide", window=40)).shape == image.shape
+    enlarged = F.interpolate(image[None], scale_factor=4 / 3, mode="bilinear", antialias=True)[0]
+    assert len(seen) == len(windows)
+    for found, (y, x) in zip(seen, windows, strict=True):
+        torch.testing.assert_close(found, enlarged[:, y : y + 40, x : x + 40], rtol=0, atol=1e-5)
+
+
+def test_probabilities_are_those_of_the_enlarged_logits(blur: nn.Module) -> None:
+    """The softmax comes after the logits are as large as the image."""
+    image = images(24, 36)
+    found = predict(lambda batch: 9 * blur(batch), image, Protocol(size=12, average="probabilities"))
+    small = F.interpolate(image[None], size=(12, 18), mode="bilinear", antialias=True)
+    expected = F.interpolate(9 * blur(small), size=(24, 36), mode="bilinear")[0].softmax(dim=0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_windows_begin_every_stride() -> None:
+    """Each window says where it begins: at 0, 2 and 4 of twelve pixels, where windows are of eight."""
+    seen: list[Tensor] = []
+
+    def model(batch: Tensor) -> Tensor:
+        seen.extend(batch[:, 0, 0, 0])
+        return batch
+
+    image = torch.arange(12.0).expand(3, 8, 12)
+    predict(model, image, Protocol(mode="slide", window=8, stride=2))
+    assert [int(first) for first in seen] == [0, 2, 4]

@@ -231,3 +231,32 @@ def test_an_image_changes_the_same_way_with_any_number_of_workers(kind: str) -> 
     assert torch.equal(one, two)
     assert type(others) is type(objects)
     torch.testing.assert_close(list(objects), list(others), rtol=0, atol=0)
+
+
+def test_the_size_is_that_of_the_image_without_padding() -> None:
+    """A white image is 1 after it is normalised, and padding is 0."""
+    transform = DenseTrainTransform(Geometry((64, 96)), DenseAugment(crop="jitter", hflip=0.0, range=(0.3, 0.9)))
+    for seed in range(4):
+        torch.manual_seed(seed)
+        white = Image.new("RGB", (60, 40), (255, 255, 255))
+        image, target = transform(white, objects((40, 60), [[0, 0, 60, 40]]))
+        inside = (image[0] == 1).nonzero().amax(dim=0) + 1
+        assert target["size"].tolist() == inside.tolist()
+        assert inside.tolist() != [64, 96]
+
+
+@pytest.mark.parametrize(
+    ("labels", "varied"),
+    [
+        ([0, 0, 0, 1], False),  # 3 of 4: not under the share
+        ([0, 0, 0, 1, 255, 255, 255, 255], False),  # ignored pixels are not counted
+        ([0, 0, 1, 1], True),
+        ([0, 0, 0, 1, 2], True),  # 3 of 5
+        ([0, 255, 255, 255], False),  # one class
+        ([255, 255], False),
+    ],
+)
+def test_a_window_is_varied_by_what_is_not_ignored(labels: list[int], varied: bool) -> None:
+    mask = tv_tensors.Mask(torch.tensor([[9, *labels]], dtype=torch.uint8))
+    crop = CropUnderShare((1, len(labels)), share=0.75)
+    assert crop._varied(mask, top=0, left=1, height=1, width=len(labels)) is varied

@@ -170,3 +170,13 @@ def test_a_run_is_not_resumed_on_as_many_other_images(change: str, images: Path,
     with pytest.raises(VitrimError, match=f"other data: as many images, but those to .*{what}.* have other") as refused:
         trainer(recipe(), other, begun, resume=True)
     assert "\n" not in str(refused.value)
+
+
+def test_a_state_that_was_changed_is_damage(images: Path, tmp_path: Path) -> None:
+    """Also where it can still be read, and every file is as long as it says."""
+    trainer(recipe(**RECIPE), images, tmp_path, save_minutes=0, max_updates=1).run()
+    (path,) = checkpoint.found(tmp_path / "checkpoints")
+    assert checkpoint.damage(path) is None
+    state = path / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "seconds": 0.0}))
+    assert checkpoint.damage(path) == "state.json is not what was written: its digest is another one"

@@ -10,6 +10,7 @@ import math
 import random
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,8 @@ def test_what_is_evaluated_is_what_the_row_says(images: Path, tmp_path: Path) ->
         "eval_every": None,
     }
     run = trainer(recipe(**changes), images, tmp_path)
+    assert run.learner.ema is not None
+    run.learner.ema.use_warmup = False  # the decay of so short a run starts small
     data = ImageFolder(str(images / "test"))
     pixels = torch.stack([(pil_to_tensor(image) / 255 - 0.5) / 0.5 for image, _ in data])
     labels = torch.tensor(data.targets)
@@ -211,3 +214,41 @@ def test_what_is_evaluated_is_what_the_row_says(images: Path, tmp_path: Path) ->
 def test_what_is_evaluated_without_an_average_is_the_model(images: Path, tmp_path: Path) -> None:
     run = trainer(recipe(eval_every=None), images, tmp_path)
     assert run.run()["last"]["weights"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [([math.nan, 10.0, 20.0, 15.0], 20.0), ([10.0, math.nan, 5.0], 10.0), ([30.0, 30.0], 30.0)],
+)
+def test_the_best_is_the_largest_number(
+    scores: list[float], best: float, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nan is what a detector that finds nothing scores: never better than a number, and never kept from one."""
+    run = trainer(recipe(), images, tmp_path)
+    log, bar = SimpleNamespace(evaluation=lambda row: None), SimpleNamespace(say=lambda text: None)
+    for update, score in enumerate(scores):
+        row = {"top1": score, "weights": "model", "update": update}
+        monkeypatch.setattr(run, "_scores", lambda data, row=row: row)
+        run._evaluate(log, bar)
+        assert run.last_evaluation == row
+    assert run.best is not None
+    found = run.best["top1"]
+    assert found == best
+    assert run.best["update"] == scores.index(best)
+
+
+def test_micro_batches_make_the_update_of_the_whole_batch(images: Path, tmp_path: Path) -> None:
+    """With plain gradient descent, whose step is as long as the gradient."""
+    changes = {"augment": {"crop": "squash", "hflip": 0.0}, "optimizer": {"name": "momentum", "lr": 0.1}}
+    changes["optimizer"]["momentum"] = 0.0
+    changes |= {"schedule": {"warmup_epochs": 0}, "eval_split": None}
+    found = []
+    for micro in (None, 4, 2):
+        run = trainer(recipe(**changes, micro_batch=micro), images, tmp_path / str(micro), max_updates=1)
+        before = {name: value.detach().clone() for name, value in run.learner.model.named_parameters()}
+        run.run()
+        found.append({name: value.detach() - before[name] for name, value in run.learner.model.named_parameters()})
+    assert max(float(change.abs().max()) for change in found[0].values()) > 1e-3
+    for other in found[1:]:
+        for name, change in found[0].items():
+            torch.testing.assert_close(other[name], change, rtol=1e-3, atol=1e-6)

@@ -116,3 +116,22 @@ def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch
         assert torch.equal(value, trained.state_dict()[name].bfloat16().float())
     with pytest.raises(VitrimError, match="unknown reference checkpoint 'tony'; did you mean 'tiny'"):
         create_model("vitrim:tony")
+
+
+def test_a_run_keeps_the_names_of_its_classes(run: Path, tmp_path: Path) -> None:
+    names = ["ant", "bee", "cat"]  # of the folders that it learned from
+    options = {"num_classes": 3, "img_size": 16, "patch_size": 4}
+    given = [create_model("test_vit", checkpoint=path, options=options) for path in (run, run / "model.safetensors")]
+    assert [model.class_names for model in (load_run(run), *given)] == [names] * 3
+    (tmp_path / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    assert create_model("test_vit", checkpoint=tmp_path, options=options).class_names is None
+
+
+@pytest.mark.parametrize("text", ["{", '{"classes": 3}', '{"classes": [1]}', pytest.param("[" * 50000, id="deep")])
+def test_results_that_are_damaged_are_refused_in_one_line(run: Path, tmp_path: Path, text: str) -> None:
+    for name in ("model.safetensors", "recipe.yaml"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(VitrimError, match=r"^cannot read .*result\.json: ") as caught:
+        load_run(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -77,3 +79,26 @@ def test_latency_is_timed_on_this_device_and_states_its_error(model: VisionTrans
     assert cost.dense_ms > 0.0
     assert 0.0 <= cost.error <= cost.worst
     assert cost.milliseconds(config) == cost.share(config) * cost.dense_ms
+
+
+def test_settings_that_are_timed_more_are_fitted_with_the_first_ones(model: VisionTransformer) -> None:
+    """A clock that is off by up to a third asks for half as many again; the fit is the least squares of all."""
+    asked: list[np.ndarray[Any, Any]] = []
+    noise = np.random.default_rng(0)
+
+    def timed(model: Any, configs: Any, *rest: Any) -> tuple[Any, float]:
+        asked.append(noise.uniform(0.7, 1.3, len(configs)))
+        return asked[-1], 10.0
+
+    space = Space.of(model, "tome")
+    with quiet():
+        cost = LatencyCost.of(model, space, IMAGES, number=12, timer=timed)
+        configs = samples(space, 18, 0)
+    assert [len(each) for each in asked] == [12, 6]
+    terms = []
+    for config in configs:
+        counts = np.array([space.patches, *(space.counts(config) or [])]) + space.num_prefix
+        enter, leave = counts[:-1] / counts[0], counts[1:] / counts[0]
+        terms.append([1.0, enter.sum(), (enter**2).sum(), leave.sum(), (leave < enter).sum()])
+    solution = np.linalg.lstsq(np.array(terms), np.concatenate(asked), rcond=1e-10)[0]
+    assert cost.share(configs[-1]) == pytest.approx(float(np.array(terms[-1]) @ solution), rel=1e-6)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,6 +251,57 @@ def test_a_study_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
         run(scorer, file, resume=True, evaluations=8)
 
 
+INSTEAD: tuple[Any, ...] = (None, True, 3, -1.5, "", "x", "AAAA", [], [[]], {}, {"feature": 3}, {"feature": "AAAA!"})
+
+
+def damaged(line: bytes) -> Iterator[bytes]:
+    """A line of a study with every kind of damage to each of its entries."""
+    row = json.loads(line)
+    yield from (b"", line[: len(line) // 2], b"\x00" * 40, b"\xff\xfe", b"[" * 100_000, b"3", b"null", b"[1]")
+    for key, value in row.items():
+        yield json.dumps({name: one for name, one in row.items() if name != key}).encode()
+        yield json.dumps({(f"_{name}" if name == key else name): one for name, one in row.items()}).encode()
+        for other in INSTEAD:
+            if other != value:
+                yield json.dumps({**row, key: other}).encode()
+    for name, text in row["scores"].items() if "scored" in row else ():
+        for other in (text[4:], text[:-1], f"{text}AAAA", f"\n{text}", text.replace("A", "*", 1) + "*"):
+            yield json.dumps({**row, "scores": {**row["scores"], name: other}}).encode()
+
+
+def refusal(file: Path, **how: Any) -> str:
+    """What a search that is resumed from the file says of it; nothing where it ends well."""
+    try:
+        run(Simulated(planted, noise=0.05), file, resume=True, **how)
+    except VitrimError as error:
+        return str(error)
+    return ""
+
+
+def test_a_damaged_line_is_refused_by_its_number_and_a_damaged_end_is_measured_again(tmp_path: Path) -> None:
+    """Whatever is wrong with a line of any kind: one line, and the file as it was; or the same study as without."""
+    file, part, how = tmp_path / "whole.jsonl", tmp_path / "part.jsonl", {"evaluations": 3}
+    run(Simulated(planted, noise=0.05), file, **how)
+    lines = file.read_bytes().splitlines()
+    scored = next(place for place, line in enumerate(lines) if b'"scored"' in line)
+    tried = {True: 0, False: 0}
+    for place in (scored, len(lines) - 2):
+        for other in damaged(lines[place]):
+            for rest in (lines[place + 1 :], []):
+                given = b"".join(line + b"\n" for line in [*lines[:place], other, *rest])
+                part.write_bytes(given)
+                told = refusal(part, **how)
+                if told:
+                    assert re.fullmatch(rf".*part\.jsonl, line {place + 1}, is [^\n]*", told), (other, told)
+                    assert part.read_bytes() == given
+                else:
+                    assert not rest, other
+                    assert part.read_bytes() == file.read_bytes()
+                tried[bool(told)] += 1
+    assert tried[True] > 100
+    assert tried[False] > 50
+
+
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 
@@ -279,3 +332,60 @@ def test_no_round_compares_single_images(batch_size: int, images: int, rounds: l
     scorer = Simulated(planted, 0.0, images=images)
     scorer.batch_size = batch_size
     assert Measured(scorer, Study(None, {})).rounds() == rounds
+
+
+# ---- the same images on both sides -----------------------------------------------------------------------------------
+
+
+def _known(whole: list[float], *others: list[float]) -> Finder:
+    """A finder whose first trial has seen all 8 images, and whose other ones the first few."""
+    scorer = Simulated(planted, noise=0.0)
+    scorer.count = len(whole)
+    finder = Finder(SPACE, TokenCost(), Measured(scorer, Study(None, {})))
+    for number, seen in enumerate([whole, *others]):
+        values = np.array(seen, dtype=np.float32)
+        point, scores = (1.0, 1.0, 1.0), {"feature": float(values.mean())}
+        finder.trials.append(Trial(number, vitrim.ToMe(r=number), point, 0.5, "start", len(seen), scores))
+        finder._seen.append(values)
+    return finder
+
+
+def test_a_candidate_is_compared_on_the_images_that_it_has_seen() -> None:
+    """Damage falls from image to image: that of the first ones is not more than that of all."""
+    whole = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    finder = _known(whole)
+    best = finder.trials[0]
+    like = {"feature": np.array([8.0, 6.9, 6.1, 5.0], dtype=np.float32)}
+    worse = {"feature": np.array([9.0, 8.1, 6.9, 6.0], dtype=np.float32)}
+    assert finder._survivors([0, 1], [like, worse], best) == [0]
+    assert finder._survivors([0, 1], [worse, like], None) == [0, 1]  # without a best, against the first
+
+
+def test_what_a_stopped_candidate_would_have_come_to_follows_from_the_images_that_both_saw() -> None:
+    """Half a point above the best on its first four images, so half a point above its mean of 4.5."""
+    finder = _known([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], [8.5, 7.5, 6.5, 5.5], [7.0, 7.0])
+    assert [(told.value, told.full) for told in finder._told()] == [(4.5, True), (5.0, False), (4.0, False)]
+
+
+def test_a_measured_cost_may_be_over_the_limit_by_the_error_of_predictions() -> None:
+    """2 %: what costs 1 % more than the limit is taken, what costs 3 % more is not."""
+    finder = _known([1.0] * 8, [2.0] * 8, [3.0] * 8)
+    finder.cost = TimedCost({})
+    ranked = [finder.trials[1], finder.trials[2]]
+    share = finder.cost.share(finder.trials[1].config)
+    assert finder._proved(ranked, share / 1.01).number == 1
+    assert finder._proved(ranked, share / 1.03).number == 2
+
+
+def test_an_estimate_that_is_too_low_is_corrected_until_the_cost_is_within() -> None:
+    """The mildest setting within the limit lies just below it, though every estimate is a tenth too low."""
+
+    class Low(TokenCost):
+        def estimate(self, config: vitrim.MethodConfig) -> float:
+            return 0.9 * self.share(config)
+
+    for limit in (0.5, 0.62, 0.8):
+        for point in (None, (1.0, 0.5, 0.25)):
+            found = within(SPACE, point, Low(), limit)
+            assert found is not None
+            assert limit - 0.15 < TokenCost().share(found) <= limit

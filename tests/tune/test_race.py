@@ -133,3 +133,11 @@ def test_a_race_is_resumed_exactly(tmp_path: Path) -> None:
         part.write_bytes(b"".join(lines[:cut]))
         assert run(Noisy(noise=0.02), Study(part, {}, resume=True), **few) == whole
         assert part.read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize("evaluations", [12, 24])
+def test_the_searches_share_the_evaluations(evaluations: int) -> None:
+    outcome, rows = run(Noisy(noise=0.3), Study(None, {}), evaluations=evaluations)
+    searched = [row for row in rows if row.state == "searched"]
+    assert len(searched) > 1
+    assert evaluations // 2 < len(outcome.trials) <= evaluations

@@ -273,3 +273,37 @@ def test_outputs_beyond_the_room_are_not_kept(model: VisionTransformer, monkeypa
     first, second = (scorer(asked, "search", 0, 12)[0] for _ in range(2))
     assert seen == [4, 4, 4, 4]  # two of three batches are remembered
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"fit": [1.0]}, {"fit": None}, {"error": "x"}, {"dense_ms": 0.0}, {"dense_ms": True}, {"worst": []}, {"fit": 3}],
+)
+def test_times_that_a_study_cannot_have_kept_are_refused(
+    model: VisionTransformer, tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    def timed(model: Any, configs: Sequence[Any], *rest: Any) -> tuple[Any, float]:
+        return np.array([sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
+
+    file = tmp_path / "study"
+    find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    place = next(place for place, row in enumerate(lines) if row.get("measured") == "latency")
+    lines[place]["value"] |= damage
+    file.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    with pytest.raises(VitrimError, match=rf"study, line {place + 1}, is damaged: {next(iter(damage))}") as caught:
+        find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_neighbours_go_to_different_parts() -> None:
+    """30 of 30 images, and 9 of 30 spread evenly: every third is for searching, the next for selecting, for checking.
+
+    So parts are alike in a dataset that is sorted by its classes.
+    """
+    every = DatasetImages(TensorDataset(torch.arange(30), torch.zeros(30)), 10, 4)
+    assert [list(every.places[part]) for part in PARTS] == [list(range(start, 30, 3)) for start in range(3)]
+    few = DatasetImages(TensorDataset(torch.arange(30), torch.zeros(30)), 3, 4)
+    together = sorted(place for part in PARTS for place in few.places[part])
+    assert [few.places[part] for part in PARTS] == [together[start::3] for start in range(3)]
+    assert len(set(together)) == 9

@@ -112,3 +112,12 @@ def test_finished_runs_are_taken_over_if_they_are_of_the_recipe(tmp_path: Path) 
     finished(tmp_path / "b" / "epochs=1", texts[1], None)
     with pytest.raises(VitrimError, match="has a finished run of another recipe: give another --out"):
         train_sweep("cifar10_vit", grid, "images", Running(tmp_path / "b", resume=True))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"last": 1}', '{"best": [1], "last": 1}', "null", "\xff"])
+def test_a_finished_run_with_damaged_results_is_one_line(tmp_path: Path, text: str) -> None:
+    finished(tmp_path / "epochs=1", recipe_text(load_recipe("cifar10_vit", ["epochs=1"]).recipe), None)
+    (tmp_path / "epochs=1" / "result.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(VitrimError, match=r"result\.json is damaged \(.*\): remove its folder") as caught:
+        train_sweep("cifar10_vit", parse(["epochs=1|2"], recipe=True), "images", Running(tmp_path, resume=True))
+    assert "\n" not in str(caught.value)

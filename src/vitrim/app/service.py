@@ -151,7 +151,7 @@ class Service:
             check_shown(model)
             count = host_of(model).num_classes(model) or 0
             methods = [config.name for config in training_free(model)]
-            self.loaded[name] = _Loaded(model, class_names(name, model, count), methods)
+            self.loaded[name] = _Loaded(model, class_names(model, count), methods)
         self.loaded.move_to_end(name)
         while len(self.loaded) > KEPT_MODELS:
             self.loaded.popitem(last=False)

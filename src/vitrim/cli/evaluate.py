@@ -243,7 +243,12 @@ class Report:
                 "them; --checkpoint takes the folder of a run of `vitrim train`"
             )
         classes, known = self.found["data"]["classes"], self.task.num_classes
-        if classes not in (None, known):
+        if self.task.by_number and classes == known:
+            yield (
+                "the classes of data and model have different names: accuracy is right only if every label is the "
+                "index of the model's class"
+            )
+        elif classes not in (None, known) and self.task.places is None:
             yield (
                 f"the data has {classes} classes and the model {known}: accuracy is right only if every label is the "
                 "index of the model's class"

@@ -221,11 +221,12 @@ def _images(dataset: ImageDataset, model: nn.Module, count: int, as_bytes: bool)
 
 
 def _classes(dataset: ImageDataset | None, model: nn.Module) -> list[str] | None:
-    """The names of the model's classes, if the images have as many."""
+    """The names of the model's classes: its own, else those of the images if they have as many."""
     from vitrim.core.ask import ask
 
-    names = None if dataset is None else dataset.class_names
-    return None if names is None or len(names) != ask(model).num_classes(model) else list(names)
+    host = ask(model)
+    every = (host.class_names(model), None if dataset is None else dataset.class_names)
+    return next((list(names) for names in every if names and len(names) == host.num_classes(model)), None)
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

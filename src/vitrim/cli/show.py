@@ -160,13 +160,14 @@ def _draw(
     dense: nn.Module, models: Any, image: Tensor, dataset: Any, blocks: list[int] | None, title: str, file: Path
 ) -> dict[str, Any]:
     """Draw one image, and return what it shows for the record."""
+    from vitrim.core.ask import ask
     from vitrim.core.registry import host_of
     from vitrim.plots.show import draw_show, pixels_of, rows_of
     from vitrim.plots.style import save
 
     facts = host_of(dense).facts(dense)
-    names = dataset.class_names
-    names = names if names is not None and len(names) == facts.num_classes else None
+    known = ask(dense).class_names(dense)
+    names = next((each for each in (known, dataset.class_names) if each and len(each) == facts.num_classes), None)
     rows, predicted = rows_of(models, image, names)
     rows_and_columns = (facts.grid_size[0], facts.grid_size[1])
     save(draw_show(pixels_of(dense, image), rows, rows_and_columns, dense=predicted, blocks=blocks, title=title), file)

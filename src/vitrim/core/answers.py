@@ -35,8 +35,11 @@ class DenseAnswers:
 
     @classmethod
     def class_names(cls, model: nn.Module) -> Sequence[str] | None:
-        """The names of the classes that ``model`` predicts, in order; None where it does not say."""
-        return None
+        """The names of the classes that ``model`` predicts, in order; None where it does not say.
+
+        A model of a run has them as its ``class_names``.
+        """
+        return getattr(model, "class_names", None)
 
     @classmethod
     def takes_one_size(cls, model: nn.Module) -> bool:

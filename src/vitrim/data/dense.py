@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -139,6 +139,29 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
             valid = _ranges(np.flatnonzero(self._labels >= 0).tolist())
             raise DataError(f"{where} has a pixel of value {values[wrong][0]}; valid: {valid}")
         return labels.astype(np.uint8)
+
+    def check_occurring(self) -> Self:
+        """This dataset, after a look at as many masks as it takes to see two classes.
+
+        Raises:
+            DataError: all pixels are of one class or ignored, some of them ignored; or a mask cannot be read. A value
+                that is not valid counts as a class: it is refused when the mask is read.
+        """
+        seen: set[int] = set()
+        for index in range(len(self)):
+            file = self.masks[index]
+            values = np.unique(decode_labels(file, place("mask", file, index, self.source)))
+            seen.update(self._labels[values[(values >= 0) & (values < len(self._labels))]].tolist())
+            if len(seen - {IGNORED}) > 1 or -1 in seen:
+                return self
+        if IGNORED in seen and self.num_classes > 1:
+            ignored = np.flatnonzero(self._labels == IGNORED).tolist()
+            found = "".join(f"of class {label} or " for label in seen - {IGNORED})
+            raise DataError(
+                f"every pixel of {self.source} is {found}ignored (value {_ranges(ignored)}), though there are "
+                f"{self.num_classes} classes: where 255 means the second class, write it as 1"
+            )
+        return self
 
     def _choose(self, indices: Sequence[int]) -> None:
         self.masks = Chosen(self.masks, indices)

@@ -54,7 +54,7 @@ def masks_from_table(
         ignore=ignore,
         source=source,
         split=split,
-    )
+    ).check_occurring()
 
 
 def boxes_from_table(

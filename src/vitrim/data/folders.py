@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -86,7 +88,37 @@ def _class_names(splits: list[Path]) -> list[str]:
     for same in folders.values():  # an empty class is more often a stray folder, and would move all labels after it
         if not any(next(_walk(folder), None) for folder in same):
             raise DataError(f"class folder {same[0]} holds no images: remove it or fill it")
-    return sorted(folders)
+    return numbered(folders)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Class names in the order of their labels: that of text, as torchvision has it, with a warning where others count.
+
+    Example:
+        >>> numbered(["dog", "cat"])
+        ['cat', 'dog']
+    """
+    ordered = sorted(names)
+    by_number = sorted(ordered, key=_numbers)
+    if ordered != by_number:
+        place = next(place for place, pair in enumerate(zip(ordered, by_number, strict=True)) if pair[0] != pair[1])
+        warnings.warn(
+            f"class names are numbered in the order of text, as torchvision does: class {place} is {ordered[place]!r}; "
+            f"timm, which counts the numbers in names, has {by_number[place]!r} there",
+            stacklevel=2,
+        )
+    return ordered
+
+
+def _numbers(name: str) -> list[tuple[int, str]]:
+    """The key by which names sort as people count: '2' before '10'.
+
+    Example:
+        >>> sorted(["b10", "b2", "a"], key=_numbers)
+        ['a', 'b2', 'b10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
 def _named(folders: list[Path]) -> str:

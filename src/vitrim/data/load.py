@@ -16,7 +16,15 @@ from vitrim.data.errors import DataError
 from vitrim.data.folders import from_folder
 from vitrim.data.paths import HUB_PREFIX, check_given, existing, from_home
 from vitrim.data.readers import TASKS, WITH_LABELS, Reader, readers
-from vitrim.data.tables import from_table, hub_table, parquet_files, parquet_table
+from vitrim.data.tables import (
+    Texts,
+    from_table,
+    hub_table,
+    hub_texts,
+    parquet_files,
+    parquet_table,
+    parquet_texts,
+)
 from vitrim.errors import unknown
 
 Labelled = ImageDataset | MultiLabelDataset
@@ -78,8 +86,8 @@ def load_data(
             there is only one, or, on the Hub, where there is a `validation` split.
         image_column: the column of images in a table, if it is not the only one.
         label_column: the column of labels in a table, if it is not `label`, `labels` or `fine_label` and not the only
-            one of class labels or integers. A column of strings becomes labels in sorted order. For dense tasks the
-            column of masks, or of boxes.
+            one of class labels or integers. A column of strings becomes labels in sorted order: that of the train
+            split, or without one of all splits together. For dense tasks the column of masks, or of boxes.
         options: of the reader, by name; of a table for dense tasks `class_names`, `num_classes` and `ignore`, see
             `SegmentationDataset`.
 
@@ -114,13 +122,13 @@ def load_data(
     if colon and name in readers():
         return _checked_reader(name, task, given)(rest, split=split, **given)
     if str(source).startswith(HUB_PREFIX):
-        read = _table_form(str(source), task, options)
+        read = _table_form(str(source), task, options, partial(hub_texts, str(source)))
         return read(*_named(hub_table(str(source), split), str(source)), **given)
     path = existing(_not_a_reader(str(source)))
     try:
         files = parquet_files(path)
         if files:
-            read = _table_form(str(source), task, options)
+            read = _table_form(str(source), task, options, partial(parquet_texts, files))
             return read(*_named(parquet_table(files, str(source), split), str(source)), **given)
         if task not in (None, "classification"):
             raise DataError(f"{source} is a folder of one folder per class: it has no data of task {task}")
@@ -177,7 +185,9 @@ def _named(table_and_split: tuple[Any, str | None], source: str) -> tuple[Any, s
     return table, source, split
 
 
-def _table_form(source: str, task: str | None, options: dict[str, Any]) -> Callable[..., Labelled | Dense]:
+def _table_form(
+    source: str, task: str | None, options: dict[str, Any], texts: Texts
+) -> Callable[..., Labelled | Dense]:
     """Return what makes a dataset of a table; refuse options that it does not have."""
     if task in ("multilabel", "instances"):
         raise DataError(f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}")
@@ -189,7 +199,7 @@ def _table_form(source: str, task: str | None, options: dict[str, Any]) -> Calla
     if options and form is from_table:
         _refuse_options(source, options)
     _check_options(f"a table for {task}", form, options)
-    return form
+    return partial(from_table, texts=texts) if form is from_table else form
 
 
 def _refuse_options(source: str, options: dict[str, Any]) -> NoReturn:

@@ -41,6 +41,16 @@ def choose_files(files: list[Path], split: str | None, source: str) -> tuple[lis
     return files, pick_split(split, present + [file.stem for file in others], source)
 
 
+def train_files(files: list[Path]) -> list[Path]:
+    """The files that say what the classes are: those of the train split, or without one all.
+
+    Example:
+        >>> [file.name for file in train_files([Path("a-test.tar"), Path("a-train.tar")])]
+        ['a-train.tar']
+    """
+    return [file for file in files if _has_word(file.stem, spellings("train"))] or files
+
+
 def pick_split(asked: str | None, present: list[str], source: str) -> str:
     """The split that was asked for, in any spelling, or the only one that is `present`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import importlib
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +14,14 @@ import numpy as np
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.errors import DataError
-from vitrim.data.paths import HUB_PREFIX, choose_files, pick_split
+from vitrim.data.folders import numbered
+from vitrim.data.paths import HUB_PREFIX, choose_files, listed, pick_split, train_files
 from vitrim.errors import MissingPackageError, first_line
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
+
+Texts = Callable[[str], Iterable[str | None]]
+"""The texts of a column, of the splits that say what the classes are."""
 
 
 class Rows:
@@ -120,14 +124,18 @@ def from_table(
     table: Any,
     source: str,
     split: str | None,
+    texts: Texts | None = None,
     *,
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> ImageDataset:
-    """A `datasets.Dataset` with a column of images and one of labels, found if they are not named."""
+    """A `datasets.Dataset` with a column of images and one of labels, found if they are not named.
+
+    ``texts`` are those of all splits, asked for where labels are texts.
+    """
     image = find_image_column(table.features, image_column, source)
     label = find_label_column(table.features, label_column, source)
-    labels, class_names = read_labels(table, label, source)
+    labels, class_names = read_labels(table, label, source, texts)
     return ImageDataset(Rows(table, image), labels, class_names=class_names, source=source, split=split)
 
 
@@ -230,8 +238,38 @@ def describe(features: Any) -> str:
     return ", ".join(f"{name} ({kind(feature)})" for name, feature in features.items())
 
 
-def read_labels(table: Any, name: str, source: str) -> tuple[np.ndarray[Any, Any], list[str] | None]:
-    """The labels of all rows, int64 (rows,), and the class names if there are any."""
+def hub_texts(source: str, column: str) -> Iterator[str | None]:
+    """The texts in a column of a dataset of the Hub: of its `train` split, or without one of all splits."""
+    datasets = import_datasets()
+    name = source.removeprefix(HUB_PREFIX)
+    present = read_source(partial(datasets.get_dataset_split_names, name), source)
+    for split in ["train"] if "train" in present else present:
+        yield from read_source(partial(datasets.load_dataset, name, split=split), source).unique(column)
+
+
+def parquet_texts(files: list[Path], column: str) -> Iterator[str | None]:
+    """The texts in a column of parquet files: of those of the `train` split, or without one of all."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    for file in train_files(files):
+        if column in read_source(partial(parquet.read_schema, file), str(file)).names:
+            table = read_source(partial(parquet.read_table, file, columns=[column]), str(file))
+            yield from table.column(column).unique().to_pylist()
+
+
+def read_labels(
+    table: Any, name: str, source: str, texts: Texts | None = None
+) -> tuple[np.ndarray[Any, Any], list[str] | None]:
+    """The labels of all rows, int64 (rows,), and the class names if there are any.
+
+    Args:
+        table: a `datasets.Dataset`.
+        name: of its column of labels.
+        source: for messages.
+        texts: from a column's name to the texts that are numbered; None: those of the table.
+
+    Raises:
+        DataError: no rows, a row without a label, or with one that is not among ``texts``.
+    """
     if not len(table):
         raise DataError(f"no images in {source}")
     column = table.select_columns([name]).with_format("arrow")[:].column(0)
@@ -242,6 +280,12 @@ def read_labels(table: Any, name: str, source: str) -> tuple[np.ndarray[Any, Any
     if not _is_string(feature):
         return column.to_numpy(), None if is_integer(feature) else list(feature.names)
     values = column.to_pylist()
-    class_names = sorted(set(values))
+    class_names = numbered({text for text in (values if texts is None else texts(name)) if text is not None})
     index = {value: label for label, value in enumerate(class_names)}
+    stray = next((row for row, value in enumerate(values) if value not in index), None)
+    if stray is not None:
+        raise DataError(
+            f"row {stray} of {source} is of class {values[stray]!r}, which is not among the {len(class_names)} of the "
+            f"train split: {listed(class_names)}"
+        )
     return np.array([index[value] for value in values], dtype=np.int64), class_names

@@ -73,7 +73,7 @@ def export(
         size: side of the images, or height and width; by default the model's own.
         check: so many random images for the comparison, 0 for none; or images as the file takes them.
         name: of the model, for the metadata.
-        classes: names of the classes, likewise.
+        classes: names of the classes, likewise; by default the model's own, where it has them.
 
     Returns:
         The file, ready to `run`.
@@ -97,7 +97,8 @@ def export(
     shape = _shape(reduced, size)
     told = _told(reduced, shape)
     images = _images(check, shape, batch, preprocess)
-    facts = describe(reduced, torch.zeros(1, *shape), told, name=name, classes=classes, tokens=_tokens(reduced, shape))
+    names = ask(reduced).class_names(reduced) if classes is None else classes
+    facts = describe(reduced, torch.zeros(1, *shape), told, name=name, classes=names, tokens=_tokens(reduced, shape))
     with staged(wanted.path) as place:
         written = _write(wanted, reduced, shape, told, facts, place)
         if images is not None:

@@ -68,9 +68,11 @@ class Partial:
                 for name in sorted(parts.keys()):
                     gauge, _, key = name.partition("/")
                     _enter(states.setdefault(gauge, {}), key, parts.get_tensor(name))
+            measurement.load(states, images=header["images"], turns=header["turns"])
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot read {self.file}: {first_line(error)}") from error
-        measurement.load(states, images=header["images"], turns=header["turns"])
+        except (KeyError, ValueError) as error:
+            raise VitrimError(f"{self.file} is damaged ({first_line(error)}): name another folder") from error
         return int(header["turns"])
 
     def keep(self, measurement: Measurement, *, now: bool = False) -> None:
@@ -120,7 +122,8 @@ def _enter(state: State, key: str, value: Tensor) -> None:
     name, slash, _ = key.partition("/")
     if slash:
         entries = state.setdefault(name, [])
-        assert isinstance(entries, list)
+        if not isinstance(entries, list):
+            raise ValueError(f"{name} is a tensor and a list")
         entries.append(value)
     else:
         state[name] = value
@@ -134,8 +137,9 @@ def _header(file: Path) -> dict[str, Any]:
             raise VitrimError(f"{file} has format {header['format']}, this vitrim reads {FORMAT}: name another folder")
         if not isinstance(header["settings"], dict):
             raise ValueError("no settings")
-        int(header["images"]), int(header["turns"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        if not all(type(header[name]) is int and header[name] >= 0 for name in ("images", "turns")):
+            raise ValueError("no numbers of images and batches")
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise VitrimError(f"{file} is no partial evaluation, or is damaged: name another folder") from error
     return dict(header)
 

@@ -90,14 +90,26 @@ class Gauge(ABC):
         return found
 
     def load(self, state: State) -> None:
-        """Go back to a state of `state`."""
+        """Go back to a state of `state`.
+
+        Raises:
+            KeyError: it lacks a tensor.
+            ValueError: a tensor is of another shape or type than this gauge has, or one is in the place of a list.
+        """
         for name, metric in self.metrics.items():
             for key, old in metric.metric_state.items():
                 if isinstance(old, Tensor) and f"{name}.{key}" not in state:
                     raise KeyError(f"no {name}.{key} in the state of a gauge")
                 value = state.get(f"{name}.{key}", [])  # a list without entries leaves none in a file
+                if _form(value) != _form(old):
+                    raise ValueError(f"{name}.{key} is {_form(value)} in the state of a gauge, expected {_form(old)}")
                 setattr(metric, key, _on(value, metric.device) if isinstance(old, list) else _on(value, old.device))
             metric._update_count = 1  # or torchmetrics warns that nothing was seen
+
+
+def _form(value: Tensor | list[Tensor]) -> str:
+    """The form of a state, which that of its gauge must equal."""
+    return "a list" if isinstance(value, list) else f"{value.dtype} of {tuple(value.shape)}"
 
 
 def _alone() -> bool:

@@ -12,12 +12,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, first_line, unknown
 from vitrim.weights import RESULT, WEIGHTS_FILE
 
-__all__ = ["folder", "reached", "references", "result"]
+__all__ = ["CLASSES", "class_names", "folder", "reached", "references", "result"]
 
 FOLDER = Path(__file__).parent
+
+CLASSES = "classes"
+"""Name of the list of classes' names among a run's results."""
 
 
 def references() -> dict[str, Path]:
@@ -65,3 +68,29 @@ def result(run: Path) -> dict[str, Any]:
     """The scores of the finished run in a folder."""
     found: dict[str, Any] = json.loads((run / RESULT).read_text())
     return found
+
+
+def class_names(checkpoint: Path) -> list[str] | None:
+    """The names of the classes that a run learned, in order; None for weights of another origin, or classes without.
+
+    Args:
+        checkpoint: the folder of the run, or the file of weights in it.
+
+    Raises:
+        VitrimError: the results of the run cannot be read.
+
+    Example:
+        >>> class_names(folder("cifar10_vit"))[:2]
+        ['airplane', 'automobile']
+    """
+    run = checkpoint.parent if checkpoint.name == WEIGHTS_FILE else checkpoint
+    if not (run / RESULT).is_file():
+        return None
+    try:
+        found = result(run)
+    except (OSError, ValueError, RecursionError) as error:
+        raise VitrimError(f"cannot read {run / RESULT}: {first_line(error)}") from None
+    names = found.get(CLASSES) if isinstance(found, dict) else None
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise VitrimError(f"cannot read {run / RESULT}: its {CLASSES} are no list of names")
+    return names

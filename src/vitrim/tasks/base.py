@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 
 from vitrim.core.ask import ask
 from vitrim.core.tables import enter
+from vitrim.data.paths import listed
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Task(ABC):
         cost_varies: whether the work of a prediction depends on what is in the image.
         learned_by: the kind of model that learns it.
         reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
+        places: the model's class of each of the data's, after `meet`; None: they have the same numbers.
+        by_number: whether data and model both have class names, and these do not say which class is which.
     """
 
     name: ClassVar[str]
@@ -54,6 +57,8 @@ class Task(ABC):
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
+        self.places: list[int] | None = None
+        self.by_number = False
 
     @abstractmethod
     def check(self, dataset: Any) -> None:
@@ -104,11 +109,20 @@ class Task(ABC):
         if not protocol.plain:
             raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:  # noqa: B027 -- most adapt nothing
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """Adapt the reading of predictions to a model that may have been made elsewhere, for data with these classes.
 
-        Its classes are told by their names where the data's are all among them; otherwise by their numbers.
+        Names decide where both sides have them; classes that have no name in common are told by their numbers.
+
+        Raises:
+            VitrimError: some names of the data are the model's and others are not, or one is that of several classes.
         """
+        host = ask(model)
+        known = host.class_names(model)
+        if known is not None and len(known) != (host.num_classes(model) or len(known)):  # of a head that it had before
+            known = None
+        self.places = places_of(class_names, known, numbered=self.reads is not None)
+        self.by_number = bool(class_names and known) and self.places is None
 
     def eval_batch(self, batch_size: int) -> int:
         """The images of a batch of an evaluation, where ``batch_size`` were asked for."""
@@ -157,18 +171,70 @@ class Task(ABC):
             raise unknown(f"loss of {self.name}", loss.name, self.losses)
 
 
-def places_of(names: Sequence[str] | None, known: Sequence[str] | None) -> list[int] | None:
-    """The places of the data's classes among those a model knows, by name; None where a name is missing or unknown.
+def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbered: bool = False) -> list[int] | None:
+    """The places of the data's classes among those a model knows, by name; case, spaces, - and _ count as spelling.
+
+    Args:
+        names: of the data's classes.
+        known: of the model's.
+        numbered: the data has the numbers of a published list, of which there are several spellings: names that the
+            model does not have are left to their numbers, where all others are the model's in the same order.
+
+    Returns:
+        One place per name; None where one side has no names, or they say nothing about which class is which.
+
+    Raises:
+        VitrimError: the first name that is unknown to a model that has others of them, or that several classes have.
 
     Example:
-        >>> places_of(["cat", "Dog"], ["N/A", "dog", "cat", "N/A"]), places_of(["cat"], ["LABEL_0"])
+        >>> places_of(["cat", "Dog"], ["N/A", "dog", "cat", "N/A"]), places_of(["cat"], ["n02123045"])
         ([2, 1], None)
     """
     if not names or not known:
         return None
-    places = {name.lower(): place for place, name in reversed(list(enumerate(known)))}
-    found = [places.get(name.lower()) for name in names]
-    return None if None in found else [place for place in found if place is not None]
+    if list(names) == list(known):  # ImageNet has two cranes
+        return list(range(len(known)))
+    exact, spelt = _by_name(known), _by_name(map(_spelling, known))
+    found = [exact.get(name) or spelt.get(_spelling(name)) or [] for name in names]
+    if not any(found):
+        return None
+    own_places = len(names) == len(known) and all(place in each for place, each in enumerate(found) if each)
+    if own_places and all(found):
+        return list(range(len(known)))
+    missing = next((name for name, places in zip(names, found, strict=True) if not places), None)
+    if missing is not None:
+        if numbered and own_places:
+            return None
+        raise VitrimError(
+            f"class '{missing}' of the data is not among the {len(known)} classes of the model ({listed(known)}), "
+            "though others are: name the classes as the model does"
+        )
+    places = [each[0] for each in found]
+    doubled = next((n for n, each in enumerate(found) if len(each) > 1 or places.index(places[n]) < n), None)
+    if doubled is not None:
+        raise VitrimError(
+            f"class '{names[doubled]}' of the data cannot be told by its name, which is not that of one class of the "
+            f"model ({listed(known)}): name the classes as the model does"
+        )
+    return places
+
+
+def _by_name(names: Iterable[str]) -> dict[str, list[int]]:
+    """The places of every name."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    return places
+
+
+def _spelling(name: str) -> str:
+    """The part of a name that its spelling does not change.
+
+    Example:
+        >>> _spelling("Traffic_Light "), _spelling("traffic light")
+        ('traffic light', 'traffic light')
+    """
+    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
 def register_task(task: type[T]) -> type[T]:

@@ -18,6 +18,8 @@ from vitrim.tasks.criteria import BinaryCrossEntropy
 from vitrim.tasks.mixing import make_mixup
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from timm.data import Mixup
 
     from vitrim.tasks.criteria import Criterion
@@ -57,6 +59,7 @@ class Classification(Task):
         if num_classes < 2:
             raise VitrimError(f"classification needs at least 2 classes, got {num_classes}")
         super().__init__(num_classes)
+        self.order: list[int] | None = None
 
     def check(self, dataset: Any) -> None:
         if isinstance(dataset, ImageStream):
@@ -81,6 +84,17 @@ class Classification(Task):
 
     def mixer(self, mix: Mix) -> Mixup | None:
         return make_mixup(mix, self.num_classes)
+
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+        """As of `Task`: the data's classes become the first ones, and the model's others follow."""
+        super().meet(model, class_names)
+        if self.places is not None:
+            others = set(range(self.num_classes)).difference(self.places)
+            self.order = [*self.places, *sorted(others)]
+
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
+        logits: Tensor = super().predict(model, images, targets)
+        return logits if self.order is None else logits[:, self.order]
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.shape != (count,) or targets.is_floating_point():

@@ -16,7 +16,7 @@ from vitrim.data.boxes import Boxes
 from vitrim.data.dense import DetectionDataset
 from vitrim.data.errors import DataError
 from vitrim.errors import VitrimError
-from vitrim.tasks.base import Task, places_of, register_task
+from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.detection_scores import DetectionScores
 from vitrim.tasks.segmentation import refuse_mix
 from vitrim.tasks.transforms_dense import BoxEvalTransform, DenseTrainTransform
@@ -97,12 +97,12 @@ class Detection(Task):
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         host = ask(model)
         self.unpadded = host.sees_unpadded(model)
-        known = host.class_names(model)
-        places = places_of(class_names, known)
-        if places is not None and known is not None:
-            self.num_classes = len(places)
-            self.labels = torch.full((len(known),), -1)
-            self.labels[places] = torch.arange(len(places))
+        super().meet(model, class_names)
+        if self.places is not None:
+            known = host.class_names(model)
+            self.num_classes = len(self.places)
+            self.labels = torch.full((len(known or ()),), -1)
+            self.labels[self.places] = torch.arange(self.num_classes)
 
     def eval_batch(self, batch_size: int) -> int:
         """One image where each goes through the model in its own size and shape."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from timm.loss import AsymmetricLossMultiLabel
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.functional.classification import binary_average_precision
 from torchmetrics.utilities import dim_zero_cat
@@ -19,6 +19,8 @@ from vitrim.tasks.criteria import BinaryCrossEntropy
 from vitrim.tasks.mixing import make_mixup
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from timm.data import Mixup
 
     from vitrim.tasks.criteria import Criterion
@@ -77,6 +79,16 @@ class MultiLabel(Task):
 
     def mixer(self, mix: Mix) -> Mixup | None:
         return make_mixup(mix, self.num_classes, multi_label=True)
+
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+        """As of `Task`: of the model's classes those of the data are read."""
+        super().meet(model, class_names)
+        if self.places is not None:
+            self.num_classes = len(self.places)
+
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
+        logits: Tensor = super().predict(model, images, targets)
+        return logits if self.places is None else logits[:, self.places]
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.shape != (count, self.num_classes):

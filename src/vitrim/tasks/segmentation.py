@@ -14,7 +14,7 @@ from vitrim.core.ask import ask
 from vitrim.data.dense import IGNORED, SegmentationDataset
 from vitrim.data.errors import DataError
 from vitrim.errors import VitrimError
-from vitrim.tasks.base import Task, places_of, register_task
+from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.sliding import Protocol, predict
 from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
 
@@ -63,8 +63,6 @@ class Segmentation(Task):
             raise VitrimError(f"segmentation needs 2 to {IGNORED} classes, the data has {num_classes}")
         super().__init__(num_classes)
         self.protocol = Protocol()
-        self.places: list[int] | None = None
-        """The class of the model for each of the data's; None: they are the same."""
 
     def check(self, dataset: Any) -> None:
         source = getattr(dataset, "source", type(dataset).__name__)
@@ -99,8 +97,8 @@ class Segmentation(Task):
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """As of `Task`; a model of images of one size sees, where no protocol says more, windows of that size."""
+        super().meet(model, class_names)
         host = ask(model)
-        self.places = places_of(class_names, host.class_names(model))
         if self.places is not None:
             self.num_classes = len(self.places)
         size = host.input_size(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.training.objectives import learned
-from vitrim.training.optim import ramp_value
+from vitrim.training.optim import ramp_value, starts_small, warmup_epochs
 from vitrim.training.recipe import resolve
 from vitrim.training.schema import PATCH_DROP, Ramp, Recipe
 
@@ -102,6 +102,36 @@ def check_objective(recipe: Recipe, config: MethodConfig) -> None:
         if name not in valid:
             can = ", ".join(valid) or "none"
             raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
+
+
+def beyond(recipe: Recipe, updates: int) -> Iterator[str]:
+    """Sentences about what a recipe plans for longer than the run: a short run of a recipe for a long one.
+
+    Args:
+        recipe: of the run.
+        updates: of the whole run.
+    """
+    schedule, ema, epochs = recipe.schedule, recipe.ema, recipe.epochs
+    warmup = warmup_epochs(schedule, epochs)
+    if warmup != schedule.warmup_epochs:
+        yield (
+            f"a warm-up of {schedule.warmup_epochs:g} epochs would not end in a run of {epochs:g}: it has {warmup:g} "
+            "(schedule.warmup_epochs)"
+        )
+    if ema is not None and starts_small(ema, updates) and not ema.warmup:
+        yield (
+            f"an average with decay {ema.decay:g} would keep {ema.decay**updates:.0%} of the weights that it starts "
+            f"from after {updates} updates: its decay starts small, as with ema.warmup=true"
+        )
+    if 0 < recipe.optimizer.freeze_epochs >= epochs:
+        yield f"the backbone is frozen for the whole run: optimizer.freeze_epochs is {recipe.optimizer.freeze_epochs:g}"
+    for ramp in recipe.ramps:
+        if ramp.end_epoch > epochs + schedule.cooldown_epochs:
+            last = ramp_value(ramp, epochs + schedule.cooldown_epochs)
+            yield f"the ramp of {ramp.option} ends at epoch {ramp.end_epoch:g}, after the run, which comes to {last:g}"
+    for switch in recipe.switches:
+        if switch.epoch > epochs + schedule.cooldown_epochs:
+            yield f"the switch of {switch.option} is at epoch {switch.epoch:g}, after the run"
 
 
 def check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:

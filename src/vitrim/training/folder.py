@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, save_file, write_text
+from vitrim.reference import CLASSES
 from vitrim.training import checkpoint
 from vitrim.training.learner import Learner
 from vitrim.training.lock import only_run
@@ -106,13 +107,16 @@ class RunFolder:
             checkpoint.save(self.checkpoints, snapshot, keep=self.keep)
         learner.accelerator.wait_for_everyone()
 
-    def write(self, learner: Learner, recipe: str, result: Mapping[str, Any]) -> None:
+    def write(
+        self, learner: Learner, recipe: str, result: Mapping[str, Any], class_names: Sequence[str] | None = None
+    ) -> None:
         """Write the host's weights, the reduction beside them, and the results. All processes must call it.
 
         Args:
             learner: under the amounts it is to be used with.
             recipe: its name.
             result: what was reached.
+            class_names: of the data that was trained on; written beside what was reached.
 
         Raises:
             VitrimError: they cannot be written; the message names the checkpoint that has them.
@@ -127,7 +131,8 @@ class RunFolder:
                 reduction = get_reduction(learner.learned)
                 reduction.save(self.path, state=state)
                 self._write_found(reduction, recipe)
-            write_text(self.path / RESULT, json_text(result, indent=2) + "\n")
+            names = {} if class_names is None else {CLASSES: list(class_names)}
+            write_text(self.path / RESULT, json_text({**result, **names}, indent=2) + "\n")
         except (OSError, SafetensorError, VitrimError) as error:
             raise VitrimError(
                 f"cannot write the weights to {self.path}: {checkpoint.reason(error)}; they are in "

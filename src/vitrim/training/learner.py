@@ -24,7 +24,7 @@ from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
 from vitrim.training.checks import check_amounts, check_even, check_model, check_objective, check_queries
-from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
+from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable, starts_small, updates_of
 from vitrim.training.schema import PATCH_DROP, Recipe
 from vitrim.training.seeds import seed_all
 from vitrim.training.step import MODEL, Distillation, Objective
@@ -206,7 +206,8 @@ class Learner:
             return None
         if self.sharded:
             raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
-        return ModelEmaV3(self.model, decay=options.decay, use_warmup=options.warmup)
+        planned = updates_of(self.recipe, self.updates_per_epoch)
+        return ModelEmaV3(self.model, decay=options.decay, use_warmup=starts_small(options, planned))
 
 
 def _teacher(model: nn.Module, recipe: Recipe) -> nn.Module | None:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.files import json_text, replaced
+from vitrim.files import json_text, replaced, whole_lines
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -38,7 +39,8 @@ class Log:
         trackers: of accelerate (`vitrim.training.trackers`); they get what the files get.
 
     Raises:
-        VitrimError: the folder or a file in it cannot be written; also raised by `update` and `evaluation`.
+        VitrimError: the folder or a file in it cannot be written, also raised by `update` and `evaluation`; or a file
+            is damaged before its end, which a kill or a full disk may have cut short.
     """
 
     def __init__(self, folder: Path | None, *, from_update: int = 0) -> None:
@@ -88,23 +90,52 @@ class Log:
     def _drop_rows(self, path: Path, from_update: int) -> None:
         if not path.exists():
             return
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            self.columns = list(reader.fieldnames or ()) or None
-            whole = [row for row in reader if None not in row.values()]  # a full disk or a kill cuts the last one short
-        if self.columns is None:
-            return
+        lines, _ = whole_lines(path, _cells)
+        self.columns = lines[0] if lines else None
+        if self.columns is not None and "update" not in self.columns:
+            raise VitrimError(f"{path}, line 1, is damaged: it names no column 'update'")
+        rows, _ = whole_lines(path, partial(_row, self.columns))
         with replaced(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(row for row in whole if int(row["update"]) < from_update)
+            if self.columns is not None:
+                writer = csv.DictWriter(file, self.columns)
+                writer.writeheader()
+                writer.writerows(row for row in rows[1:] if int(row["update"]) < from_update)
 
     def _drop_lines(self, path: Path, from_update: int) -> None:
         if not path.exists():
             return
-        whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+        rows, _ = whole_lines(path, _evaluation)
         with replaced(path) as beside:
-            beside.write_text("".join(line for line in whole if json.loads(line)["update"] <= from_update))
+            beside.write_text("".join(f"{line}\n" for update, line in rows if update <= from_update), encoding="utf-8")
+
+
+def _cells(line: bytes) -> list[str]:
+    """The cells of a line of CSV."""
+    try:
+        return next(csv.reader([line.decode("utf-8").rstrip("\r")]), [])
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+
+
+def _row(columns: list[str] | None, line: bytes) -> dict[str, str]:
+    """The cells of a line by column: those of an update are numbers, and its own is a whole one."""
+    cells = _cells(line)
+    if columns is None or len(cells) != len(columns):
+        raise ValueError(f"expected {len(columns or ())} cells, got {len(cells)}")
+    row = dict(zip(columns, cells, strict=True))
+    if cells != columns:
+        int(row["update"])
+        for cell in cells:
+            float(cell or "nan")
+    return row
+
+
+def _evaluation(line: bytes) -> tuple[int, str]:
+    """The update of an evaluation, and its line."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or type(row.get("update")) is not int:
+        raise ValueError("expected an object with the number of an update")
+    return row["update"], line.decode("utf-8")
 
 
 @contextmanager

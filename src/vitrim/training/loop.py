@@ -29,12 +29,13 @@ from vitrim.files import write_text
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
-from vitrim.training.checks import check_classes, check_same, number_of_images
+from vitrim.training.checks import beyond, check_classes, check_same, number_of_images
 from vitrim.training.evaluate import evaluate
 from vitrim.training.folder import RunFolder, together
 from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, train_loader, updates_per_epoch
 from vitrim.training.learner import Learner
 from vitrim.training.log import Bar, Log
+from vitrim.training.optim import updates_of
 from vitrim.training.recipe import Resolved, recipe_text
 from vitrim.training.running import Running
 from vitrim.training.runs import RECIPE
@@ -88,6 +89,8 @@ class Trainer:
         self.updates = self._updates()
         self._set_transforms(model)
         self.learner = Learner(self.recipe, model, self.task, accelerator, self.updates_per_epoch, start)
+        for text in beyond(self.recipe, self.updates):
+            self._say(f"note: {text}")
         self.seconds_before, self.begun = 0.0, time.monotonic()
         self.update = 0
         self.stopping = False
@@ -97,6 +100,10 @@ class Trainer:
             self._resume()
         else:
             self.folder.check_new()
+
+    def _say(self, text: str) -> None:
+        if self.console is not None:
+            self.console.print(text, highlight=False)
 
     def _task(self) -> Task:
         """The task of the recipe, on data that suit it."""
@@ -124,7 +131,7 @@ class Trainer:
     def _updates(self) -> int:
         """The updates of the whole run."""
         recipe = self.recipe
-        updates = round((recipe.epochs + recipe.schedule.cooldown_epochs) * self.updates_per_epoch)
+        updates = updates_of(recipe, self.updates_per_epoch)
         if updates < 1:
             raise VitrimError(
                 f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
@@ -153,10 +160,7 @@ class Trainer:
         self.begun = time.monotonic()
         stop = self.updates if self.running.max_updates is None else min(self.updates, self.running.max_updates)
         log = self._log()
-        if self.console is not None:
-            self.console.print(
-                f"{self.accelerator.num_processes} process(es), {self.accelerator.device}", highlight=False
-            )
+        self._say(f"{self.accelerator.num_processes} process(es), {self.accelerator.device}")
         bar = Bar(self.console, self.update, self.updates, self.recipe.batch_size)
         try:
             self._train(stop, log, bar)
@@ -174,7 +178,8 @@ class Trainer:
             if self.test_data is not None:
                 result["test"] = self._test()
             self.learner.set_amounts(self.update)  # a run may be resumed at its very end
-            self.folder.write(self.learner, self.resolved.name, result)
+            names = getattr(self.train_data, "class_names", None)
+            self.folder.write(self.learner, self.resolved.name, result, names)
         return result
 
     def _log(self) -> Log:
@@ -314,8 +319,7 @@ class Trainer:
     def _test(self) -> dict[str, Any]:
         """Measure once, at the end, on images that influenced no decision."""
         row = self._scores(cast(Any, self.test_data), by_class=True)
-        if self.console is not None:
-            self.console.print(f"test of the {row['weights']}: {_shown(row)}", highlight=False)
+        self._say(f"test of the {row['weights']}: {_shown(row)}")
         return row
 
     def _scores(self, data: Dataset[Any], *, by_class: bool = False) -> dict[str, Any]:
@@ -366,8 +370,7 @@ class Trainer:
         self.seconds_before = snapshot.values["seconds"]
         self.best, self.last_evaluation = snapshot.values["best"], snapshot.values["last_evaluation"]
         for text in (*damaged, f"resumed from {path}"):
-            if self.console is not None:
-                self.console.print(text, highlight=False)
+            self._say(text)
 
 
 def _shown(row: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from vitrim.core.facts import Role
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
-    from vitrim.training.schema import Ramp, Recipe, Schedule
+    from vitrim.training.schema import Ema, Ramp, Recipe, Schedule
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
@@ -219,8 +219,8 @@ class Rates:
 
 
 def _curve(optimizer: Optimizer, options: Schedule, epochs: float, updates_per_epoch: int) -> Scheduler:
-    warmup = round(options.warmup_epochs * updates_per_epoch)
     updates = round(epochs * updates_per_epoch)
+    warmup = round(warmup_epochs(options, epochs) * updates_per_epoch)
     length = max(updates - warmup if options.shift else updates, 1)
     every: dict[str, Any] = {
         "warmup_t": warmup,
@@ -236,6 +236,39 @@ def _curve(optimizer: Optimizer, options: Schedule, epochs: float, updates_per_e
     begin = warmup if options.shift else 0
     places = [round(one * updates_per_epoch) + 1 - begin for one in options.milestones]
     return MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=options.factor, **every)
+
+
+def updates_of(recipe: Recipe, updates_per_epoch: int) -> int:
+    """The updates of a whole run, with its cool-down.
+
+    Example:
+        >>> from vitrim.training.schema import Recipe
+        >>> updates_of(Recipe(model="m", epochs=2.5), updates_per_epoch=10)
+        25
+    """
+    return round((recipe.epochs + recipe.schedule.cooldown_epochs) * updates_per_epoch)
+
+
+def warmup_epochs(options: Schedule, epochs: float) -> float:
+    """The epochs of the warm-up: of a run that would end in it a tenth, as no update would have the full rate.
+
+    Example:
+        >>> from vitrim.training.schema import Schedule
+        >>> [warmup_epochs(Schedule(warmup_epochs=5), epochs) for epochs in (1, 5, 6, 300)]
+        [0.1, 0.5, 5.0, 5.0]
+    """
+    return options.warmup_epochs if options.warmup_epochs < epochs else epochs / 10
+
+
+def starts_small(options: Ema, updates: int) -> bool:
+    """Return whether the average's decay starts small: by the recipe, or as most of it would stay as it began.
+
+    Example:
+        >>> from vitrim.training.schema import Ema
+        >>> [starts_small(Ema(decay=0.99996), updates) for updates in (10, 17_000, 18_000)]
+        [True, True, False]
+    """
+    return options.warmup or options.decay**updates > 0.5
 
 
 def ramp_value(ramp: Ramp, epoch: float) -> float | int:

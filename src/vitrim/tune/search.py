@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack
 
 import numpy as np
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vitrim.core.config import MethodConfig
@@ -46,6 +47,18 @@ COUNTED_BATCHES = 2
 
 Methods = MethodConfig | str | Sequence[MethodConfig | str]
 Pictures = Images | Sequence[Tensor | tuple[Tensor, Any]]
+
+
+_Positive = Annotated[float, Field(gt=0)]
+
+
+class _Latency(BaseModel):
+    """The part of a `LatencyCost` that a study keeps."""
+
+    fit: Annotated[list[float], Field(min_length=5, max_length=5)]
+    error: float
+    worst: float
+    dense_ms: _Positive
 
 
 class Options(TypedDict, total=False):
@@ -272,12 +285,14 @@ class _Session:
         def again(configs: Sequence[MethodConfig]) -> list[float]:
             texts = ", ".join(config.describe() for config in configs)
             ratios: list[float] = study.value(
-                f"once more: {texts}", lambda: timer(model, configs, few[0], budget)[0].tolist()
+                f"once more: {texts}",
+                lambda: timer(model, configs, few[0], budget)[0].tolist(),
+                kind=Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))],
             )
             return ratios
 
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
-        found = study.value(name, measure)
+        found = study.value(name, measure, kind=_Latency)
         fit = Fit(np.array(found["fit"]), found["error"], found["worst"])
         return LatencyCost(space, fit, found["dense_ms"], again)
 

@@ -12,14 +12,15 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from vitrim.errors import VitrimError, first_line
-from vitrim.files import check_file
+from vitrim.errors import VitrimError
+from vitrim.files import check_file, whole_lines
 from vitrim.measure.processes import Processes
-from vitrim.tune.proxy import Scores
+from vitrim.tune.proxy import Proxy, Scores
 
 FORMAT = 1
 
@@ -109,13 +110,17 @@ class Study:
             found += new
         return found
 
-    def value(self, name: str, measure: Callable[[], Any], *, together: bool = False) -> Any:
+    def value(self, name: str, measure: Callable[[], Any], *, together: bool = False, kind: Any = Any) -> Any:
         """A value of plain JSON that may differ from run to run, measured once and kept.
 
         Args:
             name: of the value.
             measure: gives it.
             together: all processes call it, and it gives all of them the same; otherwise the first one does.
+            kind: its type, as pydantic takes it.
+
+        Raises:
+            VitrimError: the log has something else here, or a value of another type.
 
         Example:
             >>> Study(None, {}).value("milliseconds", lambda: 12.5)
@@ -127,6 +132,11 @@ class Study:
             found = mine if together else self.processes.gather(mine)[0]
             row = json.loads(json.dumps({"measured": name, "value": found}))
             self._append([row])
+            return row["value"]
+        try:
+            _check(kind, row["value"])
+        except ValueError as error:
+            raise VitrimError(f"{self.file}, line {self._next}, is damaged: {error}") from None
         return row["value"]
 
     def ended(self, over: Callable[[], bool]) -> bool:
@@ -177,28 +187,78 @@ class Study:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a study; a last one that was cut off when the search was stopped is taken away."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise VitrimError(f"cannot read {file}: {error.strerror}") from error
-    whole = data[: data.rfind(b"\n") + 1]
-    rows = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise VitrimError(f"{file}, line {number}, is damaged: {first_line(error)}") from None
-        if not isinstance(row, dict):
-            raise VitrimError(f"{file}, line {number}, is damaged: expected an object")
-        rows.append(row)
+    """The lines of a study; a damaged end, as it is left where a search was stopped, is taken away.
+
+    Raises:
+        VitrimError: it is no study, or damaged before its end.
+    """
+    rows, size = whole_lines(file, _record)
+    if not rows and file.stat().st_size:
+        raise VitrimError(f"{file}, line 1, is damaged: it is not a study")
     if rows and rows[0].get("study") != FORMAT:
         raise VitrimError(f"{file} is not a study of this version of vitrim")
-    if not rows and data:
-        raise VitrimError(f"{file} is not a study: its first line is not whole")
-    if len(whole) < len(data):
-        os.truncate(file, len(whole))
+    if size < file.stat().st_size:
+        try:
+            os.truncate(file, size)
+        except OSError as error:
+            raise VitrimError(f"cannot write {file}: {error.strerror}") from error
     return rows
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """The content of a line. All that was measured is checked; a note is compared when a search comes to it."""
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("expected an object")
+    kind = next((kind for name, kind in _KINDS.items() if name in row), None)
+    if kind is not None:
+        _check(kind, row)
+    return row
+
+
+def _check(kind: Any, value: Any) -> None:
+    """Refuse a value of another kind, in the words of pydantic.
+
+    Raises:
+        ValueError: one line.
+    """
+    try:
+        TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Scored(_Line):
+    scored: str
+    on: Annotated[str, Field(pattern=r"^[a-z]+ [0-9]{1,18}-[0-9]{1,18}$")]
+    scores: Annotated[dict[Proxy, str], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _of_all_images(self) -> _Scored:
+        start, stop = map(int, self.on.partition(" ")[2].split("-"))
+        for name, text in self.scores.items():
+            if len(base64.b64decode(text, validate=True)) != 4 * (stop - start):
+                raise ValueError(f"{name} is not one number for each of {stop - start} images")
+        return self
+
+
+class _Measured(_Line):
+    measured: str
+    value: Any
+
+
+class _Ended(_Line):
+    ended: Literal["its time is over"]
+
+
+_KINDS: dict[str, type[_Line]] = {"scored": _Scored, "measured": _Measured, "ended": _Ended}
+"""The lines that a search takes something from, by the entry that tells them from others."""
 
 
 def _compare(file: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -9,12 +9,13 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import ConfigDict, Field, create_model
 from torch import nn
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, first_line
 from vitrim.files import json_text, write_text
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
@@ -146,6 +147,7 @@ def sweep(
     }
     log = Study(study, settings, resume=resume, processes=processes)
     rows: list[dict[str, Any]] = []
+    kept: Any = _point(task)
     for start in range(0, len(configs), TOGETHER):
         some = configs[start : start + TOGETHER]
 
@@ -167,7 +169,8 @@ def sweep(
                 for row in others
             ]
 
-        found = log.value(f"points {start}-{start + len(some)}", measure, together=True)
+        kind: Any = Annotated[list[kept], Field(min_length=len(some), max_length=len(some))]
+        found = log.value(f"points {start}-{start + len(some)}", measure, together=True, kind=kind)
         rows += [{**row, "values": point} for row, point in zip(found, points[start:], strict=False)]
         if on_point is not None:
             on_point(len(rows))
@@ -214,7 +217,7 @@ def train_sweep(
                 raise VitrimError(f"{out} has a finished run: go on with --resume, or give another --out")
             if (out / RECIPE).read_text(encoding="utf-8") != recipe_text(resolved.recipe):
                 raise VitrimError(f"{out} has a finished run of another recipe: give another --out")
-            result = json.loads((out / RESULT).read_text(encoding="utf-8"))
+            result = _result(out / RESULT)
         else:
             begun = (out / "checkpoints").exists()
             own = replace(running, out=out, resume=running.resume and begun)
@@ -241,6 +244,28 @@ def folder_name(point: Values) -> str:
     text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
     safe = "".join(letter if letter.isalnum() or letter in "=.,-_+" else "_" for letter in text)
     return safe if len(safe) <= 120 else f"{safe[:100]}-{zlib.crc32(text.encode()):08x}"
+
+
+def _point(task: Task) -> Any:
+    """The type of what is kept of one point: its numbers by name, that which is best where it is largest among them."""
+    numbers: dict[str, Any] = dict.fromkeys(("share", "agreement", "cosine", task.selects_by), (float, ...))
+    return create_model("Point", __config__=ConfigDict(extra="allow"), method=(str, ...), **numbers)
+
+
+def _result(file: Path) -> dict[str, Any]:
+    """The results of a finished run.
+
+    Raises:
+        VitrimError: the file is damaged.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        best, last, test = found["best"], found["last"], found.get("test")
+        if not all(isinstance(one, dict | None) for one in (best, last, test)):
+            raise ValueError("its scores are no numbers by name")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise VitrimError(f"{file} is damaged ({first_line(error)}): remove its folder to run it again") from None
+    return dict(found)
 
 
 def _selects_by(task: str) -> str:

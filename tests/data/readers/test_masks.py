@@ -157,3 +157,28 @@ def test_pairs_need_a_number_of_classes(tmp_path: Path) -> None:
         load(folders(tmp_path))
     with pytest.raises(DataError, match="masks has no option 'classes'; valid: ignore, class_names, num_classes"):
         load(folders(tmp_path), classes=2)
+
+
+# ---- classes that never occur
+
+
+def _pairs(root: Path, *masks: list[int]) -> str:
+    for number, values in enumerate(masks):
+        save(root / "images" / "val" / f"{number}.jpg", photo(number))
+        save(root / "masks" / "val" / f"{number}.png", mask(values))
+    return f"masks:{root}"
+
+
+def test_masks_of_0_and_255_without_a_second_class_are_refused(tmp_path: Path) -> None:
+    told = (
+        "is of class 0 or ignored \\(value 255\\), though there are 2 classes: where 255 means the second class, write"
+    )
+    with pytest.raises(DataError, match=told):
+        load_data(_pairs(tmp_path, [0, 255], [0, 255]), task="segmentation", num_classes=2)
+    with pytest.raises(DataError, match=r"is ignored \(value 7\), though there are 2"):
+        load_data(_pairs(tmp_path / "b", [7]), task="segmentation", num_classes=2, ignore=7)
+
+
+@pytest.mark.parametrize("masks", [([0, 255], [0, 1]), ([0], [0]), ([1, 255], [0, 255])])
+def test_masks_whose_second_class_occurs_or_that_ignore_nothing_are_taken(tmp_path: Path, masks: Any) -> None:
+    assert len(load_data(_pairs(tmp_path, *masks), task="segmentation", num_classes=2)) == 2

@@ -109,3 +109,10 @@ def test_archives_that_do_not_exist_or_are_none(tmp_path):
     (tmp_path / "bad.tar").write_bytes(b"nonsense" * 200)
     with pytest.raises(DataError, match=r"^cannot read webdataset:.*bad.tar: "):
         load_images(f"webdataset:{tmp_path}/bad.tar")
+
+
+def test_texts_are_numbered_by_the_train_split(tmp_path):
+    write_tar(tmp_path / "train-0.tar", **sample("a", "ant", kind="json"), **sample("b", "bee", kind="json"))
+    write_tar(tmp_path / "test-0.tar", **sample("a", "bee", kind="json"))
+    dataset = load_images(f"webdataset:{tmp_path}", split="test")
+    assert (labels(dataset), dataset.class_names) == ([1], ["ant", "bee"])

@@ -112,6 +112,15 @@ def test_scores_of_pixels_are_sorted_by_name() -> None:
         assert torch.allclose(task.predict(model, images()), every[:, [2, 0]], atol=1e-6)
 
 
+def test_names_that_the_library_fills_in_are_none_and_those_of_a_run_come_first() -> None:
+    model = tiny.HOSTS["hf_vit"]()
+    assert ask(model).class_names(model) is None
+    model.config.id2label = {label: f"kind {label}" for label in range(model.config.num_labels)}
+    assert list(ask(model).class_names(model) or ())[:2] == ["kind 0", "kind 1"]
+    model.class_names = ["a", "b"]
+    assert ask(model).class_names(model) == ["a", "b"]
+
+
 # ---- the command
 
 

@@ -31,7 +31,8 @@ def read_masks(
         A dataset in the order of the names.
 
     Raises:
-        DataError: no such folder or split, an image without a mask, a mask without an image, or two images of one name.
+        DataError: no such folder or split, an image without a mask, a mask without an image, two images of one name, or
+            all pixels are of one class or ignored.
     """
     root, source = existing(from_home(path)), f"masks:{path}"
     name = pick_split(split, subfolders(root / "images", source), source)
@@ -43,4 +44,4 @@ def read_masks(
     found: list[list[Path]] = [[every[stem] for stem in stems] for every in (images, masks)]
     return SegmentationDataset(
         *found, class_names=class_names, num_classes=num_classes, ignore=ignore, source=source, split=name
-    )
+    ).check_occurring()

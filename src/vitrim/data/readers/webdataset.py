@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.errors import DataError
-from vitrim.data.paths import check_files, choose_files, existing, from_home
+from vitrim.data.paths import check_files, choose_files, existing, from_home, train_files
 from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
@@ -53,24 +54,34 @@ def read_webdataset(
             or which are the label. A field of another name is `json.NAME`.
 
     Returns:
-        A dataset in the order of the archives. Labels that are texts become labels in sorted order.
+        A dataset in the order of the archives. Labels that are texts become labels in sorted order:
+        that of the train split, or without one of all archives together.
 
     Raises:
         DataError: no such archive or split; an archive that is damaged; an image or a label that is missing.
         MissingPackageError: the package `datasets` is not installed.
     """
     source = f"webdataset:{path}"
-    datasets = import_datasets()
-    files, chosen = choose_files(_archives(path, source), split, source)
-    data_files = {_ALL: escaped(files)}
-    table = read_source(partial(datasets.load_dataset, "webdataset", data_files=data_files, split=_ALL), source)
+    archives = _archives(path, source)
+    files, chosen = choose_files(archives, split, source)
+    table = _table(files, source)
     image = find_image_column(table.features, image_column, source)
     rows = Rows(table, image)
     _check_images(rows, table, image, source)
     label_table, label = _labels_of(table, label_column, source)
     find_label_column(label_table.features, label, source)
-    labels, class_names = read_labels(label_table, label, source)
+
+    def texts(name: str) -> Iterator[str | None]:
+        yield from _labels_of(_table(train_files(archives), source), label_column, source)[0].unique(name)
+
+    labels, class_names = read_labels(label_table, label, source, texts)
     return ImageDataset(rows, labels, class_names=class_names, source=source, split=chosen)
+
+
+def _table(files: list[Path], source: str) -> Any:
+    """The samples of archives as one `datasets.Dataset`."""
+    data_files = {_ALL: escaped(files)}
+    return read_source(partial(import_datasets().load_dataset, "webdataset", data_files=data_files, split=_ALL), source)
 
 
 def _archives(path: str, source: str) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Any, ClassVar, cast
 
@@ -50,6 +50,12 @@ class TimmModel(Host):
     @classmethod
     def num_classes(cls, model: nn.Module) -> int | None:
         return cast("int | None", getattr(model, "num_classes", None))
+
+    @classmethod
+    def class_names(cls, model: nn.Module) -> Sequence[str] | None:
+        own = super().class_names(model)
+        told: Sequence[str] | None = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
+        return told if own is None else own
 
     @classmethod
     def resampled(cls, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import transformers
@@ -67,8 +67,13 @@ class TransformersModel(Host):
         return model.config.num_labels  # type: ignore[no-any-return]
 
     @classmethod
-    def class_names(cls, model: Any) -> list[str]:
-        return [str(model.config.id2label[label]) for label in range(model.config.num_labels)]
+    def class_names(cls, model: Any) -> Sequence[str] | None:
+        own = super().class_names(model)
+        if own is not None:  # of a run, which may have trained the head for other classes
+            return own
+        names = [str(model.config.id2label.get(label)) for label in range(model.config.num_labels)]
+        unnamed = all(name == f"LABEL_{label}" for label, name in enumerate(names))  # as the library fills them in
+        return None if unnamed else names
 
     @classmethod
     def reset_head(cls, model: Any, num_classes: int) -> None:
