@@ -18,7 +18,7 @@ from vitrim.core.cells import build_reducer
 from vitrim.core.compact import compact_facts
 from vitrim.core.config import MethodConfig
 from vitrim.core.facts import HostFacts
-from vitrim.core.hooks import FormOfModel, GridHook
+from vitrim.core.hooks import FormOfModel, GridHook, ZeroHook
 from vitrim.core.host import Host
 from vitrim.core.plan import Layer, plan
 from vitrim.core.registry import (
@@ -129,6 +129,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     host.install(model, trace)
     if maker is not None:
         maker.register_forward_hook(GridHook(trunk, trace))
+    if config.kind in ("prune", "mixed"):
+        ZeroHook.install(model, blocks[-1], trace, always=restore == "zeros")
     if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
         importlib.import_module("vitrim.hosts.transformers.saving")
     if outer is not None and family is not None:
@@ -152,7 +154,10 @@ def restore_(model: nn.Module) -> None:
         for part in outer.modules():
             if (family := find_vision_language(part)) is not None:
                 family.uninstall(part)
-        for block in host.blocks(model):
+        blocks = host.blocks(model)
+        if blocks:
+            ZeroHook.remove(model, blocks[-1])
+        for block in blocks:
             if isinstance(block, ReducedBlock):  # one that was put in since then is the user's own
                 block.release()
         host.uninstall(model)

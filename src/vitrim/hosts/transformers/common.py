@@ -19,7 +19,7 @@ from vitrim.core.block import ReducedBlock
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens, refuse_altered
 from vitrim.core.sharding import class_of
-from vitrim.core.tokens import TokenState
+from vitrim.core.tokens import TokenState, unmerge
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError, first_line
 from vitrim.hosts.transformers.general import TransformersModel
@@ -196,9 +196,10 @@ class TrunkHook:
     model can still be copied and pickled.
     """
 
-    def __init__(self, trace: Trace, positional: tuple[str, ...]) -> None:
+    def __init__(self, trace: Trace, positional: tuple[str, ...], pools: bool) -> None:
         self.trace = trace
         self.positional = positional  # names of the trunk's arguments, in order: a mask may be given by its place
+        self.pools = pools  # a head reads all tokens, and is to read the same ones whatever is handed out beside
 
     def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kwargs = {**dict(zip(self.positional, args, strict=False)), **kwargs}
@@ -215,7 +216,37 @@ class TrunkHook:
                 raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
         is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
         hidden = _wanted("output_hidden_states", trunk, kwargs) and not self.trace.compact
-        self.trace.next_dense(is_backbone or hidden)
+        self.trace.next_dense(is_backbone or hidden, spare_last=self.pools and not is_backbone)
+
+
+class HiddenHook:
+    """Hook that runs after the forward of such a module and lays the last hidden state out on the full grid.
+
+    Where a head reads all tokens, the last block hands out what it does without hidden states (`TrunkHook`): a mean
+    over patches, or a probe's attention, must not read the zeros of pruned ones.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def __call__(self, trunk: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not self.trace.spares_last:
+            return None
+        if not isinstance(output, tuple):
+            output.hidden_states = self.spread(output.hidden_states)
+            return output
+        # attention maps have four axes
+        return tuple(
+            self.spread(part) if isinstance(part, tuple) and any(x is not None and x.dim() == 3 for x in part) else part
+            for part in output
+        )
+
+    def spread(self, hidden: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """The hidden states with the last one un-merged, if it is there and has not all tokens."""
+        last, state = hidden[-1], self.trace.final
+        if last is None or state is None or last.shape[1] == state.num_inputs:
+            return hidden
+        return (*hidden[:-1], unmerge(last, state))
 
 
 class NoMapsHook(TrunkHook):
@@ -354,13 +385,17 @@ class TransformersHost(TransformersModel):
     def install(cls, model: nn.Module, trace: Trace) -> None:
         trunk = cls.trunk(model)
         positional = tuple(inspect.signature(type(trunk).forward).parameters)[1:]
-        trunk.vitrim_hook = trunk.register_forward_pre_hook(cls.hook_class(trace, positional), with_kwargs=True)
+        facts = cls.facts(model)
+        pools = facts.averages_patches and not facts.dense
+        trunk.vitrim_hook = trunk.register_forward_pre_hook(cls.hook_class(trace, positional, pools), with_kwargs=True)
+        trunk.vitrim_hidden_hook = trunk.register_forward_hook(HiddenHook(trace))
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
         trunk = cls.trunk(model)
         trunk.vitrim_hook.remove()
-        del trunk.vitrim_hook
+        trunk.vitrim_hidden_hook.remove()
+        del trunk.vitrim_hook, trunk.vitrim_hidden_hook
 
 
 @cache

@@ -23,7 +23,7 @@ from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import TransformersHost, refuse_mask
+from vitrim.hosts.transformers.common import TransformersHost, TrunkHook, refuse_mask
 from vitrim.hosts.transformers.general import TransformersModel
 from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
 
@@ -102,6 +102,13 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
         return prefix_behind(columns_moved, behind)
 
 
+class DetectorHook(TrunkHook):
+    """`TrunkHook` of a family without a head that pools: the last block hands out full grids as the others do."""
+
+    def __init__(self, trace: Trace, positional: tuple[str, ...], pools: bool) -> None:
+        super().__init__(trace, positional, pools=False)
+
+
 class TableHook:
     """Runs after the module that makes the tables of mid positions (L - 1, 1, N0, C), and leaves them for the blocks.
 
@@ -134,6 +141,7 @@ class HFYolos(TransformersHost):
     reduced_blocks = (ReducedYolosLayer,)
     trunk_classes = (YolosModel,)
     layers_name = "encoder.layer"
+    hook_class = DetectorHook
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
         **TransformersModel.parts,
         "tokens": ("*_token", "*_tokens"),
