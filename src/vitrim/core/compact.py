@@ -114,7 +114,7 @@ class Survivors:
         held: how many the tower has, padding included.
         initial: P.
         num_prefix: tokens in front, which all stay.
-        dropped: leading tokens, of the prefix or patches, that the connector leaves out; None: all of the prefix, or none.
+        dropped: leading tokens, of the prefix or patches, the connector leaves out; None: all of the prefix or none.
     """
 
     places: Tensor
@@ -146,9 +146,7 @@ class Survivors:
         return features.index_select(0, torch.cat([front, rows + prefix]).to(features.device)), kept
 
 
-def survivors(
-    state: TokenState, cell: int = 1, raster: bool = True, dropped: int | None = None
-) -> list[Survivors]:
+def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: int | None = None) -> list[Survivors]:
     """The tokens that are left of every image of a batch, by patches, or by cells of ``cell`` x ``cell`` patches.
 
     A token whose anchor the connector leaves out stands at the first patch that it holds besides.

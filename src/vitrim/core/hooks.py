@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.host import Host
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
@@ -37,7 +38,7 @@ class GridHook:
 class ZeroHook:
     """Hook that leaves rows of zeros zeros behind a norm, which would make its bias of them: those of pruned patches.
 
-    On the norms behind the blocks of a model, and only for methods that prune. A row is told by its zeros and not by
+    On the norms behind the blocks of a model. A row is told by its zeros and not by
     the state, since a host may norm the outputs of several blocks when all of them have run, or cut them first.
     """
 
@@ -52,15 +53,17 @@ class ZeroHook:
         return output.masked_fill((args[0] == 0).all(-1, keepdim=True), 0.0)
 
     @classmethod
-    def install(cls, model: nn.Module, block: nn.Module, trace: Trace, always: bool) -> None:
-        """Put the hook on every norm of ``model`` that comes behind ``block``, its last one."""
-        for norm in norms_behind(model, block):
-            norm.register_forward_hook(cls(trace, always))
+    def install(
+        cls, model: nn.Module, block: nn.Module, trace: Trace, config: MethodConfig, restore: Restore | None
+    ) -> None:
+        """Put the hook on every norm of ``model`` that comes behind ``block``, its last one, if the method prunes."""
+        for norm in norms_behind(model, block) if config.kind in ("prune", "mixed") else []:
+            norm.register_forward_hook(cls(trace, restore == "zeros"))
 
     @classmethod
-    def remove(cls, model: nn.Module, block: nn.Module) -> None:
-        """Undo `install`, if it was done."""
-        for norm in norms_behind(model, block):
+    def remove(cls, model: nn.Module) -> None:
+        """Undo `install`, if it was done, whatever became of the blocks since then."""
+        for norm in model.modules():
             for key in [key for key, hook in norm._forward_hooks.items() if isinstance(hook, cls)]:
                 del norm._forward_hooks[key]
 

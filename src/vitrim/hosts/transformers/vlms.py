@@ -112,6 +112,11 @@ class Gemma3(HuggingFaceVLM):
     @classmethod
     def check(cls, model: Any) -> None:
         projector = cls.base(model).multi_modal_projector
+        if projector.kernel_size < 1:
+            raise UnsupportedModelError(
+                f"{projector.tokens_per_side} image tokens a side are more than the {projector.patches_per_image} "
+                "patches that the projector would make them of: set mm_tokens_per_image by image_size and patch_size"
+            )
         if projector.patches_per_image % projector.kernel_size:
             raise UnsupportedModelError(
                 f"{projector.patches_per_image} patches a side are no whole cells of {projector.kernel_size}: the "

@@ -23,8 +23,9 @@ from vitrim.core.host import refuse_altered
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import TransformersHost, TrunkHook, refuse_mask
+from vitrim.hosts.transformers.common import TransformersHost, refuse_mask
 from vitrim.hosts.transformers.general import TransformersModel
+from vitrim.hosts.transformers.hooks import TrunkHook
 from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
 
 
@@ -100,6 +101,11 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
         behind = self.num_prefix - 1
         columns_moved = prefix_behind(found.transpose(-2, -1), behind).transpose(-2, -1)
         return prefix_behind(columns_moved, behind)
+
+    def map_from_host(self, handed: Tensor) -> Tensor:
+        behind = self.num_prefix - 1
+        columns_moved = prefix_in_front(handed.transpose(-2, -1), behind).transpose(-2, -1)
+        return prefix_in_front(columns_moved, behind)
 
 
 class DetectorHook(TrunkHook):
