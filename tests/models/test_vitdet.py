@@ -225,6 +225,44 @@ def test_losses_reach_every_parameter_images_without_objects_included(kind: str)
     empty["total"].backward()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_look_for_objects_in_the_valid_part_of_padded_images(kind: str) -> None:
+    model = detector(**KINDS[kind])
+    images, targets = scene()
+    small = [{**targets[0], "boxes": targets[0]["boxes"] * 0.5, "size": torch.tensor([30, 40])}, targets[1]]
+    seen: list[tuple[Any, ...]] = []
+    model.roi_heads.register_forward_pre_hook(lambda module, args: seen.append(args))
+    model.criterion(torch.randn_like(images), small)
+    _, proposals, sizes, _ = seen[0]
+    assert [tuple(size) for size in sizes] == [(30, 40), (64, 64)]
+    assert (proposals[0] <= torch.tensor([40.0, 30.0, 40.0, 30.0])).all()
+    assert (proposals[1] > 40).any()
+
+
+def test_every_stage_of_a_cascade_gives_the_maps_its_share_of_the_gradient() -> None:
+    """Three heads read one map: each adds a third of its gradient, as the authors' `_ScaleGradient`."""
+    model: Any = detector(cascade=True)
+    heads = model.roi_heads
+    generator = torch.Generator().manual_seed(1)
+    maps = {
+        name: torch.randn(1, 16, size, size, generator=generator, requires_grad=True)
+        for name, size in zip(heads.box_roi_pool.featmap_names, (32, 16, 8, 4), strict=False)
+    }
+    boxes = [torch.tensor([[4.0, 4.0, 40.0, 30.0], [0.0, 10.0, 60.0, 62.0]])]
+    for stage in range(3):
+        plain = heads.box_predictors[stage](heads.box_heads[stage](heads.box_roi_pool(maps, boxes, [(64, 64)])))
+        mine = heads.predict(stage, maps, boxes, [(64, 64)])
+        torch.testing.assert_close(mine, tuple(plain))
+        whole, third = (
+            torch.autograd.grad(sum(part.square().sum() for part in out), list(maps.values()), allow_unused=True)
+            for out in (plain, mine)
+        )
+        assert any(one is not None and one.any() for one in whole)
+        for one, other in zip(whole, third, strict=True):
+            if one is not None:
+                torch.testing.assert_close(other, one / 3)
+
+
 def test_boxes_around_many_objects_teach_nothing() -> None:
     model = detector()
     images, targets = scene()
