@@ -425,6 +425,24 @@ def test_positions_of_padded_prompts_and_of_new_tokens(name: str) -> None:
         assert row[real].tolist() == list(range(int(real.sum())))
 
 
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_a_later_turn_on_a_cache_goes_on_where_the_whole_prompt_would(name: str) -> None:
+    model: Any = VLMS[name].create()
+    given = VLMS[name].prompt([[7, 11, 13]], sizes(name, 2))
+    seen: list[Tensor] = []
+    model.get_decoder().register_forward_pre_hook(
+        lambda m, a, kw: seen.append(kw["position_ids"][-3:]), with_kwargs=True
+    )
+    for method in (None, "tome:r=1"):
+        if method is not None:
+            vitrim.reduce_(model, method, compact=True)
+        with torch.no_grad():
+            cache = model(**given, use_cache=True).past_key_values
+            model(input_ids=torch.tensor([[23, 29]]), past_key_values=cache)
+    assert torch.equal(seen[3], seen[1])
+    assert seen[2].shape != seen[0].shape
+
+
 @pytest.mark.parametrize(
     ("name", "method", "says"),
     [
