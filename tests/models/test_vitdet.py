@@ -16,7 +16,7 @@ from torchvision.ops import MultiScaleRoIAlign, box_iou
 import vitrim
 from vitrim.loading import create_model
 from vitrim.models.vitdet import Detector, SimpleFeaturePyramid, StridedAnchors
-from vitrim.models.vitdet_heads import roi_reader, soft_nms
+from vitrim.models.vitdet_heads import RoIs, roi_reader, soft_nms
 from vitrim.tasks.step import Step
 
 TINY = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -205,6 +205,55 @@ def test_maskness_lowers_scores_of_unsure_masks() -> None:
     assert torch.equal(plain[0]["boxes"], weighed[0]["boxes"])
     assert (weighed[0]["scores"] <= plain[0]["scores"]).all()
     assert len(soft[0]["boxes"]) >= len(plain[0]["boxes"])
+
+
+def test_maskness_is_the_mean_of_what_is_above_it() -> None:
+    masks = torch.tensor([[[[0.9, 0.7], [0.4, 0.5]]], [[[0.1, 0.2], [0.3, 0.5]]]])
+    torch.testing.assert_close(RoIs.mean_above(masks, 0.5), torch.tensor([0.8, 0.0]))
+
+
+def test_boxes_without_an_area_are_no_detections() -> None:
+    """As torchvision's own heads drop them, though they have the best scores."""
+    heads = detector().roi_heads
+    boxes = torch.tensor([[[5.0, 5.0, 5.0, 30.0]], [[8.0, 9.0, 20.0, 9.0]], [[1.0, 2.0, 30.0, 40.0]]])
+    scores = torch.tensor([[0.0, 0.9, 0.1, 0.0], [0.0, 0.0, 0.8, 0.2], [0.3, 0.1, 0.6, 0.0]])
+    found, score, label = heads.choose(boxes, scores, (64, 64))
+    assert found.tolist() == [[1.0, 2.0, 30.0, 40.0]] * 2
+    torch.testing.assert_close(score, torch.tensor([0.6, 0.1]))
+    assert label.tolist() == [2, 1]
+
+
+def test_a_cascade_scores_by_the_mean_of_its_stages() -> None:
+    """Cascade R-CNN, section 4.3: the three classifiers vote on the boxes of the last stage."""
+    model: Any = detector(cascade=True)
+    with torch.no_grad():
+        for stage, predictor in enumerate(model.roi_heads.box_predictors):  # so that they disagree
+            predictor.cls_score.bias += torch.eye(4)[stage] * 4
+    plain, votes = model.roi_heads.predict, []
+
+    def predict(*args: Any) -> tuple[Tensor, Tensor]:
+        logits, deltas = plain(*args)
+        votes.append(logits.softmax(-1))
+        return logits, deltas
+
+    model.roi_heads.predict = predict
+    with torch.no_grad():
+        (found,) = model(scene()[0][:1])
+    assert len(votes) == 3
+    mean = ((votes[0] + votes[1] + votes[2]) / 3)[:, 1:]
+    assert len(found["scores"]) > 0
+    for score, label in zip(found["scores"], found["labels"], strict=True):
+        assert (mean[:, label] - score).abs().min() < 1e-6
+
+
+def test_anchors_of_maps_in_half_precision_are_those_of_float32() -> None:
+    """512 px need nine bits, and bfloat16 has eight."""
+    anchors = StridedAnchors([5.3, 11.7])
+    found = [
+        anchors(ImageList(torch.zeros(1, 3, 512, 512), [(512, 512)]), [torch.zeros(1, 8, 40, 40, dtype=dtype)] * 2)[0]
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    assert torch.equal(*found)
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
