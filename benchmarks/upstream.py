@@ -48,11 +48,6 @@ REASONS: list[tuple[str, str, str]] = [
     ),
     (r"", r"torch.fx cannot trace", "torch.fx cannot look into a reduced block, unless it is a leaf (docs/hosts.md)"),
     (r"", r"changed after it was reduced", "a reduced model keeps the form that it had (docs/hosts.md)"),
-    (
-        r"retain_grad_hidden_states_attentions",
-        r"unexpectedly None",
-        "a map that a reduced block hands out is computed beside its attention: no gradient of the output reaches it",
-    ),
     (r"", r"has hooks or a forward of its own", "a reduced block does not call the attention module (docs/hosts.md)"),
     (r"", r"a reduced model takes no attention_mask", "no masks among patches (docs/hosts.md)"),
     (r"", r"hands out no attention maps", "these towers hand out no attention maps (docs/hosts.md)"),

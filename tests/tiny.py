@@ -214,6 +214,16 @@ def checkpoints(model: Any) -> Callable[[], None]:
     pytest.skip("this host has no gradient checkpointing")
 
 
+def shaken(model: nn.Module) -> nn.Module:
+    """``model`` with norms, biases and layer scales that are far from those of a fresh one, as after training."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator).to(parameter)
+    return model
+
+
 def dense_tokens(model: Any, images: Tensor) -> list[Tensor]:
     """(B, N0, C) after every block, through the host's own call for dense features; the prefix in front."""
     torch.manual_seed(5)

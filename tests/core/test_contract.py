@@ -400,7 +400,7 @@ def test_compile_runs_adaptive_methods_too(host: str, config: vitrim.MethodConfi
 
 @plain_pair
 def test_dense_outputs_are_the_reduced_tokens_unmerged(host: str, config: vitrim.MethodConfig) -> None:
-    model = tiny.HOSTS[host]()
+    model = tiny.shaken(tiny.HOSTS[host]())
     config = tiny.fits(config, model).model_copy(update={"last_block": "full"})
     reduction = vitrim.reduce_(model, config, record=True)
     images = tiny.images()

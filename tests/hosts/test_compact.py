@@ -245,6 +245,37 @@ def test_beams_and_several_sequences_per_prompt() -> None:
         model.generate(**prompt("paligemma"), max_new_tokens=2, num_beams=2)
 
 
+@pytest.mark.parametrize("name", ["llava", "paligemma"])
+def test_the_smallest_length_counts_the_prompt_as_it_was_given(name: str) -> None:
+    """A model that would end at once ends where the unreduced one does."""
+    model, given = VLMS[name].create(), prompt(name)
+    end = torch.zeros(60).index_fill(0, torch.tensor(59), 1e4)
+    model.get_output_embeddings().register_forward_hook(lambda module, args, out: out + end[: out.shape[-1]])
+    whole = given["input_ids"].shape[1]
+    options: dict[str, Any] = {"min_length": whole + 3, "max_new_tokens": 12, "do_sample": False, "eos_token_id": 59}
+    dense = model.generate(**given, **options).shape[1]
+    assert dense == whole + 4
+    vitrim.reduce_(model, "tome:r=2", compact=True)
+    assert model.generate(**given, **options).shape[1] == dense
+
+
+@pytest.mark.parametrize("placeholder", [0, 1])
+def test_rows_are_never_padded_with_places_for_images(placeholder: int) -> None:
+    """Whichever id stands for images, the language model gets as many of it as there are features."""
+    model: Any = VLMS["llava"].create()
+    model.config.image_token_id = placeholder
+    given = VLMS["llava"].prompt([[7, 11], [13, 17], [19, 23]])
+    del given["attention_mask"]
+    given["input_ids"] = torch.where(given["input_ids"] == IMAGE, placeholder, given["input_ids"])
+    reduction = vitrim.reduce_(model, "atm:granularity=image", compact=True)
+    seen: list[Tensor] = []
+    model.model.register_forward_pre_hook(lambda m, a, kw: seen.append(kw["input_ids"]), with_kwargs=True)
+    out = logits(model, given)
+    assert len(set(reduction.image_tokens)) > 1
+    assert [int((row == placeholder).sum()) for row in seen[0]] == reduction.image_tokens
+    assert out.shape[1] == max(reduction.image_tokens) + 3
+
+
 @pytest.mark.parametrize("name", ["llava", "internvl", "qwen3_vl"])
 def test_copies_files_and_changes(name: str, tmp_path: Path) -> None:
     model, given = VLMS[name].create(), prompt(name)
@@ -368,6 +399,48 @@ def test_positions_of_three_axes_are_those_of_the_anchors() -> None:
     anchors = reduction.state.position[0, ::4] // 4
     assert torch.equal(few[..., 1 : 1 + number], dense[..., 1 + anchors.sort().values])
     assert model.generate(**given, max_new_tokens=2).shape == (1, given["input_ids"].shape[1] + 2)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_positions_of_padded_prompts_and_of_new_tokens(name: str) -> None:
+    """Text positions count the real tokens of a row from 0; new tokens go on where the whole prompt would."""
+    model: Any = VLMS[name].create()
+    given = VLMS[name].prompt([[7, 11, 13], [17, 19]], sizes(name, 3))
+    seen: list[tuple[Tensor, Tensor | None]] = []
+    model.get_decoder().register_forward_pre_hook(
+        lambda m, a, kw: seen.append((kw["position_ids"], kw.get("attention_mask"))), with_kwargs=True
+    )
+    greedy(model, given, 3)
+    dense = [position[-3:] for position, _ in seen[1:]]
+    seen.clear()
+    vitrim.reduce_(model, "tome:r=1", compact=True)
+    greedy(model, given, 3)
+    assert [position[-3:].tolist() for position, _ in seen[1:]] == [position.tolist() for position in dense]
+    seen.clear()
+    logits(model, given)
+    position, mask = seen[0]
+    assert mask is not None
+    assert not mask.all()
+    for row, real in zip(position[0], mask.bool(), strict=True):
+        assert row[real].tolist() == list(range(int(real.sum())))
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_a_later_turn_on_a_cache_goes_on_where_the_whole_prompt_would(name: str) -> None:
+    model: Any = VLMS[name].create()
+    given = VLMS[name].prompt([[7, 11, 13]], sizes(name, 2))
+    seen: list[Tensor] = []
+    model.get_decoder().register_forward_pre_hook(
+        lambda m, a, kw: seen.append(kw["position_ids"][-3:]), with_kwargs=True
+    )
+    for method in (None, "tome:r=1"):
+        if method is not None:
+            vitrim.reduce_(model, method, compact=True)
+        with torch.no_grad():
+            cache = model(**given, use_cache=True).past_key_values
+            model(input_ids=torch.tensor([[23, 29]]), past_key_values=cache)
+    assert torch.equal(seen[3], seen[1])
+    assert seen[2].shape != seen[0].shape
 
 
 @pytest.mark.parametrize(

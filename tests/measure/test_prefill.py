@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlavaNextForConditionalGeneration
+from transformers import LlavaNextForConditionalGeneration, Qwen2VLImageProcessor
 from typer.testing import CliRunner
 
 from tiny_vlms import IMAGE, VLMS
 from vitrim.cli import app
 from vitrim.core.reduce import reduced_parts
-from vitrim.core.registry import parse_method
+from vitrim.core.registry import parse_method, vision_language
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.bench import measure, random_images
@@ -114,3 +114,15 @@ def small() -> dict[str, Any]:
     """Parts of a LLaVA-NeXT, as small as LLaVA's."""
     config: Any = VLMS["llava"].create().config
     return {"vision_config": config.vision_config, "text_config": config.text_config}
+
+
+def test_images_of_qwen_are_packed_as_its_processor_packs_them() -> None:
+    """Images that are no squares, of different values everywhere."""
+    model: Any = VLMS["qwen2_vl"].create()
+    images = torch.arange(2 * 3 * 16 * 24).float().reshape(1, 2, 3, 16, 24)
+    given = vision_language(model)[1].image_inputs(model, images)  # type: ignore[union-attr, attr-defined]
+    plain = {"do_resize": False, "do_rescale": False, "do_normalize": False, "do_convert_rgb": False}
+    processor = Qwen2VLImageProcessor(patch_size=4, temporal_patch_size=2, merge_size=2, **plain)
+    expected = processor(list(images[0]), return_tensors="pt", input_data_format="channels_first")
+    assert torch.equal(given["pixel_values"], expected["pixel_values"].to(given["pixel_values"]))
+    assert given["image_grid_thw"].tolist() == expected["image_grid_thw"].tolist() == [[1, 4, 6]] * 2

@@ -349,3 +349,25 @@ def test_macs_of_whole_segmenters(name: str, size: int, expected: float, printed
     macs = count_macs(model, torch.empty(1, 3, size, size, device="meta"))
     assert round(macs.under("no-norm") / GIGA, 0 if expected > 200 else 1) == expected
     assert macs.total / GIGA == pytest.approx(printed, rel=0.015)
+
+
+def test_scores_are_enlarged_between_the_centres_of_patches() -> None:
+    """A row of two patches, 0 and 1, in pixels of 4 to a patch, by hand: half-pixel centres, as timm and mmseg do."""
+    model = segmenter()
+    model.scores = lambda tokens, grid: torch.arange(grid[1]).float().repeat(grid[0])[None, :, None]  # type: ignore[method-assign]
+    with torch.no_grad():
+        row = model(tiny.images())[0, 0, 9, :8]
+    torch.testing.assert_close(row, torch.tensor([0.0, 0.0, 0.125, 0.375, 0.625, 0.875, 1.125, 1.375]))
+
+
+def test_a_new_decoder_keeps_every_setting() -> None:
+    old = MaskTransformer(32, 3, layers=1, width=16, heads=2, dropout=0.3, drop_path=0.2, proportional=False)
+    new = old.renewed(5)
+    assert new.proportional is False
+    assert new.settings == old.settings
+    sizes = {name: tuple(value.shape) for name, value in old.named_parameters()}
+    for name, value in new.named_parameters():
+        assert tuple(5 if side == 3 else side for side in sizes[name]) == tuple(value.shape)
+    assert [(type(m), getattr(m, "p", None)) for m in new.modules()] == [
+        (type(m), getattr(m, "p", None)) for m in old.modules()
+    ]

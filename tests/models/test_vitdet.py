@@ -16,7 +16,7 @@ from torchvision.ops import MultiScaleRoIAlign, box_iou
 import vitrim
 from vitrim.loading import create_model
 from vitrim.models.vitdet import Detector, SimpleFeaturePyramid, StridedAnchors
-from vitrim.models.vitdet_heads import roi_reader, soft_nms
+from vitrim.models.vitdet_heads import RoIs, roi_reader, soft_nms
 from vitrim.tasks.step import Step
 
 TINY = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -207,6 +207,55 @@ def test_maskness_lowers_scores_of_unsure_masks() -> None:
     assert len(soft[0]["boxes"]) >= len(plain[0]["boxes"])
 
 
+def test_maskness_is_the_mean_of_what_is_above_it() -> None:
+    masks = torch.tensor([[[[0.9, 0.7], [0.4, 0.5]]], [[[0.1, 0.2], [0.3, 0.5]]]])
+    torch.testing.assert_close(RoIs.mean_above(masks, 0.5), torch.tensor([0.8, 0.0]))
+
+
+def test_boxes_without_an_area_are_no_detections() -> None:
+    """As torchvision's own heads drop them, though they have the best scores."""
+    heads = detector().roi_heads
+    boxes = torch.tensor([[[5.0, 5.0, 5.0, 30.0]], [[8.0, 9.0, 20.0, 9.0]], [[1.0, 2.0, 30.0, 40.0]]])
+    scores = torch.tensor([[0.0, 0.9, 0.1, 0.0], [0.0, 0.0, 0.8, 0.2], [0.3, 0.1, 0.6, 0.0]])
+    found, score, label = heads.choose(boxes, scores, (64, 64))
+    assert found.tolist() == [[1.0, 2.0, 30.0, 40.0]] * 2
+    torch.testing.assert_close(score, torch.tensor([0.6, 0.1]))
+    assert label.tolist() == [2, 1]
+
+
+def test_a_cascade_scores_by_the_mean_of_its_stages() -> None:
+    """Cascade R-CNN, section 4.3: the three classifiers vote on the boxes of the last stage."""
+    model: Any = detector(cascade=True)
+    with torch.no_grad():
+        for stage, predictor in enumerate(model.roi_heads.box_predictors):  # so that they disagree
+            predictor.cls_score.bias += torch.eye(4)[stage] * 4
+    plain, votes = model.roi_heads.predict, []
+
+    def predict(*args: Any) -> tuple[Tensor, Tensor]:
+        logits, deltas = plain(*args)
+        votes.append(logits.softmax(-1))
+        return logits, deltas
+
+    model.roi_heads.predict = predict
+    with torch.no_grad():
+        (found,) = model(scene()[0][:1])
+    assert len(votes) == 3
+    mean = ((votes[0] + votes[1] + votes[2]) / 3)[:, 1:]
+    assert len(found["scores"]) > 0
+    for score, label in zip(found["scores"], found["labels"], strict=True):
+        assert (mean[:, label] - score).abs().min() < 1e-6
+
+
+def test_anchors_of_maps_in_half_precision_are_those_of_float32() -> None:
+    """512 px need nine bits, and bfloat16 has eight."""
+    anchors = StridedAnchors([5.3, 11.7])
+    found = [
+        anchors(ImageList(torch.zeros(1, 3, 512, 512), [(512, 512)]), [torch.zeros(1, 8, 40, 40, dtype=dtype)] * 2)[0]
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    assert torch.equal(*found)
+
+
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +272,44 @@ def test_losses_reach_every_parameter_images_without_objects_included(kind: str)
     empty = model.criterion(images, [targets[1], targets[1]])
     assert all(value.isfinite() for value in empty.values())
     empty["total"].backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_look_for_objects_in_the_valid_part_of_padded_images(kind: str) -> None:
+    model = detector(**KINDS[kind])
+    images, targets = scene()
+    small = [{**targets[0], "boxes": targets[0]["boxes"] * 0.5, "size": torch.tensor([30, 40])}, targets[1]]
+    seen: list[tuple[Any, ...]] = []
+    model.roi_heads.register_forward_pre_hook(lambda module, args: seen.append(args))
+    model.criterion(torch.randn_like(images), small)
+    _, proposals, sizes, _ = seen[0]
+    assert [tuple(size) for size in sizes] == [(30, 40), (64, 64)]
+    assert (proposals[0] <= torch.tensor([40.0, 30.0, 40.0, 30.0])).all()
+    assert (proposals[1] > 40).any()
+
+
+def test_every_stage_of_a_cascade_gives_the_maps_its_share_of_the_gradient() -> None:
+    """Three heads read one map: each adds a third of its gradient, as the authors' `_ScaleGradient`."""
+    model: Any = detector(cascade=True)
+    heads = model.roi_heads
+    generator = torch.Generator().manual_seed(1)
+    maps = {
+        name: torch.randn(1, 16, size, size, generator=generator, requires_grad=True)
+        for name, size in zip(heads.box_roi_pool.featmap_names, (32, 16, 8, 4), strict=False)
+    }
+    boxes = [torch.tensor([[4.0, 4.0, 40.0, 30.0], [0.0, 10.0, 60.0, 62.0]])]
+    for stage in range(3):
+        plain = heads.box_predictors[stage](heads.box_heads[stage](heads.box_roi_pool(maps, boxes, [(64, 64)])))
+        mine = heads.predict(stage, maps, boxes, [(64, 64)])
+        torch.testing.assert_close(mine, tuple(plain))
+        whole, third = (
+            torch.autograd.grad(sum(part.square().sum() for part in out), list(maps.values()), allow_unused=True)
+            for out in (plain, mine)
+        )
+        assert any(one is not None and one.any() for one in whole)
+        for one, other in zip(whole, third, strict=True):
+            if one is not None:
+                torch.testing.assert_close(other, one / 3)
 
 
 def test_boxes_around_many_objects_teach_nothing() -> None:

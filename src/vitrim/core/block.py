@@ -374,11 +374,12 @@ class ReducedBlock(nn.Module):
         if state.banking and self.last:
             x, state = state.bring_back(x)
         restored = state.banking and len(state.bank) > 0
-        if state.full_grid and (state.mixed or restored) and not self.last:
+        if state.full_grid and (state.mixed or (restored and not self.last)):
             state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)
         fewer = state.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
-        if state.reduced and (state.full_grid or (self.unmerge_at_end and not fewer)):
+        full = state.full_grid and not (self.last and self.trace.spares_last)
+        if state.reduced and (full or (self.unmerge_at_end and not fewer)):
             x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:
             setattr(x, STAMP, state)

@@ -114,6 +114,7 @@ class Survivors:
         held: how many the tower has, padding included.
         initial: P.
         num_prefix: tokens in front, which all stay.
+        dropped: leading tokens, of the prefix or patches, the connector leaves out; None: all of the prefix or none.
     """
 
     places: Tensor
@@ -121,6 +122,7 @@ class Survivors:
     held: int
     initial: int
     num_prefix: int
+    dropped: int | None = None
 
     def take(self, features: Tensor, full: bool) -> tuple[Tensor, Tensor]:
         """The features that stay (m, D) of (n, D), and (Q,) bool which of the image's Q places in a prompt they have.
@@ -130,23 +132,30 @@ class Survivors:
                 prefix in front or without it.
             full: tokens stand at every place that they were merged from.
         """
-        rows = self.places if full else self.order
-        prefix = 0
-        if features.shape[0] - self.num_prefix == (self.initial if full else self.held):
-            prefix = self.num_prefix
+        if self.dropped is None:
+            whole = features.shape[0] - self.num_prefix == (self.initial if full else self.held)
+            first = -self.num_prefix if whole else 0
+        else:
+            first = self.dropped - self.num_prefix
+        # what is in front of the first patch stays; where patches are left out, the others move up
+        prefix, places = max(-first, 0), self.places - max(first, 0)
+        rows = places if full else self.order
         front = torch.arange(prefix, device=rows.device)
         kept = torch.zeros(prefix + (features.shape[0] - prefix if full else self.initial), dtype=torch.bool)
-        kept[torch.cat([front, self.places + prefix]).cpu()] = True
+        kept[torch.cat([front, places + prefix]).cpu()] = True
         return features.index_select(0, torch.cat([front, rows + prefix]).to(features.device)), kept
 
 
-def survivors(state: TokenState, cell: int = 1, raster: bool = True) -> list[Survivors]:
+def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: int | None = None) -> list[Survivors]:
     """The tokens that are left of every image of a batch, by patches, or by cells of ``cell`` x ``cell`` patches.
+
+    A token whose anchor the connector leaves out stands at the first patch that it holds besides.
 
     Args:
         state: of the tokens behind the block that the connector reads. The tokens of a cell stand together.
         cell: patches a side.
         raster: the patches came in raster order of a square image; otherwise cell by cell.
+        dropped: see `Survivors`; patches are left out of whole grids only, and not of cells.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
@@ -160,10 +169,27 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True) -> list[Sur
         valid = torch.ones_like(places, dtype=torch.bool) if state.mask is None else state.mask[image, prefix:]
         if cell > 1:
             places, valid = cells_of(places[::area], state.initial_patches, cell, raster), valid[::area]
+        left_out = 0 if dropped is None else max(dropped - prefix, 0)
+        if left_out:
+            places = _moved(places, state.source[image, prefix:] - prefix, left_out)
+            valid = valid & (places >= left_out)
         own = valid.nonzero().squeeze(1)
         places, order = places[own].sort()
-        found.append(Survivors(places, own[order], len(valid), state.initial_patches // area, prefix))
+        found.append(Survivors(places, own[order], len(valid), state.initial_patches // area, prefix, dropped))
     return found
+
+
+def _moved(places: Tensor, source: Tensor, left_out: int) -> Tensor:
+    """Places (n,) of tokens, those among the first ``left_out`` moved to the first other patch of their own, if any.
+
+    ``source`` (P,) says which token holds each patch.
+    """
+    places = places.clone()
+    for token in (places < left_out).nonzero().squeeze(1).tolist():
+        others = (source[left_out:] == token).nonzero().squeeze(1)
+        if len(others):
+            places[token] = others[0] + left_out
+    return places
 
 
 def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:

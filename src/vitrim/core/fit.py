@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -29,6 +30,15 @@ def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
     }
 
 
+def check_shared(host: type[Host], model: nn.Module) -> None:
+    """Raise `UnsupportedModelError` if a block of ``model`` stands in two places."""
+    if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
+        raise UnsupportedModelError(
+            f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
+            "cannot be shared"
+        )
+
+
 def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
     """Compare ``model`` with the one that the file of ``config`` was made for, if it is from such a file.
 
@@ -48,7 +58,18 @@ def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> No
         message = f"{config.describe()} was found for another model ({'; '.join(other)})"
         if config.made_for.get("blocks") != here["blocks"]:
             raise VitrimError(f"{message}: its amounts do not fit these blocks")
-        warnings.warn(f"{message}: search anew for this one", ReductionWarning, stacklevel=4)
+        warnings.warn(f"{message}: search anew for this one", ReductionWarning, stacklevel=5)
+
+
+def facts_within(container: nn.Module, host: type[Host], tower: nn.Module, facts: HostFacts) -> HostFacts:
+    """``facts`` of a ``tower`` that ``container`` holds, if it is not the tower itself.
+
+    What reads the tokens of a tower, a projector or a decoder, may count them, join neighbours or lay them out as a
+    map, and nothing says so: it gets all of them. A wrapper, which has no parameters of its own, reads nothing.
+    """
+    own = {id(parameter) for parameter in tower.parameters()}
+    reads = any(id(parameter) not in own for parameter in container.parameters())
+    return replace(facts, dense=True) if reads and host.hands_out_tokens(tower) else facts
 
 
 def head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
@@ -113,9 +134,14 @@ def misfit(config: MethodConfig, head: Head) -> str | None:
     return None
 
 
-def check_head(config: MethodConfig, facts: HostFacts) -> None:
-    """Raise `UnsupportedModelError` if the head of the model cannot carry ``config`` (see `misfit`)."""
+def check_head(config: MethodConfig, facts: HostFacts, within: bool = False) -> None:
+    """Raise `UnsupportedModelError` if the head of the model cannot carry ``config`` (see `misfit`).
+
+    ``within``: the model is the tower of another one, which may count its tokens (see `facts_within`).
+    """
     problem = misfit(config, facts.head)
+    if problem is not None and within:
+        problem += ": so may what follows this tower; use a merging method, or reduce the tower itself"
     if problem is None and not facts.has_class_token and config.requires_class_token():  # of dense heads
         problem = misfit(config, "no class token")
     if problem is None and config.requires_prefix() and facts.num_prefix == 0:
@@ -176,7 +202,7 @@ def check_blocks(config: MethodConfig, layers: Sequence[Layer], reducers: Sequen
         )
 
 
-def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 3) -> None:
+def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 4) -> None:
     """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
 
     ``stacklevel`` is how far away the user's line is, which the warning names.

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, reduced_in
+from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.host import Host
 from vitrim.core.layers import is_altered
 from vitrim.core.trace import Trace
@@ -36,6 +37,63 @@ class GridHook:
         hooks = {} if maker is None else maker._forward_hooks
         for key in [key for key, hook in hooks.items() if isinstance(hook, GridHook)]:
             del hooks[key]
+
+
+class ZeroHook:
+    """Hook that leaves rows of zeros zeros behind a norm, which would make its bias of them: those of pruned patches.
+
+    On the norms behind the blocks of a model. A row is told by its zeros and not by
+    the state, since a host may norm the outputs of several blocks when all of them have run, or cut them first.
+    """
+
+    def __init__(self, trace: Trace, always: bool) -> None:
+        self.trace = trace
+        self.always = always  # pruned patches are zeros in every forward, and not on full grids alone
+
+    def __call__(self, norm: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        latest = self.trace.latest
+        if latest is None or not (self.always or latest[1].full_grid) or args[0].dim() != 3:
+            return None
+        return output.masked_fill((args[0] == 0).all(-1, keepdim=True), 0.0)
+
+    @classmethod
+    def install(
+        cls, model: nn.Module, block: nn.Module, trace: Trace, config: MethodConfig, restore: Restore | None
+    ) -> None:
+        """Put the hook on every norm of ``model`` that comes behind ``block``, its last one, if the method prunes."""
+        for norm in norms_behind(model, block) if config.kind in ("prune", "mixed") else []:
+            norm.register_forward_hook(cls(trace, restore == "zeros"))
+
+    @classmethod
+    def remove(cls, model: nn.Module) -> None:
+        """Undo `install`, if it was done, whatever became of the blocks since then."""
+        for norm in model.modules():
+            for key in [key for key, hook in norm._forward_hooks.items() if isinstance(hook, cls)]:
+                del norm._forward_hooks[key]
+
+
+def norms_behind(model: nn.Module, block: nn.Module) -> list[nn.Module]:
+    """The layers with a weight and a bias per channel that stand behind ``block``, or behind a module it is in.
+
+    Example:
+        >>> model = nn.Sequential(nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4)), nn.LayerNorm(4), nn.Linear(4, 2))
+        >>> norms_behind(model, model[1][0]) == [model[2]]
+        True
+    """
+    name = next(name for name, module in model.named_modules() if module is block)
+    found: list[nn.Module] = []
+    holder = model
+    for part in name.split("."):
+        children = list(holder._modules)
+        behind = [holder._modules[child] for child in children[children.index(part) + 1 :]]
+        found += [layer for layer in behind if isinstance(layer, nn.Module) and _is_norm(layer)]
+        holder = holder.get_submodule(part)
+    return found
+
+
+def _is_norm(layer: nn.Module) -> bool:
+    affine = [getattr(layer, name, None) for name in ("weight", "bias")]
+    return not layer._modules and all(isinstance(vector, Tensor) and vector.dim() == 1 for vector in affine)
 
 
 class DenseCall:

@@ -161,6 +161,11 @@ class Host(DenseAnswers):
         raise no_tokens(model)
 
     @classmethod
+    def hands_out_tokens(cls, model: nn.Module) -> bool:
+        """Tell whether ``model`` has no head, and its output are its tokens: the tower of another model, say."""
+        return False
+
+    @classmethod
     def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
         """Tokens (B, N, C) of ``images`` (B, C, H, W) after the last norm, prefix in front, patches in raster order.
 

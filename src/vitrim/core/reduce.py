@@ -18,7 +18,7 @@ from vitrim.core.cells import build_reducer
 from vitrim.core.compact import compact_facts
 from vitrim.core.config import MethodConfig
 from vitrim.core.facts import HostFacts
-from vitrim.core.hooks import FormOfModel, GridHook, refuse_own_forward
+from vitrim.core.hooks import FormOfModel, GridHook, ZeroHook, refuse_own_forward
 from vitrim.core.host import Host
 from vitrim.core.plan import Layer, plan
 from vitrim.core.registry import (
@@ -38,7 +38,7 @@ from vitrim.core.saving import saved_method as saved_method
 from vitrim.core.threads import refuse_while_running
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.errors import VitrimError
 
 HANDLE = "vitrim_reduction"
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
@@ -56,9 +56,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
             is its own (``reduction.model``); `restore_` and `get_reduction` take either.
         method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``.
         record: keep the state after every block of the last forward (``reduction.states``).
-        compact: ``model`` is a vision-language model, whose language model is to get the tokens that are left and no
-            others: the image tokens of a prompt follow, in ``model(...)`` and in ``model.generate(...)``. Prompts are
-            prepared as ever. See docs/hosts.md.
+        compact: ``model`` is a vision-language model, whose language model is to get only the tokens that are left: the
+            image tokens of a prompt follow, in ``model(...)`` and ``model.generate(...)``. See docs/hosts.md.
 
     Returns:
         The handle: state, auxiliary outputs, amounts that may change at run time, save and load.
@@ -84,6 +83,11 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     config = parse_method(method) if isinstance(method, str) else method
     if not isinstance(config, MethodConfig):
         raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
+    return _reduce(model, model, config, record, compact)
+
+
+def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, record: bool, compact: bool) -> Reduction:
+    """`reduce_` on ``model``; what reads its tokens in the ``holder``, if that is given, gets all of them."""
     outer, family = vision_language(model) if compact else (None, None)
     model = _tower(model if outer is None or family is None else family.tower(outer))
     host = _host(model)
@@ -91,12 +95,14 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     if outer is not None and family is not None:
         family.check(outer)
         facts = compact_facts(config, facts, family.cell(outer))
+    elif holder is not None:
+        facts = fit.facts_within(holder, host, model, facts)
     blocks = host.blocks(model)
     trunk = host.trunk_host(model)
     adopters = [trunk.reduced_class(block) for block in blocks]
     head_rows = fit.head_rows(config, facts)
     fit.check_origin(config, host, model)
-    fit.check_head(config, facts)
+    fit.check_head(config, facts, within=facts.dense and not host.facts(model).dense)
     restore = fit.restoring(config, facts, len(blocks))
     maker = fit.patch_maker(config, host, model)
     layers = plan(config, facts, len(blocks))
@@ -129,11 +135,12 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     host.install(model, trace)
     if maker is not None:
         maker.register_forward_hook(GridHook(trunk, trace))
+    ZeroHook.install(model, blocks[-1], trace, config, restore)
     if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
         importlib.import_module("vitrim.hosts.transformers.saving")
     if outer is not None and family is not None:
         family.install(outer, trace)
-    reduction = Reduction(model, config, trace, facts if compact else None)
+    reduction = Reduction(model, config, trace, None if facts == host.facts(model) else facts, compact)
     setattr(model, HANDLE, reduction)
     trace.changing = False
     return reduction
@@ -155,6 +162,7 @@ def restore_(model: nn.Module) -> None:
         for part in outer.modules():
             if (family := find_vision_language(part)) is not None:
                 family.uninstall(part)
+        ZeroHook.remove(model)
         for block in reduction._blocks():  # one that was put in since then is the user's own
             block.release()
         host.uninstall(model)
@@ -195,12 +203,13 @@ class Reduction:
     """
 
     def __init__(
-        self, model: nn.Module, config: MethodConfig, trace: Trace, compact_facts: HostFacts | None = None
+        self, model: nn.Module, config: MethodConfig, trace: Trace, within: HostFacts | None, compact: bool
     ) -> None:
         self.model = model
         self.config = config
         self._trace = trace
-        self._facts = compact_facts
+        self._within = within  # its facts by what reads its tokens, where they are not those of the model alone
+        self._compact = compact
 
     def __repr__(self) -> str:
         return f"Reduction({self.config.describe()} on {type(self.model).__name__})"
@@ -208,15 +217,14 @@ class Reduction:
     @property
     def compact(self) -> bool:
         """True where the model is the tower of a vision-language model that gets only the tokens that are left."""
-        return self._facts is not None
+        return self._compact
 
     @property
     def image_tokens(self) -> list[int]:
         """Tokens that the language model got of each image, in this thread's last prompt with images."""
         if self._trace.handed is None:
             raise VitrimError(
-                "no image tokens yet: reduce_(model, method, compact=True), then run the vision-language model in this "
-                "thread"
+                "no image tokens yet: reduce_(model, method, compact=True), then run the whole model in this thread"
             )
         return self._trace.handed
 
@@ -306,15 +314,13 @@ class Reduction:
             raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
         config = self.config.changed(**changes)
         host = host_of(self.model)
-        layers = plan(config, self._facts or host.facts(self.model), len(host.blocks(self.model)))
+        layers = plan(config, self._within or host.facts(self.model), len(host.blocks(self.model)))
         fit.check_blocks(config, layers, [block.reducer for block in self._blocks()])
         fit.check_amounts(config, layers, stacklevel=4)
         return config, layers
 
     def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
-        """Write the method's options and its learned parameters, and nothing of the host, into ``folder``.
-
-        Two files: ``reduction.json`` and, if the method learns anything, ``reducers.safetensors``.
+        """Write the method's options, and its learned parameters if it has some, and nothing of the host.
 
         Args:
             folder: made if it does not exist.
@@ -325,27 +331,27 @@ class Reduction:
             VitrimError: the folder cannot be made or written to.
         """
         self._check_alive()
-        write_reduction(self.model, self.config, folder, state, module, self.compact)
+        write_reduction(self.model, self.config, folder, state, module, self.compact, self._within is not None)
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
         """Reduce ``model`` as the saved reduction in ``folder`` says, learned parameters included.
 
-        Where a part of a model was reduced when it was saved (``model.vit``), the same part of ``model`` is reduced, or
-        ``model`` itself where it is that part; the handle is that of the part. A compact reduction takes the whole
-        vision-language model.
+        Of a saved part of a model (``model.vit``) the same part of ``model`` is reduced, or ``model`` where it is that
+        part; the handle is that of the part. A compact reduction takes the whole vision-language model.
 
         Raises:
             VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
         """
         saved = read_reduction(folder)
         compact = bool(saved.get("compact"))
-        model = model if compact else saved_part(model, saved, folder)
-        reduction = reduce_(model, make_method(saved["method"], **saved["options"]), record=record, compact=compact)
+        part = model if compact else saved_part(model, saved, folder)
+        holder, config = model if saved.get("whole") else None, make_method(saved["method"], **saved["options"])
+        reduction = _reduce(holder, part, config, record, compact)
         try:
             reduction.load_parameters(folder)
         except VitrimError:
-            restore_(model)
+            restore_(part)
             raise
         return reduction
 
@@ -392,10 +398,6 @@ def _host(model: nn.Module) -> type[Host]:
     if any(reduced_in(block) is not None for block in host.blocks(model)):
         _refuse_reduced(model)
         raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
-    if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
-        raise UnsupportedModelError(
-            f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
-            "cannot be shared"
-        )
+    fit.check_shared(host, model)
     check_model(host, model)
     return host

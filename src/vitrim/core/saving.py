@@ -30,8 +30,12 @@ def write_reduction(
     state: Mapping[str, Tensor] | None,
     module: str,
     compact: bool,
+    whole: bool,
 ) -> None:
-    """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`."""
+    """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`.
+
+    ``whole``: what reads its tokens gets those of all patches, though it is no dense model (`fit.facts_within`).
+    """
     folder = _folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,6 +59,8 @@ def write_reduction(
         entries["module"] = module
     if compact:
         entries["compact"] = True
+    if whole:
+        entries["whole"] = True
     write_text(folder / CONFIG_FILE, json.dumps(entries, indent=2) + "\n")
 
 
@@ -99,8 +105,9 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
     saved = record(text, path)
     if not isinstance(saved.get("module", ""), str):
         raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")
-    if not isinstance(saved.get("compact", False), bool):
-        raise VitrimError(f"{path} says compact {saved['compact']!r}, which must be true or false")
+    for key in ("compact", "whole"):
+        if not isinstance(saved.get(key, False), bool):
+            raise VitrimError(f"{path} says {key} {saved[key]!r}, which must be true or false")
     if saved.get("weights") not in (None, REDUCERS_FILE):
         raise VitrimError(
             f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"

@@ -27,6 +27,7 @@ class _Call:
     def __init__(self) -> None:
         self.full_grids = False
         self.next_full_grid = False
+        self.spares_last = False
         self.compact = False
         self.handed: list[int] | None = None
         self.latest: tuple[int, TokenState] | None = None
@@ -169,9 +170,15 @@ class Trace:
         """Tokens of each image that `hand_over` noted last in this thread; None before."""
         return self._call.handed
 
-    def next_dense(self, wanted: bool) -> None:
-        """Choose as in `dense`, for the next forward of this thread alone."""
+    def next_dense(self, wanted: bool, spare_last: bool = False) -> None:
+        """Choose as in `dense`, for the next forward of this thread alone; with ``spare_last`` see `spares_last`."""
         self._call.next_full_grid = wanted
+        self._call.spares_last = wanted and spare_last
+
+    @property
+    def spares_last(self) -> bool:
+        """The last block hands its head what it does where nobody asks for full grids: survivors, soft tokens."""
+        return self._call.spares_last
 
     @property
     def maps(self) -> bool:

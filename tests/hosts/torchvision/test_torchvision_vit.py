@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 import tiny
 import vitrim
+from vitrim.core.ask import ask
 from vitrim.core.registry import host_of
 from vitrim.measure.macs import profile
 
@@ -100,3 +103,21 @@ def test_macs_are_those_of_the_same_architecture_in_timm() -> None:
         assert ours.macs == theirs.macs, method
         assert ours.tokens_per_block == theirs.tokens_per_block
         assert ours.params == theirs.params
+
+
+@pytest.mark.parametrize("hidden", [None, 16])
+def test_a_new_head_is_known_by_its_number_of_classes(hidden: int | None) -> None:
+    """The last layer alone is new, and zero, as torchvision starts it."""
+    host: Any = tiny.HOSTS["torchvision_vit"]() if hidden is None else with_hidden_layer(hidden)
+    before = {name: value.clone() for name, value in host.state_dict().items()}
+    ask(host).reset_head(host, 7)
+    assert host.num_classes == ask(host).num_classes(host) == 7
+    assert torch.equal(host(tiny.images()), torch.zeros(2, 7))
+    changed = [name for name, value in host.state_dict().items() if value.shape != before[name].shape]
+    assert changed == ["heads.head.weight", "heads.head.bias"]
+
+
+def with_hidden_layer(width: int) -> Any:
+    return VisionTransformer(
+        image_size=24, patch_size=4, num_layers=1, num_heads=2, hidden_dim=32, mlp_dim=32, representation_size=width
+    ).eval()

@@ -275,3 +275,20 @@ def test_a_patch_that_comes_back_missed_the_tables_since() -> None:
     assert kept < found.shape[1]
     torch.testing.assert_close(found[:, :kept], left, atol=1e-12, rtol=0)
     assert torch.cdist(found[:, kept:], when_pruned).amin(dim=2).max() < 1e-5  # each is one of the rows there
+
+
+def test_detections_are_those_of_the_library_s_own_processor() -> None:
+    """On images that are wider than high, each with a size of its own: `post_process_object_detection`."""
+    model = tiny.shaken(detector())
+    images, sizes = tiny.images()[:, :, :16], [(16, 24), (12, 20)]
+    with torch.no_grad():
+        found = host_of(model).detections(model, images, sizes)
+        output = model(images)
+    expected = YolosImageProcessor().post_process_object_detection(output, -1.0, torch.tensor(sizes))
+    for mine, theirs in zip(found, expected, strict=True):
+        for key in ("boxes", "labels", "scores"):
+            torch.testing.assert_close(mine[key], theirs[key])
+    with torch.no_grad():
+        whole = host_of(model).detections(model, images)
+    same = YolosImageProcessor().post_process_object_detection(output, -1.0, torch.tensor([[16, 24]] * 2))
+    torch.testing.assert_close(whole[1]["boxes"], same[1]["boxes"])

@@ -17,7 +17,7 @@ from vitrim.core.hooks import DenseCall
 from vitrim.core.host import no_tokens
 from vitrim.core.multihead import attention_of, check_attention, project_output, values_of
 from vitrim.core.registry import register_host
-from vitrim.core.tokens import TokenState
+from vitrim.core.tokens import TokenState, take
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.open_clip.general import OpenClipModel
@@ -136,6 +136,27 @@ def _refuse(*given: Tensor | None) -> None:
         )
 
 
+class OwnPool:
+    """The pooling of a reduced model, which reads the tokens that are left also where full grids are handed out beside.
+
+    The library pools the last of the maps, in which pruned patches are zeros. An object and not a function, so that the
+    model can still be copied and pickled.
+    """
+
+    def __init__(self, model: nn.Module, trace: Trace) -> None:
+        self.model = model
+        self.trace = trace
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.trace.final
+        if state is not None and state.full_grid:
+            if state.held is not None:
+                x = state.held
+            elif state.pruned:
+                x = take(x, state.position)
+        return VisionTransformer._pool(self.model, x)  # type: ignore[no-any-return]
+
+
 @register_host("open_clip.transformer.VisionTransformer")
 class OpenClipViT(OpenClipModel):
     """The image tower, alone or in a model of two (CLIP, CoCa): it pools the class token, patches, or attends."""
@@ -221,7 +242,8 @@ class OpenClipViT(OpenClipModel):
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
         model.forward_intermediates = DenseCall(model, "forward_intermediates", trace)
+        model._pool = OwnPool(model, trace)
 
     @classmethod
     def uninstall(cls, model: Any) -> None:
-        del model.forward_intermediates
+        del model.forward_intermediates, model._pool

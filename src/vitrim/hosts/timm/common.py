@@ -363,6 +363,10 @@ class TimmHost(TimmModel):
         return [model.head]
 
     @classmethod
+    def hands_out_tokens(cls, model: Any) -> bool:
+        return getattr(model, "attn_pool", None) is None and not model.global_pool
+
+    @classmethod
     def without_head(cls, model: Any) -> nn.Module:
         model.reset_classifier(0, "")  # an attention pooling goes, too; a norm behind the mean stays
         return model  # type: ignore[no-any-return]

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import logging
 
-from vitrim.core.attention import Attention, split_heads
-from vitrim.core.block import ReducedBlock
+from vitrim.core.attention import Attention, KnownMap, split_heads
+from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens
 from vitrim.core.sharding import class_of
@@ -23,8 +22,7 @@ from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError, first_line
 from vitrim.hosts.transformers.general import TransformersModel
-
-logger = logging.get_logger(__name__)
+from vitrim.hosts.transformers.hooks import HiddenHook, TrunkHook
 
 
 class ReducedLayer(ReducedBlock):
@@ -63,22 +61,30 @@ class ReducedLayer(ReducedBlock):
             found = self.trace.take_map()
             for hook in tuple(self.attn._forward_hooks.values()):  # those by which the library collects maps
                 if found is not None and getattr(hook, "__module__", "").startswith("transformers."):
-                    hook(self.attn, (), (None, self.map_for_host(found)))
+                    hook(self.attn, (), (None, found))
         return out
 
     def map_for_host(self, found: Tensor) -> Tensor:
         """The attention map (B, H, M, N) as it is handed out."""
         return found
 
+    def map_from_host(self, handed: Tensor) -> Tensor:
+        """Undo `map_for_host`."""
+        return handed
+
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attention = self.projected(x, state, rows, *host_args)
+        if self.trace.maps and attends_plainly(self.reducer):
+            handed = self.map_for_host(attention.probabilities().to(attention.q.dtype))
+            self.trace.note_map(handed)  # the output is made of it: gradients reach it
+            return KnownMap(**attention.parts(), known=self.map_from_host(handed))
         if self.trace.maps:
             # whatever a method makes of attention, over identity values it gives the map; a block that projects anew
             # attends by its last
             n = attention.k.shape[2]
             identity = torch.eye(n, dtype=attention.q.dtype, device=x.device).expand(*attention.k.shape[:2], n, n)
             over_identity = self.reducer.prepare(replace(attention, v=identity, dropout=0.0, drop=None), state)
-            self.trace.note_map(self.reducer.attend(over_identity, state))
+            self.trace.note_map(self.map_for_host(self.reducer.attend(over_identity, state)))
         return attention
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
@@ -102,6 +108,14 @@ class ReducedLayer(ReducedBlock):
     def split_heads(self, projected: Tensor) -> Tensor:
         """(B, N, H*d) to (B, H, N, d), for as many heads as there are."""
         return split_heads(projected, projected.shape[-1] // getattr(self.attn, self.head_dim_name))
+
+
+def attends_plainly(reducer: Reducer[Any]) -> bool:
+    """Return whether a method leaves attention as it is: the map of the layer is then that of its output."""
+    own = type(reducer)
+    return all(
+        getattr(own, name) is getattr(Reducer, name) for name in ("prepare", "attend", "query", "attend_reduced")
+    )
 
 
 class ReducedPlainLayer(ReducedLayer):
@@ -188,57 +202,6 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
             "a reduced model takes no attention_mask: a mask for the full sequence has no meaning once tokens are "
             "gone; call it without, or vitrim.restore_(model) first"
         )
-
-
-class TrunkHook:
-    """Hook that runs before the forward of the module that owns the layers and decides what this forward hands out.
-
-    With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
-    un-merged after every layer. With ``output_attentions``: the map of every layer over the tokens it has, as in the
-    dense model where attention is eager only. Masks over the full sequence are refused. A hook and not a forward of its
-    own, because export and trainers read the signature of ``model.forward``. An object and not a function, so that the
-    model can still be copied and pickled.
-    """
-
-    def __init__(self, trace: Trace, positional: tuple[str, ...]) -> None:
-        self.trace = trace
-        self.positional = positional  # names of the trunk's arguments, in order: a mask may be given by its place
-
-    def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kwargs = {**dict(zip(self.positional, args, strict=False)), **kwargs}
-        maps = _wanted("output_attentions", trunk, kwargs)
-        if maps and trunk.config._attn_implementation != "eager":
-            logger.warning_once(  # in the words of the library, whose own attention does not run here
-                f"`{trunk.config._attn_implementation}` attention does not support `output_attentions=True`. Please "
-                "set your attention to `eager` if you want any of these features."
-            )
-            maps = False
-        self.trace.hand_out_maps(maps)
-        for name in ("attention_mask", "bool_masked_pos"):
-            if kwargs.get(name) is not None:
-                raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
-        is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
-        hidden = _wanted("output_hidden_states", trunk, kwargs) and not self.trace.compact
-        self.trace.next_dense(is_backbone or hidden)
-
-
-class NoMapsHook(TrunkHook):
-    """`TrunkHook` that refuses attention maps, of models that lay out tokens otherwise than by image."""
-
-    def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__call__(trunk, args, kwargs)
-        if self.trace.maps or {**dict(zip(self.positional, args, strict=False)), **kwargs}.get("output_attentions"):
-            self.trace.hand_out_maps(False)
-            raise UnsupportedModelError(
-                f"a reduced {type(trunk).__name__} hands out no attention maps; vitrim.restore_(model) first"
-            )
-
-
-def _wanted(name: str, trunk: Any, kwargs: dict[str, Any]) -> bool:
-    value = kwargs.get(name)
-    if value is None:
-        value = getattr(trunk.config, name, None)
-    return value is not None and value is not False  # a list of layers is a wish, too
 
 
 class TransformersHost(TransformersModel):
@@ -338,6 +301,11 @@ class TransformersHost(TransformersModel):
         return seen[0], logits
 
     @classmethod
+    def hands_out_tokens(cls, model: nn.Module) -> bool:
+        trunk = cls.trunk(model)  # of an AutoBackbone the maps are full grids anyway
+        return trunk is model and cls.head_rows(model) is None and not hasattr(trunk, "forward_with_filtered_kwargs")
+
+    @classmethod
     def without_head(cls, model: nn.Module) -> nn.Module:
         trunk = cls.trunk(model)
         if hasattr(trunk, "forward_with_filtered_kwargs"):  # an AutoBackbone: maps of some layers
@@ -363,13 +331,17 @@ class TransformersHost(TransformersModel):
     def install(cls, model: nn.Module, trace: Trace) -> None:
         trunk = cls.trunk(model)
         positional = tuple(inspect.signature(type(trunk).forward).parameters)[1:]
-        trunk.vitrim_hook = trunk.register_forward_pre_hook(cls.hook_class(trace, positional), with_kwargs=True)
+        facts = cls.facts(model)
+        pools = facts.averages_patches and not facts.dense
+        trunk.vitrim_hook = trunk.register_forward_pre_hook(cls.hook_class(trace, positional, pools), with_kwargs=True)
+        trunk.vitrim_hidden_hook = trunk.register_forward_hook(HiddenHook(trace))
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
         trunk = cls.trunk(model)
         trunk.vitrim_hook.remove()
-        del trunk.vitrim_hook
+        trunk.vitrim_hidden_hook.remove()
+        del trunk.vitrim_hook, trunk.vitrim_hidden_hook
 
 
 @cache

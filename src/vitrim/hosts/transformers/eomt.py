@@ -26,9 +26,10 @@ from vitrim.core.facts import HostFacts, Part
 from vitrim.core.host import no_tokens
 from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, TrunkHook
+from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost
 from vitrim.hosts.transformers.dinov3 import ReducedRotaryLayer
 from vitrim.hosts.transformers.general import TransformersModel
+from vitrim.hosts.transformers.hooks import TrunkHook
 
 
 class ReducedEomtLayer(ReducedDinoLayer, EomtLayer):

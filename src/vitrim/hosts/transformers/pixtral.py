@@ -23,7 +23,8 @@ from vitrim.core.padding import Group, run_groups
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import NoMapsHook, TransformersHost
+from vitrim.hosts.transformers.common import TransformersHost
+from vitrim.hosts.transformers.hooks import NoMapsHook
 from vitrim.hosts.transformers.packed_layer import PackedLayer, hand_stamp
 
 Grid = tuple[int, int]

@@ -34,7 +34,8 @@ from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import VitrimError
-from vitrim.hosts.transformers.common import NoMapsHook, TransformersHost
+from vitrim.hosts.transformers.common import TransformersHost
+from vitrim.hosts.transformers.hooks import NoMapsHook
 from vitrim.hosts.transformers.packed_layer import PackedLayer, hand_stamp
 
 USUAL_SIDE = 32

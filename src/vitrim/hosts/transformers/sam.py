@@ -29,8 +29,9 @@ from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.core.windows import WindowBlock, Windows
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import NoMapsHook, TransformersHost
+from vitrim.hosts.transformers.common import TransformersHost
 from vitrim.hosts.transformers.general import TransformersModel
+from vitrim.hosts.transformers.hooks import NoMapsHook
 
 
 class _ReducedWindowLayer(WindowBlock):

@@ -223,7 +223,7 @@ class HuggingFaceVLM(VisionLanguage):
             output = base.get_image_features(**{name: given[name] for name in names}, return_dict=True)
         number = len(trace.states)
         state = trace.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
-        left = survivors(state, cls.cell(model), raster=not cls.cell_by_cell)
+        left = survivors(state, cls.cell(model), not cls.cell_by_cell, cls.dropped(model, given))
         features, flags = cls.taken(output, left, full)
         trace.hand_over([len(image) for image in features])
         ids = given["input_ids"]
@@ -249,6 +249,11 @@ class HuggingFaceVLM(VisionLanguage):
     def layers(cls, model: nn.Module, given: Mapping[str, Any]) -> list[int]:
         """The places in ``hidden_states`` that the connector reads; empty where it reads what the tower hands out."""
         return []
+
+    @classmethod
+    def dropped(cls, model: nn.Module, given: Mapping[str, Any]) -> int | None:
+        """The leading tokens that the connector leaves out, whatever they are; None: all of the prefix, or none."""
+        return None
 
     @classmethod
     def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:

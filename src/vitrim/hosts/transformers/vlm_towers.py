@@ -27,7 +27,8 @@ from vitrim.core.facts import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost, TrunkHook
+from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.hooks import TrunkHook
 
 
 class _UnmaskedLayer(ReducedClipLayer):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.compact import Survivors
-from vitrim.core.registry import refuse_host, register_vision_language
+from vitrim.core.registry import host_of, refuse_host, register_vision_language
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
@@ -53,7 +53,15 @@ class Llava(HuggingFaceVLM):
         return given
 
     @classmethod
+    def dropped(cls, model: Any, given: Mapping[str, Any]) -> int | None:
+        strategy = given.get("vision_feature_select_strategy") or model.config.vision_feature_select_strategy
+        return int(strategy == "default")
+
+    @classmethod
     def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
+        dropped, tower = cls.dropped(model, given), cls.tower(model)
+        if dropped and dropped > host_of(tower).facts(tower).num_prefix:  # the first patch, not whichever stands first
+            return True
         # the places of packed images are counted behind the projector
         return given.get("image_sizes") is not None or super().reads_all(model, given)
 
@@ -67,6 +75,10 @@ class VipLlava(Llava):
 
     name = "ViP-LLaVA"
     stacks = True
+
+    @classmethod
+    def dropped(cls, model: Any, given: Mapping[str, Any]) -> int | None:
+        return 1
 
 
 @register_vision_language(
@@ -100,6 +112,11 @@ class Gemma3(HuggingFaceVLM):
     @classmethod
     def check(cls, model: Any) -> None:
         projector = cls.base(model).multi_modal_projector
+        if projector.kernel_size < 1:
+            raise UnsupportedModelError(
+                f"{projector.tokens_per_side} image tokens a side are more than the {projector.patches_per_image} "
+                "patches that the projector would make them of: set mm_tokens_per_image by image_size and patch_size"
+            )
         if projector.patches_per_image % projector.kernel_size:
             raise UnsupportedModelError(
                 f"{projector.patches_per_image} patches a side are no whole cells of {projector.kernel_size}: the "

@@ -24,6 +24,7 @@ from vitrim.core.tokens import STAMP, TokenState
 from vitrim.core.trace import Trace
 from vitrim.hosts.transformers.common import TransformersHost, refuse_mask
 from vitrim.hosts.transformers.general import TransformersModel
+from vitrim.hosts.transformers.hooks import TrunkHook
 from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
 
 
@@ -100,6 +101,18 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
         columns_moved = prefix_behind(found.transpose(-2, -1), behind).transpose(-2, -1)
         return prefix_behind(columns_moved, behind)
 
+    def map_from_host(self, handed: Tensor) -> Tensor:
+        behind = self.num_prefix - 1
+        columns_moved = prefix_in_front(handed.transpose(-2, -1), behind).transpose(-2, -1)
+        return prefix_in_front(columns_moved, behind)
+
+
+class DetectorHook(TrunkHook):
+    """`TrunkHook` of a family without a head that pools: the last block hands out full grids as the others do."""
+
+    def __init__(self, trace: Trace, positional: tuple[str, ...], pools: bool) -> None:
+        super().__init__(trace, positional, pools=False)
+
 
 class TableHook:
     """Runs after the module that makes the tables of mid positions (L - 1, 1, N0, C), and leaves them for the blocks.
@@ -133,6 +146,7 @@ class HFYolos(TransformersHost):
     reduced_blocks = (ReducedYolosLayer,)
     trunk_classes = (YolosModel,)
     layers_name = "encoder.layer"
+    hook_class = DetectorHook
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
         **TransformersModel.parts,
         "tokens": ("*_token", "*_tokens"),
