@@ -151,11 +151,13 @@ def read_text(file: Path, source: str) -> str:
     """The text of a file that belongs to a dataset.
 
     Raises:
-        DataError: it does not exist, or is not text in UTF-8.
+        DataError: it does not exist, cannot be read, or is not text in UTF-8.
     """
     if not file.is_file():
         raise DataError(f"{source} has no {file.name}: expected it at {file}")
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {file}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error
