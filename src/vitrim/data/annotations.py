@@ -220,8 +220,9 @@ def _is_name(name: str) -> bool:
 
 def _parsed(file: Path, source: str, hook: Any) -> dict[str, Any]:
     """The content of a file, an object."""
+    text = read_text(file, source)
     try:
-        content = json.loads(read_text(file, source), object_hook=hook)
+        content = json.loads(text, object_hook=hook)
     except ValueError as error:  # not JSON, or a number of thousands of digits
         raise DataError(f"cannot read {file}: it is not JSON: {error}") from error
     except RecursionError as error:
@@ -239,7 +240,7 @@ def _without_outline(value: dict[str, Any]) -> dict[str, Any]:
 
 def _with_outline(value: dict[str, Any]) -> dict[str, Any]:
     """Keep outlines as bytes, which are much smaller, and what a check of them found."""
-    if value.get(_OUTLINE):
+    if value.get(_OUTLINE) not in (None, []):
         found = examine(value[_OUTLINE])
         value[_OUTLINE] = found if found.problem else found._replace(encoded=json.dumps(value[_OUTLINE]).encode())
     else:
@@ -285,7 +286,7 @@ def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool
     limits = sizes[:, ::-1]
     beyond = (corners[:, :2] < -SLACK).any(axis=1) | (corners[:, 2:] > limits + SLACK).any(axis=1)
     gone = areas(np.clip(stored, 0, np.tile(limits, 2))) <= 0
-    wrong = (beyond | gone) & ~empty
+    wrong = beyond & (boxes[:, 2:] > 0).all(axis=1) | gone & ~empty
     if wrong.any():
         number = int(wrong.argmax())
         width, height = limits[number].astype(int)

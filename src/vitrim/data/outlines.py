@@ -14,8 +14,9 @@ from vitrim.errors import MissingPackageError
 
 LEAST_NUMBERS = 6
 """Fewest numbers of a polygon: x and y of three corners."""
-LONGEST_BORDER = 2**24
-"""Most pixels along the border of a polygon: the library takes some 50 bytes for each."""
+LONGEST_BORDER = 2**20
+"""Most pixels along the border of a polygon: the library takes some hundred bytes for each, and ends the process where
+it gets none."""
 LARGEST_IMAGE = 2**31 - 1
 """Most pixels of an image of run lengths: the library counts them in 32 bits."""
 

@@ -147,6 +147,22 @@ def check_files(files: Iterable[Path], source: str, what: str = "images") -> Non
         raise DataError(f"{len(missing)} of the {count} {what} of {source} are missing, the first is {missing[0]}")
 
 
+def check_regular(file: Path, what: str) -> None:
+    """Refuse what is there and is no file: to read a pipe would wait without end, a device may have no end.
+
+    Raises:
+        DataError: it is a folder, a pipe or a device.
+
+    Example:
+        >>> check_regular(Path("no-such-file"), "image 0")
+        >>> check_regular(Path("."), "image 0")
+        Traceback (most recent call last):
+        vitrim.data.errors.DataError: cannot read image 0: it is no file but a folder, a pipe or a device
+    """
+    if file.exists() and not file.is_file():
+        raise DataError(f"cannot read {what}: it is no file but a folder, a pipe or a device")
+
+
 def read_text(file: Path, source: str) -> str:
     """The text of a file that belongs to a dataset.
 

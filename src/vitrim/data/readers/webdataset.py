@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.errors import DataError
-from vitrim.data.paths import check_files, choose_files, existing, from_home
+from vitrim.data.paths import check_files, check_regular, choose_files, existing, from_home
 from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
@@ -62,6 +62,8 @@ def read_webdataset(
     source = f"webdataset:{path}"
     datasets = import_datasets()
     files, chosen = choose_files(_archives(path, source), split, source)
+    for file in files:
+        check_regular(file, str(file))
     data_files = {_ALL: escaped(files)}
     table = read_source(partial(datasets.load_dataset, "webdataset", data_files=data_files, split=_ALL), source)
     image = find_image_column(table.features, image_column, source)
