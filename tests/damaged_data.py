@@ -330,6 +330,8 @@ NOT_FILES: dict[str, Callable[[Path], Any]] = {
 def bad_images() -> dict[str, bytes]:
     """Bytes that are no image."""
     noise = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)))
+    unknown = bytearray(encoded(Image.new("RGB", (WIDTH, HEIGHT)), "dds"))
+    unknown[80:84] = bytes(4)  # flags of its pixels
     header = bytearray(png())
     header[16:24] = (60_000).to_bytes(4, "big") * 2  # 3.6 thousand million pixels
     header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
@@ -338,6 +340,7 @@ def bad_images() -> dict[str, bytes]:
         "text": b"not an image\n",
         "cut off": noise[: len(noise) // 2],
         "header alone": png()[:30],
+        "of unknown pixels": bytes(unknown),
         "corrupt": noise[:60] + bytes(100) + noise[160:],
         "of a size beyond all bounds": bytes(header),
     }
@@ -588,9 +591,10 @@ def folders() -> Iterator[Case]:
         yield Case(f"folder: {name}", "classification", partial(_tree, files), harmless)
     for name in ("imagenet", "nabirds", "nus_wide", "voc", "ade20k", "cityscapes", "masks", "webdataset", "coco"):
         task = "segmentation" if name in ("voc", "ade20k", "cityscapes", "masks") else "classification"
-        yield Case(f"{name} of an empty folder", task, partial(_tree, {}, reader=name))
-        yield Case(f"{name} of no folder", task, partial(_tree, {}, reader=name, below="none"))
-        yield Case(f"{name} of a file", task, partial(_tree, {"x": b"x"}, reader=name, below="x"))
+        options = ("--split", "test") if name == "nabirds" else ()
+        for what, below in {"an empty folder": "", "no folder": "none", "a file": "x"}.items():
+            write = partial(_tree, {"x": b"x"} if below == "x" else {}, reader=name, below=below)
+            yield Case(f"{name} of {what}", task, write, options=options)
 
 
 def _tree(files: dict[str, bytes], root: Path, reader: str = "", below: str = "") -> str:
@@ -599,7 +603,9 @@ def _tree(files: dict[str, bytes], root: Path, reader: str = "", below: str = ""
     return f"{reader}{':' if reader else ''}{root / below}"
 
 
-NUS_WIDE = "filepath,label,split\na.png,['cat'],val\n"
+_LABELS = str(NAMES)
+NUS_WIDE = f'filepath,label,split\na.png,"{_LABELS}",val\n'
+
 BIRDS = {
     "images.txt": "1 a.png\n2 a.png\n",
     "image_class_labels.txt": "1 3\n2 4\n",
@@ -616,9 +622,9 @@ def lists() -> Iterator[Case]:
         "a name that is not there": NUS_WIDE.replace("a.png", "none.png"),
         "an empty name": NUS_WIDE.replace("a.png", ""),
         "no split": NUS_WIDE.replace("val", "x"),
-        "labels that are no list": NUS_WIDE.replace("['cat']", "cat"),
-        "labels nested deep": NUS_WIDE.replace("['cat']", "[" * 5000 + "]" * 5000),
-        "labels that are numbers": NUS_WIDE.replace("['cat']", "[1]"),
+        "labels that are no list": NUS_WIDE.replace(_LABELS, "cat"),
+        "labels nested deep": NUS_WIDE.replace(_LABELS, "[" * 5000 + "]" * 5000),
+        "labels that are numbers": NUS_WIDE.replace(_LABELS, "[1]"),
         "a zero": NUS_WIDE.replace("a.png", "a\0.png"),
         "a quote that does not end": NUS_WIDE.replace("a.png", '"a.png'),
         "a cell beyond all bounds": NUS_WIDE.replace("a.png", "a" * 200_000),
@@ -629,7 +635,8 @@ def lists() -> Iterator[Case]:
     for file in BIRDS:
         for name, data in {"empty": b"", "one value": b"1\n", "letters": b"1 x\n2 y\n", "bytes": b"1 \xff\n"}.items():
             files = {key: text.encode() for key, text in BIRDS.items()} | {file: data, "images/a.png": png()}
-            yield Case(f"nabirds: {file}: {name}", "classification", partial(_tree, files, reader="nabirds"))
+            write = partial(_tree, files, reader="nabirds")
+            yield Case(f"nabirds: {file}: {name}", "classification", write, options=("--split", "test"))
     for name, data in {"empty": b"", "a name that is not there": b"b\n", "bytes": b"\xff", "a zero": b"a\0\n"}.items():
         files = {VOC: data, "JPEGImages/a.jpg": png(), "SegmentationClass/a.png": png("L")}
         yield Case(f"voc: {name}", "segmentation", partial(_tree, files, reader="voc"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -114,3 +115,9 @@ def test_a_part_has_all_classes_and_its_own_images(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images in this part"):
         data.part([])
     assert ImageDataset([b"a", b"b"], [0, 6]).part([0]).num_classes == 7
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "0.bmp")  # reading it would wait without end
+    with pytest.raises(DataError, match=r"^cannot read .*0.bmp: it is no file but a folder, a pipe or a device$"):
+        fingerprint(ImageDataset([tmp_path / "0.bmp"], [0]))

@@ -37,7 +37,7 @@ _VALID_BOX = "4 finite numbers x, y, width, height, neither width nor height neg
 
 @dataclass(frozen=True)
 class Annotations:
-    """What a file says.
+    """The content of a file.
 
     Attributes:
         file: where it was read.

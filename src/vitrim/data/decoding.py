@@ -32,7 +32,7 @@ _DAMAGED = (
     ArithmeticError,
     struct.error,
 )
-"""What the formats of PIL raise when a file is damaged."""
+"""The errors of PIL's formats when a file is damaged."""
 _LABEL_MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 

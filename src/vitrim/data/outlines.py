@@ -37,7 +37,7 @@ def import_pycocotools() -> Any:
 
 
 class Outline(NamedTuple):
-    """What `examine` found, and the outline as bytes.
+    """The findings of `examine`, and the outline as bytes.
 
     Attributes:
         problem: why it cannot be decoded, empty if it can.

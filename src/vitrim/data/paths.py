@@ -96,6 +96,8 @@ def existing(path: Path) -> Path:
             missing = missing.parent
     except OSError as error:  # no permission to look, or a name that is too long
         raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if missing.is_symlink():
+        raise DataError(f"{path} does not exist: {missing} is a link to {os.readlink(missing)}, which is not there")
     entries = missing.parent.iterdir() if missing.parent.is_dir() else ()
     names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     close = difflib.get_close_matches(missing.name, names, n=1)

@@ -84,7 +84,7 @@ def _rows(lines: Any, file: Path) -> list[_Row]:
 
 
 def _row(cells: list[str], where: str) -> _Row:
-    if len(cells) < 3 or cells[2] not in _SPLITS:
+    if len(cells) < 3 or not cells[0].strip() or cells[2] not in _SPLITS:
         raise DataError(f"{where} is {','.join(cells)!r}; expected {_FORM}")
     return _Row(cells[0], _names(cells[1], where), cells[2])
 
