@@ -123,3 +123,15 @@ def test_what_cannot_be_shown(model: nn.Module, rows: list[Row]) -> None:
         draw_show(np.zeros((12, 12, 3)), rows, _square(rows[0]), dense="", blocks=[9])
     with pytest.raises(VitrimError, match="has no classes: only classifiers are shown"):
         prepared(small(num_classes=0), METHODS)
+
+
+def test_columns_are_spread_over_the_blocks_that_changed_tokens() -> None:
+    class Changed(Row):
+        def changed(self) -> list[int]:
+            return list(range(12))
+
+    sources = np.tile(np.arange(4), (12, 1))
+    row = Changed("tome:r=1", "cat", "4 tokens", True, sources, {})
+    figure = draw_show(np.zeros((8, 8, 3)), [row], (2, 2), dense="cat")
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title().startswith("after")]
+    assert titles == [f"after block {block}" for block in (0, 2, 3, 5, 6, 8, 9, 11)]
