@@ -89,7 +89,7 @@ def content() -> dict[str, Any]:
             {"id": 6, "file_name": "b.png", "height": HEIGHT, "width": WIDTH},
         ],
         "annotations": [
-            entry(1, 5, 1, [5, 6, 20, 15], 300.0, [[5, 6, 25, 6, 25, 21, 5, 21]]) | {"keypoints": [0, None]},
+            entry(1, 5, 1, [40, 6, 20, 15], 300.0, [[40, 6, 60, 6, 60, 21, 40, 21]]) | {"keypoints": [0, None]},
             entry(2, 5, 7, [0, 5, 1, 3], 3, {"counts": runs, "size": [HEIGHT, WIDTH]}),
             entry(3, 6, 90, [0, 5, 1, 3], 3, {"counts": "53ho2", "size": [HEIGHT, WIDTH]}) | {"iscrowd": 1},
         ],
@@ -233,7 +233,7 @@ def coco_files() -> Iterator[Case]:
         "bytes": bytes(range(256)),
         "zeros": bytes(1000),
         "nested deep": nested.encode(),
-        "an outline nested deep": text.replace("[[5, 6", f"[{nested[1:-1]}, [5, 6").encode(),
+        "an outline nested deep": text.replace("[[40, 6", f"[{nested[1:-1]}, [40, 6").encode(),
         "an unread field nested deep": text.replace('"?"', nested).encode(),
         "a number of 5000 digits": text.replace("300.0", "9" * 5000).encode(),
     }

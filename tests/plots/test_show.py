@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import vitrim
+from tiny_hosts.timm_vit import HOSTS
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.plots.kept import draw_kept
@@ -135,3 +136,11 @@ def test_columns_are_spread_over_the_blocks_that_changed_tokens() -> None:
     figure = draw_show(np.zeros((8, 8, 3)), [row], (2, 2), dense="cat")
     titles = [axis.get_title() for axis in figure.axes if axis.get_title().startswith("after")]
     assert titles == [f"after block {block}" for block in (0, 2, 3, 5, 6, 8, 9, 11)]
+
+
+def test_scores_stand_on_their_patches_beside_registers() -> None:
+    model = HOSTS["registers"]()  # a class token and three registers before 36 patches
+    (row,), _ = rows_of(prepared(model, ["evit:keep_rate=0.5,blocks=[1,2],fuse_token=false"]), torch.rand(3, 24, 24))
+    assert {block: int(np.isfinite(scores).sum()) for block, scores in row.scores.items()} == {1: 36, 2: 18}
+    left = np.isfinite(row.scores[2])
+    assert row.scores[1][left].min() > row.scores[1][~left].max()  # those with the highest scores stayed
