@@ -144,3 +144,16 @@ def test_scores_stand_on_their_patches_beside_registers() -> None:
     assert {block: int(np.isfinite(scores).sum()) for block, scores in row.scores.items()} == {1: 36, 2: 18}
     left = np.isfinite(row.scores[2])
     assert row.scores[1][left].min() > row.scores[1][~left].max()  # those with the highest scores stayed
+
+
+def test_another_prediction_than_the_dense_one_is_told() -> None:
+    models = prepared(HOSTS["vit"](), ["topk:keep_rate=0.5"])
+    image = torch.rand(3, 24, 24)
+    (row,), dense = rows_of(models, image)
+    assert (row.same, row.prediction.partition(" (")[0]) == (True, dense.partition(" (")[0])
+    others = torch.full((5,), 100.0)
+    others[int(dense.split()[1])] = 0
+    models[0].forward.model.head.register_forward_hook(lambda *given: given[-1] + others)
+    (row,), changed = rows_of(models, image)
+    assert (row.same, row.prediction.partition(" (")[0]) == (False, dense.partition(" (")[0])
+    assert changed.partition(" (")[0] != dense.partition(" (")[0]
