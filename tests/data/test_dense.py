@@ -161,6 +161,19 @@ def test_lists_that_do_not_belong_together() -> None:
         boxes([[SQUARE]], [[0]], sizes=[(40, 32)])[0]
 
 
+def test_images_that_are_wider_than_tall() -> None:
+    wide = encoded(photo(0, (20, SIDE)))
+    for sizes in (None, [(20, SIDE), (SIDE, SIDE)]):
+        given = [[[-1, -1, SIDE + 1, 21], [25, 2, 30, 8]], [[25, 2, 30, 30]]]
+        data = DetectionDataset([wide, IMAGES[1]], given, [[0, 1], [2]], num_classes=3, sizes=sizes)
+        assert data[0][1]["boxes"].tolist() == [[0, 0, SIDE, 20], [25, 2, 30, 8]]  # a pixel is cut off
+        part = data.part([1])
+        assert part[0][1]["boxes"].tolist() == [[25, 2, 30, 30]]
+    for box in ([-1.01, 0, 5, 5], [0, -1.01, 5, 5], [0, 0, SIDE + 1.01, 5], [0, 0, 5, 21.01]):
+        with pytest.raises(DataError, match=r"it reaches beyond the image of 32 x 20 pixels$"):
+            DetectionDataset([wide], [[box]], [[0]], num_classes=3, sizes=[(20, SIDE)])
+
+
 def test_boxes_of_a_batch_move_together() -> None:
     batch = Boxes([{"labels": torch.tensor([1])}, {"labels": torch.tensor([])}]).to("meta", non_blocking=True)
     assert isinstance(batch, Boxes)
@@ -204,7 +217,7 @@ def test_outlines_of_every_form(kind: str) -> None:
         ([[1, 2, 3, 4, 5, 6, 7]], "has a polygon of 7 numbers"),
         ([1], "has a polygon of 1;"),
         ({"counts": [1]}, "is of an image of size None"),
-        ({"counts": [1024], "size": [32, 31]}, r"is of an image of size \[32, 31\], the image's is \[32, 32\]"),
+        ({"counts": [992], "size": [32, 31]}, r"is of an image of size \[32, 31\], the image's is \[32, 32\]"),
         ({"size": [32, 32]}, "is neither polygons nor"),
         (5, "is neither polygons nor"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from damaged_data import HEIGHT, WIDTH, parquet, png
 from dense_files import write_boxes_table, write_masks_table
 from image_files import write_table, write_tree
 from vitrim.data import DataError, DetectionDataset, ImageDataset, SegmentationDataset, load_data, load_images
@@ -146,3 +147,18 @@ def test_bccd() -> None:
     image, target = parts[0][0]
     assert image.shape == (3, 480, 640)
     assert len(target["boxes"]) == per_image[0]
+
+
+def test_the_columns_height_and_width(tmp_path: Path) -> None:
+    objects: list[dict[str, Any]] = [{"bbox": [[55.0, 2.0, 9.0, 40.0]], "category": [1]}]
+    columns = {"image": [{"bytes": png(), "path": None}], "height": [HEIGHT], "width": [WIDTH]}
+    file = tmp_path / "x.parquet"
+    file.write_bytes(parquet(**columns, objects=objects))
+    data = load_data(file, task="detection", num_classes=2)
+    assert isinstance(data, DetectionDataset)
+    assert data.sizes == [(HEIGHT, WIDTH)]
+    assert data[0][1]["boxes"].tolist() == [[55, 2, 64, 42]]
+    objects[0] = {"bbox": 2 * objects[0]["bbox"], "category": [1, None]}
+    file.write_bytes(parquet(**columns, objects=objects))
+    with pytest.raises(DataError, match=r"^box 1 of image 0 of .* has label -1; valid: 0 to 1$"):
+        load_data(file, task="detection", num_classes=2)

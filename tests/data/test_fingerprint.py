@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -127,3 +128,9 @@ def test_everything_about_a_box_counts(change: str) -> None:
 
     assert fingerprint(made(given)) == fingerprint(made(dict(given)))
     assert fingerprint(made(given)) != fingerprint(made({**given, change: other[change]}))
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "0.bmp")  # reading it would wait without end
+    with pytest.raises(DataError, match=r"^cannot read .*0.bmp: it is no file but a folder, a pipe or a device$"):
+        fingerprint(ImageDataset([tmp_path / "0.bmp"], [0]))

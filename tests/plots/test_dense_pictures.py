@@ -155,3 +155,11 @@ def test_one_row_has_its_legend_below(tmp_path) -> None:
 def test_a_comparison_of_nothing_is_refused() -> None:
     with pytest.raises(VitrimError, match="at least one column"):
         compare(np.zeros((6, 8)), [])
+
+
+def test_objects_of_just_the_least_score_are_shown() -> None:
+    objects = {"labels": torch.tensor([0, 1, 2]), "scores": torch.tensor([0.5, 0.25, 0.75])}
+    assert {name: value.tolist() for name, value in above(objects, 0.5).items()} == {
+        "labels": [0, 2],
+        "scores": [0.5, 0.75],
+    }

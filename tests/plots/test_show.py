@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import vitrim
+from tiny_hosts.timm_vit import HOSTS
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.plots.kept import draw_kept
@@ -123,3 +124,36 @@ def test_what_cannot_be_shown(model: nn.Module, rows: list[Row]) -> None:
         draw_show(np.zeros((12, 12, 3)), rows, _square(rows[0]), dense="", blocks=[9])
     with pytest.raises(VitrimError, match="has no classes: only classifiers are shown"):
         prepared(small(num_classes=0), METHODS)
+
+
+def test_columns_are_spread_over_the_blocks_that_changed_tokens() -> None:
+    class Changed(Row):
+        def changed(self) -> list[int]:
+            return list(range(12))
+
+    sources = np.tile(np.arange(4), (12, 1))
+    row = Changed("tome:r=1", "cat", "4 tokens", True, sources, {})
+    figure = draw_show(np.zeros((8, 8, 3)), [row], (2, 2), dense="cat")
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title().startswith("after")]
+    assert titles == [f"after block {block}" for block in (0, 2, 3, 5, 6, 8, 9, 11)]
+
+
+def test_scores_stand_on_their_patches_beside_registers() -> None:
+    model = HOSTS["registers"]()  # a class token and three registers before 36 patches
+    (row,), _ = rows_of(prepared(model, ["evit:keep_rate=0.5,blocks=[1,2],fuse_token=false"]), torch.rand(3, 24, 24))
+    assert {block: int(np.isfinite(scores).sum()) for block, scores in row.scores.items()} == {1: 36, 2: 18}
+    left = np.isfinite(row.scores[2])
+    assert row.scores[1][left].min() > row.scores[1][~left].max()  # those with the highest scores stayed
+
+
+def test_another_prediction_than_the_dense_one_is_told() -> None:
+    models = prepared(HOSTS["vit"](), ["topk:keep_rate=0.5"])
+    image = torch.rand(3, 24, 24)
+    (row,), dense = rows_of(models, image)
+    assert (row.same, row.prediction.partition(" (")[0]) == (True, dense.partition(" (")[0])
+    others = torch.full((5,), 100.0)
+    others[int(dense.split()[1])] = 0
+    models[0].forward.model.head.register_forward_hook(lambda *given: given[-1] + others)
+    (row,), changed = rows_of(models, image)
+    assert (row.same, row.prediction.partition(" (")[0]) == (False, dense.partition(" (")[0])
+    assert changed.partition(" (")[0] != dense.partition(" (")[0]

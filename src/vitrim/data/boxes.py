@@ -51,9 +51,14 @@ def checked_boxes(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32
     if len(boxes) == 0:
         return np.zeros((0, 4), dtype=np.float32)
     for number, box in enumerate(boxes):
-        if np.ndim(box) != 1 or len(box) != 4 or not all(isinstance(value, (int, float, np.number)) for value in box):
+        if np.ndim(box) != 1 or len(box) != 4 or not all(map(_is_number, box)):
             raise DataError(f"box {number} of {where} is {box!r}; expected 4 numbers")
-    return np.asarray(boxes, dtype=np.float32)
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused with the image and the box
+        return np.asarray(boxes, dtype=np.float32)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def from_corner_and_size(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -68,7 +73,8 @@ def from_corner_and_size(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.
     """
     array = checked_boxes(boxes, where).astype(np.float64)
     array[:, 2:] += array[:, :2]
-    return array.astype(np.float32)
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
 
 
 def clamped(boxes: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -324,14 +324,13 @@ def _checked_labels(
     array = np.asarray(labels)
     if array.shape != (count,) or array.dtype.kind not in "iu":
         raise DataError(f"labels of {source} must be {count} integers, not {array.dtype} of shape {array.shape}")
-    array = array.astype(np.int64)
     end = np.iinfo(np.int64).max if class_names is None else len(class_names)
     wrong = (array < 0) | (array >= end)
     if wrong.any():
         row = int(np.argmax(wrong))
         valid = "integers >= 0" if class_names is None else f"0 to {end - 1}, one per class name"
         raise DataError(f"the label of image {row} of {source} is {array[row]}; valid: {valid}")
-    return array
+    return array.astype(np.int64)
 
 
 def _checked_targets(

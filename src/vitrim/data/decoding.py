@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrim.data.errors import DataError
+from vitrim.data.paths import check_regular
 from vitrim.errors import first_line
 
 if TYPE_CHECKING:
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
 
     Transform = Callable[[Image.Image], Tensor]
 
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    struct.error,
+)
+"""The errors of PIL's formats when a file is damaged."""
 _LABEL_MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -104,12 +118,14 @@ def _opened(file: bytes | Path | None, where: str) -> Image.Image:
 
     if file is None:
         raise DataError(f"{where} is missing")
+    if isinstance(file, Path):
+        check_regular(file, where)
     try:
         with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
             image.load()
     except UnidentifiedImageError as error:  # its own message shows a memory address
         raise DataError(f"cannot read {where}: not an image of a known format") from error
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise DataError(f"cannot read {where}: {first_line(error)}") from error
     return image
 

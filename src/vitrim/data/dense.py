@@ -77,14 +77,16 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         transform: DenseTransform = plain,
         mode: str = "RGB",
     ) -> None:
+        self._classes = number_of_classes(class_names, num_classes, source)
         super().__init__(images, class_names, source, split, transform, mode)  # type: ignore[arg-type]
         if len(masks) != len(images):
             raise DataError(f"{source} has {len(images)} images, but {len(masks)} masks: each image has one")
         self.masks = masks
-        self._classes = number_of_classes(class_names, num_classes, source)
         if self._classes > IGNORED:
             raise DataError(f"{source} has {self._classes} classes; at most {IGNORED}: {IGNORED} is an ignored pixel")
-        ignored = [ignore] if isinstance(ignore, int) else list(ignore)
+        ignored = [ignore] if isinstance(ignore, int) else ignore
+        if not isinstance(ignored, Sequence) or any(type(value) is not int for value in ignored):
+            raise DataError(f"ignore={ignore!r} is no pixel value; valid: a whole number, or a list of them")
         table = {value: value for value in range(self._classes)} if relabel is None else dict(relabel)
         self._labels = _lookup(table | dict.fromkeys(ignored, IGNORED), self._classes, source)
 
@@ -221,10 +223,10 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         transform: DenseTransform = plain,
         mode: str = "RGB",
     ) -> None:
+        self._classes = number_of_classes(class_names, num_classes, source)
         super().__init__(images, class_names, source, split, transform, mode)  # type: ignore[arg-type]
         if outlines is not None:
             import_pycocotools()
-        self._classes = number_of_classes(class_names, num_classes, source)
         lists = {"boxes": boxes, "labels": labels, "crowd": crowd, "area": area, "outlines": outlines, "sizes": sizes}
         for name, given in lists.items():
             if given is not None and len(given) != len(images):
@@ -343,7 +345,8 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
         raise DataError(
             f"{source} does not say how many classes it has: give num_classes=K or class_names=[...] (--data-option)"
         )
-    if class_names is not None and (isinstance(class_names, str) or not all(isinstance(n, str) for n in class_names)):
+    listed = isinstance(class_names, Sequence) and not isinstance(class_names, str)
+    if class_names is not None and not (listed and all(isinstance(name, str) for name in class_names)):
         raise DataError(f'class_names={class_names} is no list of names; write e.g. class_names=\'["cat","dog"]\'')
     if num_classes is not None and (isinstance(num_classes, bool) or not isinstance(num_classes, int)):
         raise DataError(f"num_classes={num_classes} is not a whole number")

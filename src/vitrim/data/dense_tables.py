@@ -103,7 +103,7 @@ def boxes_from_table(
         Rows(table, image),
         boxes,
         labels,
-        sizes=_sizes(table),
+        sizes=_sizes(table, source),
         class_names=class_names or names,
         num_classes=num_classes,
         source=source,
@@ -111,7 +111,7 @@ def boxes_from_table(
     )
 
 
-def _sizes(table: Any) -> list[tuple[int, int]] | None:
+def _sizes(table: Any, source: str) -> list[tuple[int, int]] | None:
     """Height and width of every image, where the table has them as columns of integers."""
     if not all(is_integer(table.features.get(name)) for name in _SIZE_COLUMNS):
         return None
@@ -119,4 +119,10 @@ def _sizes(table: Any) -> list[tuple[int, int]] | None:
     if any(columns.column(name).null_count for name in _SIZE_COLUMNS):
         return None
     heights, widths = (columns.column(name).to_pylist() for name in _SIZE_COLUMNS)
-    return list(zip(heights, widths, strict=True))
+    sizes = list(zip(heights, widths, strict=True))
+    for row, (height, width) in enumerate(sizes):
+        if height < 1 or width < 1:
+            raise DataError(
+                f"image {row} of {source} has height {height} and width {width}; valid: whole numbers from 1"
+            )
+    return sizes

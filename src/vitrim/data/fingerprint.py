@@ -17,6 +17,7 @@ import numpy as np
 from vitrim.data.dataset import Chosen, spread
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.errors import DataError
+from vitrim.data.paths import check_regular
 from vitrim.data.streaming import ImageStream
 from vitrim.data.tables import Rows
 
@@ -127,6 +128,7 @@ def _content(image: bytes | Path | None) -> bytes:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
+    check_regular(file, str(file))
     try:
         yield
     except OSError as error:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import Any
+from math import isfinite
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitrim.data.errors import DataError
-from vitrim.errors import MissingPackageError, first_line
+from vitrim.errors import MissingPackageError
 
 LEAST_NUMBERS = 6
 """Fewest numbers of a polygon: x and y of three corners."""
+LONGEST_BORDER = 2**20
+"""Most pixels along the border of a polygon: the library takes some hundred bytes for each, and ends the process where
+it gets none."""
+LARGEST_IMAGE = 2**31 - 1
+"""Most pixels of an image of run lengths: the library counts them in 32 bits."""
 
 
 def import_pycocotools() -> Any:
@@ -28,6 +34,73 @@ def import_pycocotools() -> Any:
             raise
         message = "outlines and average precision need the package 'pycocotools': pip install 'vitrim[dense]'"
         raise MissingPackageError(message) from error
+
+
+class Outline(NamedTuple):
+    """The findings of `examine`, and the outline as bytes.
+
+    Attributes:
+        problem: why it cannot be decoded, empty if it can.
+        size: of run lengths, height and width of their image.
+        bounds: of polygons, the least x and y and the largest x and y.
+        encoded: as `decode_outline` takes it, where it was kept.
+    """
+
+    problem: str = ""
+    size: tuple[int, int] | None = None
+    bounds: tuple[float, float, float, float] | None = None
+    encoded: bytes = b""
+
+
+def examine(outline: Any) -> Outline:
+    """Check everything about an outline that does not depend on its image.
+
+    The library that decodes outlines checks next to nothing: it reads memory that is not its own, ends the process, or
+    takes all memory there is.
+
+    Args:
+        outline: what JSON has: polygons or run lengths.
+
+    Example:
+        >>> examine([[0, 0, 2, 0, 2, 3]]).bounds
+        (0, 0, 2, 3)
+        >>> examine({"counts": [3, 2], "size": [2, 3]}).problem
+        'has runs of 5 pixels in all, where its size [2, 3] has 6'
+    """
+    if isinstance(outline, list):
+        return _examine_polygons(outline)
+    if not isinstance(outline, dict) or not isinstance(outline.get("counts"), (str, list)):
+        return Outline("is neither polygons nor a run-length encoding")
+    size = outline.get("size")
+    if not isinstance(size, list) or len(size) != 2 or any(type(side) is not int or side < 1 for side in size):
+        return Outline(f"is of an image of size {size}; expected its height and width")
+    if size[0] * size[1] > LARGEST_IMAGE:
+        return Outline(f"is of an image of size {size}, of more than {LARGEST_IMAGE} pixels")
+    return Outline(_problem_of_runs(outline["counts"], size), size=(size[0], size[1]))
+
+
+def misfit(outline: Outline, size: tuple[int, int]) -> str:
+    """Say why an outline is not one of an image of ``size`` (height, width); empty if it is.
+
+    Polygons may reach beyond the image, as those of objects that are cut off do, but by no more than its size.
+
+    Example:
+        >>> misfit(examine([[0, 0, 2, 0, 2, 900]]), (4, 4))
+        'reaches from 0, 0 to 2, 900, far beyond the image of 4 x 4 pixels'
+    """
+    if outline.size is not None and outline.size != size:
+        return f"is of an image of size {list(outline.size)}, the image's is {list(size)}"
+    if outline.bounds is None:
+        return ""
+    left, top, right, bottom = outline.bounds
+    height, width = size
+    if left >= -width and top >= -height and right <= 2 * width and bottom <= 2 * height:
+        if left < width and top < height and right > 0 and bottom > 0:
+            return ""
+        how = "outside of"
+    else:
+        how = "far beyond"
+    return f"reaches from {left:g}, {top:g} to {right:g}, {bottom:g}, {how} the image of {width} x {height} pixels"
 
 
 def decode_outline(encoded: bytes, size: tuple[int, int], where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -52,28 +125,85 @@ def decode_outline(encoded: bytes, size: tuple[int, int], where: str) -> np.ndar
     """
     masks = import_pycocotools()
     outline = json.loads(encoded)
+    found = examine(outline)
+    problem = found.problem or misfit(found, size)
+    if problem:
+        raise DataError(f"{where} {problem}")
     if isinstance(outline, list):
-        return _filled(masks.decode(masks.merge(masks.frPyObjects(_polygons(outline, where), *size))))
-    if not isinstance(outline, dict) or not isinstance(outline.get("counts"), (str, list)):
-        raise DataError(f"{where} is neither polygons nor a run-length encoding")
-    if outline.get("size") != list(size):
-        raise DataError(f"{where} is of an image of size {outline.get('size')}, the image's is {list(size)}")
-    try:
-        compressed = isinstance(outline["counts"], str)
-        return _filled(masks.decode(outline if compressed else masks.frPyObjects(outline, *size)))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} cannot be decoded: {first_line(error)}") from error
+        return _filled(masks.decode(masks.merge(masks.frPyObjects(outline, *size))))
+    compressed = isinstance(outline["counts"], str)
+    return _filled(masks.decode(outline if compressed else masks.frPyObjects(outline, *size)))
 
 
-def _polygons(outline: list[Any], where: str) -> list[list[float]]:
+def _examine_polygons(outline: list[Any]) -> Outline:
+    bounds = []
     for polygon in outline:
-        numbers = isinstance(polygon, list) and all(isinstance(number, (int, float)) for number in polygon)
+        numbers = isinstance(polygon, list) and {*map(type, polygon)} <= {int, float}
         if not numbers or len(polygon) < LEAST_NUMBERS or len(polygon) % 2:
-            given = f"{len(polygon)} numbers" if numbers else repr(polygon)
-            raise DataError(f"{where} has a polygon of {given}; expected x and y of at least three corners")
-    if not outline:
-        raise DataError(f"{where} has no polygon")
-    return outline
+            given = f"{len(polygon)} numbers" if numbers else _shown(polygon)
+            return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
+        try:
+            finite = isfinite(sum(polygon))
+        except OverflowError:  # a whole number of hundreds of digits
+            finite = False
+        if not finite:
+            return Outline("has a polygon with a number that is not finite")
+        xs, ys = polygon[0::2], polygon[1::2]
+        left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
+        if (right - left + bottom - top) * len(xs) > LONGEST_BORDER and _border(polygon) > LONGEST_BORDER:
+            return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
+        bounds.append((left, top, right, bottom))
+    if len(bounds) > 1:
+        every = list(zip(*bounds, strict=True))
+        return Outline(bounds=(min(every[0]), min(every[1]), max(every[2]), max(every[3])))
+    return Outline(bounds=bounds[0]) if bounds else Outline("has no polygon")
+
+
+def _border(polygon: list[float]) -> float:
+    """The pixels along the border of a polygon."""
+    corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
+    return float(np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum())
+
+
+def _problem_of_runs(counts: str | list[Any], size: list[int]) -> str:
+    runs = _runs(counts) if isinstance(counts, str) else counts
+    if runs is None:
+        return f"has counts {_shown(counts)}; expected a text of compressed run lengths"
+    if not {*map(type, runs)} <= {int} or min(runs, default=0) < 0:
+        return "has a run length that is no whole number from 0"
+    if sum(runs) != size[0] * size[1]:
+        return f"has runs of {sum(runs)} pixels in all, where its size {size} has {size[0] * size[1]}"
+    return ""
+
+
+def _runs(text: str) -> list[int] | None:
+    """The run lengths in a compressed text, None if it is none.
+
+    A number is written five bits at a time, the lowest first, each in a character from "0" on; 32 says that more follow
+    and 16 in the last one that it is negative. From the fourth number on it is the difference to the last but one.
+
+    Example:
+        >>> _runs("52203"), _runs("5P")
+        ([5, 2, 2, 2, 5], None)
+    """
+    runs: list[int] = []
+    value = shift = 0
+    for code in text.encode("utf-8", "replace"):
+        bits = code - 48
+        if not 0 <= bits < 64 or shift > 30:
+            return None
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            if bits & 16:
+                value -= 1 << shift
+            runs.append(value + runs[-2] if len(runs) > 2 else value)
+            value = shift = 0
+    return None if shift else runs
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:60]}..."
 
 
 def _filled(mask: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

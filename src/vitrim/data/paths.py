@@ -106,6 +106,8 @@ def existing(path: Path) -> Path:
             missing = missing.parent
     except OSError as error:  # no permission to look, or a name that is too long
         raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if missing.is_symlink():
+        raise DataError(f"{path} does not exist: {missing} is a link to {os.readlink(missing)}, which is not there")
     entries = missing.parent.iterdir() if missing.parent.is_dir() else ()
     names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     close = difflib.get_close_matches(missing.name, names, n=1)
@@ -157,15 +159,33 @@ def check_files(files: Iterable[Path], source: str, what: str = "images") -> Non
         raise DataError(f"{len(missing)} of the {count} {what} of {source} are missing, the first is {missing[0]}")
 
 
+def check_regular(file: Path, what: str) -> None:
+    """Refuse what is there and is no file: to read a pipe would wait without end, a device may have no end.
+
+    Raises:
+        DataError: it is a folder, a pipe or a device.
+
+    Example:
+        >>> check_regular(Path("no-such-file"), "image 0")
+        >>> check_regular(Path("."), "image 0")
+        Traceback (most recent call last):
+        vitrim.data.errors.DataError: cannot read image 0: it is no file but a folder, a pipe or a device
+    """
+    if file.exists() and not file.is_file():
+        raise DataError(f"cannot read {what}: it is no file but a folder, a pipe or a device")
+
+
 def read_text(file: Path, source: str) -> str:
     """The text of a file that belongs to a dataset.
 
     Raises:
-        DataError: it does not exist, or is not text in UTF-8.
+        DataError: it does not exist, cannot be read, or is not text in UTF-8.
     """
     if not file.is_file():
         raise DataError(f"{source} has no {file.name}: expected it at {file}")
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {file}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error

@@ -15,9 +15,10 @@ import numpy as np
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.errors import DataError
 from vitrim.data.folders import numbered
-from vitrim.data.paths import HUB_PREFIX, choose_files, listed, pick_split, train_files
+from vitrim.data.paths import HUB_PREFIX, check_regular, choose_files, listed, pick_split, train_files
 from vitrim.errors import MissingPackageError, first_line
 
+_BYTES, _PATHS = ("binary", "null"), ("string", "null")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 
 Texts = Callable[[str], Iterable[str | None]]
@@ -153,9 +154,11 @@ def parquet_files(path: Path) -> list[Path]:
 
 def check_parquet(files: list[Path]) -> int:
     """Count the rows of all files; refuse damaged or empty ones and mismatched ones. Reads only footers."""
-    datasets, parquet = import_datasets(), importlib.import_module("pyarrow.parquet")
+    parquet = importlib.import_module("pyarrow.parquet")
+    for file in files:
+        check_regular(file, str(file))
     footers = [read_source(partial(parquet.read_metadata, file), str(file)) for file in files]
-    features = [datasets.Features.from_arrow_schema(footer.schema.to_arrow_schema()) for footer in footers]
+    features = [_features(footer, file) for footer, file in zip(footers, files, strict=True)]
     for file, found in zip(files, features, strict=True):
         # also the class names: datasets would take those of the first file for all
         if found != features[0]:
@@ -167,6 +170,14 @@ def check_parquet(files: list[Path]) -> int:
     if not rows:
         raise DataError(f"no rows in {', '.join(map(str, files))}")
     return rows
+
+
+def _features(footer: Any, file: Path) -> Any:
+    """The columns of a file, as the notes that `datasets` leaves there say, or else its schema."""
+    try:
+        return import_datasets().Features.from_arrow_schema(footer.schema.to_arrow_schema())
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DataError(f"cannot read {file}: its notes on its columns are damaged: {first_line(error)}") from error
 
 
 def find_image_column(features: Any, asked: str | None, source: str) -> str:
@@ -210,7 +221,8 @@ def column_error(kind: str, valid: str, asked: str | None, found: list[str], fea
 def is_image(feature: Any) -> bool:
     """Tell whether a column is of images."""
     if isinstance(feature, dict):  # a struct, as files have that were not written by datasets
-        return set(feature) == {"bytes", "path"}
+        kinds = {name: getattr(kind, "dtype", "").removeprefix("large_") for name, kind in feature.items()}
+        return set(kinds) == {"bytes", "path"} and kinds["bytes"] in _BYTES and kinds["path"] in _PATHS
     return isinstance(feature, import_datasets().Image)
 
 

@@ -59,12 +59,18 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("{", r"^cannot read .*instances_val2014.json: .*line 1"),
-        ([1], r"^.*instances_val2014.json is not of COCO's form: list indices must be"),
-        ({"images": []}, r"is not of COCO's form: 'categories' is missing$"),
-        (changed("images", [{"id": 7}]), r"is not of COCO's form: 'file_name' is missing$"),
-        (changed("images", [{"id": 7, "file_name": "x.jpg"}]), r"annotation 0 in .* is of image 5, which is not in"),
-        (changed("categories", [{"id": 1, "name": "person"}]), r"annotation 0 in .* is of class 18; valid: 1 classes"),
+        ("{", r"^cannot read .*instances_val2014.json: it is not JSON: .*line 1"),
+        ([1], r"^.*instances_val2014.json is not of COCO's form: \[1\]; valid: an object with images, annotations"),
+        ({"images": []}, r"is not of COCO's form: it has no categories; valid: a list of objects$"),
+        (changed("images", [{"id": 7}]), r"^image 0 \(id 7\) in .* has no file_name; valid: the name of a file$"),
+        (
+            changed("images", [{"id": 7, "file_name": "x.jpg"}]),
+            r"^annotation 0 \(id 1\) in .* is of image 5, which is not in its list; valid: the ids of 1$",
+        ),
+        (
+            changed("categories", [{"id": 1, "name": "person"}]),
+            r"^annotation 0 \(id 1\) in .* is of category 18, which is not in its list; valid: the ids of 1$",
+        ),
         (changed("annotations", []), r"no images in coco:"),
     ],
 )

@@ -86,13 +86,13 @@ def test_the_year_is_2017_where_both_are_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "changes", "task", "message"),
     [
-        (0, {"image_id": 5}, "detection", "annotation 0 in .* is of image 5, which is not in its list of images"),
-        (0, {"category_id": 5}, "detection", "annotation 0 in .* is of class 5; valid: 2 classes"),
-        (0, {"segmentation": []}, "instances", "annotation 1 in .* has no outline, which task instances needs"),
-        (0, {"segmentation": None}, "instances", "annotation 1 in .* has no outline"),
-        (0, {"bbox": [1, 2, 3]}, "detection", r"box 0 of image 0 of coco:.* is \[1, 2, 3\]; expected 4 numbers"),
-        (1, {"bbox": [1, 2, 3, 40]}, "detection", "box 0 of image 1 of coco:.* reaches beyond the image of 32 x 32"),
-        (1, {"bbox": [1, 2, -3, 4]}, "detection", "box 0 of image 1 of coco:.* has no area"),
+        (0, {"image_id": 5}, "detection", "is of image 5, which is not in its list; valid: the ids of 4$"),
+        (0, {"category_id": 5}, "detection", "is of category 5, which is not in its list; valid: the ids of 2$"),
+        (0, {"segmentation": []}, "instances", "has no outline, which task instances needs"),
+        (0, {"segmentation": None}, "instances", "has no outline"),
+        (0, {"bbox": [1, 2, 3]}, "detection", r"has bbox \[1, 2, 3\]; valid: 4 finite numbers x, y, width, height"),
+        (1, {"bbox": [1, 2, 3, 40]}, "detection", "valid: one within its image of 32 x 32 pixels$"),
+        (1, {"bbox": [1, 2, -3, 4]}, "detection", "neither width nor height negative$"),
     ],
 )
 def test_annotations_that_are_refused(
@@ -100,7 +100,8 @@ def test_annotations_that_are_refused(
 ) -> None:
     written = content()
     written["annotations"][number] |= changes
-    with pytest.raises(DataError, match=message):
+    place = rf"annotation {number} \(id {number + 1}\) in .*instances_val2017.json "
+    with pytest.raises(DataError, match=place + ".*" + message):
         load(write(tmp_path, written), task)
 
 
@@ -108,7 +109,7 @@ def test_annotations_that_are_refused(
 def test_files_of_another_form(tmp_path: Path, gone: str) -> None:
     written = content()
     del written["annotations"][0][gone]
-    with pytest.raises(DataError, match=f"is not of COCO's form: '{gone}' is missing$"):
+    with pytest.raises(DataError, match=rf"^annotation 0 \(id 1\) in .* has no {gone}; valid: "):
         load(write(tmp_path, written))
 
 

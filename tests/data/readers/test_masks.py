@@ -159,6 +159,14 @@ def test_pairs_need_a_number_of_classes(tmp_path: Path) -> None:
         load(folders(tmp_path), classes=2)
 
 
+def test_images_of_one_name_in_two_cities(tmp_path: Path) -> None:
+    for city, label in (("aachen", 7), ("bonn", 8)):
+        save(tmp_path / "leftImg8bit" / "val" / city / "x_leftImg8bit.png", photo(label))
+        save(tmp_path / "gtFine" / "val" / city / "x_gtFine_labelIds.png", mask(label))
+    data = load_data(f"cityscapes:{tmp_path}", task="segmentation")
+    assert [data[row][1].unique().tolist() for row in range(len(data))] == [[0], [1]]
+
+
 # ---- classes that never occur
 
 

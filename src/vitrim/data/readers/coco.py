@@ -3,21 +3,17 @@ detection and instances also of 2017."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from vitrim.data.annotations import read_classes_of_images, read_objects
 from vitrim.data.boxes import from_corner_and_size
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
 from vitrim.data.dense import DetectionDataset
 from vitrim.data.errors import DataError
-from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.paths import check_files, existing, from_home, pick_split
 from vitrim.data.readers import register_reader
 
 _SPLITS = ("train", "val")
-_OUTLINE = "segmentation"
 
 
 @register_reader("coco", "multilabel")
@@ -45,19 +41,13 @@ def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
         raise DataError(f"{source} has no {_annotations(Path(), 'train')} and no {_annotations(Path(), 'val')}")
     name = pick_split(split, present, source)
     file = _annotations(root, name)
-    content = _read(file, source, _without_outline)
-    try:
-        class_names = [category["name"] for category in content["categories"]]
-        place = {category["id"]: number for number, category in enumerate(content["categories"])}
-        names = {image["id"]: image["file_name"] for image in content["images"]}
-        classes = _classes_of_images(content["annotations"], place, names, file)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{file} is not of COCO's form: {_problem(error)}") from error
-    images = [image for image in names if image in classes]
-    paths = [root / f"{name}2014" / names[image] for image in images]
+    found = read_classes_of_images(file, source)
+    rows = {image: objects for image, objects in found.objects.items() if objects}
+    paths = [root / f"{name}2014" / found.images[image]["file_name"] for image in rows]
     check_files(paths, source)
-    targets = multi_hot([classes[image] for image in images], len(class_names))
-    return MultiLabelDataset(paths, targets, class_names=class_names, source=source, split=name)
+    classes = [[found.place[each["category_id"]] for each in objects] for objects in rows.values()]
+    targets = multi_hot(classes, len(found.class_names))
+    return MultiLabelDataset(paths, targets, class_names=found.class_names, source=source, split=name)
 
 
 @register_reader("coco", "detection", "instances")
@@ -89,99 +79,28 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
         )
     name = pick_split(split, sorted(years), source)
     file = _annotations(root, name, years[name])
-    content = _read(file, source, _with_outline if task == "instances" else _without_outline)
-    try:
-        class_names = [category["name"] for category in content["categories"]]
-        place = {category["id"]: number for number, category in enumerate(content["categories"])}
-        images = {image["id"]: image for image in content["images"]}
-        objects = _objects_of_images(content["annotations"], place, images, file)
-        chosen = [image for image in images if name != "train" or any(not each["iscrowd"] for each in objects[image])]
-        paths = [root / f"{name}{years[name]}" / images[image]["file_name"] for image in chosen]
-        sizes = [(images[image]["height"], images[image]["width"]) for image in chosen]
-        rows = [objects[image] for image in chosen]
-        columns = {key: [[each[key] for each in row] for row in rows] for key in ("iscrowd", "area")}
-        labels = [[place[each["category_id"]] for each in row] for row in rows]
-        outlines = [_outlines(row, file) for row in rows] if task == "instances" else None
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{file} is not of COCO's form: {_problem(error)}") from error
-    boxes = [[each["bbox"] for each in row] for row in rows]
+    found = read_objects(file, source, outlines=task == "instances")
+    images, rows = [], []
+    for image, objects in zip(found.images.values(), found.objects.values(), strict=True):
+        if name != "train" or any(not each["iscrowd"] for each in objects):
+            images.append(image)
+            rows.append(objects)
+    paths = [root / f"{name}{years[name]}" / image["file_name"] for image in images]
     check_files(paths, source)
+    boxes = [[each["bbox"] for each in row] for row in rows]
     return DetectionDataset(
         paths,
         [from_corner_and_size(each, f"image {row} of {source}") for row, each in enumerate(boxes)],
-        labels,
-        crowd=columns["iscrowd"],
-        area=columns["area"],
-        outlines=outlines,
-        sizes=sizes,
-        class_names=class_names,
+        [[found.place[each["category_id"]] for each in row] for row in rows],
+        crowd=[[each["iscrowd"] for each in row] for row in rows],
+        area=[[each["area"] for each in row] for row in rows],
+        outlines=[[each["segmentation"].encoded for each in row] for row in rows] if task == "instances" else None,
+        sizes=[(image["height"], image["width"]) for image in images],
+        class_names=found.class_names,
         source=source,
         split=name,
     )
 
 
-def _objects_of_images(
-    annotations: list[dict[str, Any]], place: dict[int, int], images: dict[int, Any], file: Path
-) -> dict[int, list[dict[str, Any]]]:
-    """For each image its annotations but for those whose box has no area."""
-    objects: dict[int, list[dict[str, Any]]] = {image: [] for image in images}
-    for number, annotation in enumerate(annotations):
-        _check_known(annotation, number, place, images, file)
-        box = annotation["bbox"]
-        if len(box) != 4 or not (box[2] == 0 or box[3] == 0):  # others are refused with the dataset
-            objects[annotation["image_id"]].append(annotation)
-    return objects
-
-
-def _outlines(row: list[dict[str, Any]], file: Path) -> list[bytes]:
-    for annotation in row:
-        if annotation.get(_OUTLINE) in (None, b"null", b"[]"):
-            raise DataError(f"annotation {annotation.get('id')} in {file} has no outline, which task instances needs")
-    return [annotation[_OUTLINE] for annotation in row]
-
-
-def _check_known(annotation: Any, number: int, place: dict[int, int], images: Any, file: Path) -> None:
-    image, category = annotation["image_id"], annotation["category_id"]
-    if image not in images:
-        raise DataError(f"annotation {number} in {file} is of image {image}, which is not in its list of images")
-    if category not in place:
-        raise DataError(f"annotation {number} in {file} is of class {category}; valid: {len(place)} classes")
-
-
 def _annotations(root: Path, split: str, year: int = 2014) -> Path:
     return root / "annotations" / f"instances_{split}{year}.json"
-
-
-def _read(file: Path, source: str, hook: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    try:
-        return json.loads(read_text(file, source), object_hook=hook)
-    except json.JSONDecodeError as error:
-        raise DataError(f"cannot read {file}: {error}") from error
-
-
-def _without_outline(value: dict[str, Any]) -> dict[str, Any]:
-    """Drop outlines while a file is read: they are most of it, and as Python lists they take several GB."""
-    value.pop(_OUTLINE, None)
-    return value
-
-
-def _with_outline(value: dict[str, Any]) -> dict[str, Any]:
-    """Keep outlines as bytes, which are much smaller."""
-    if _OUTLINE in value:
-        value[_OUTLINE] = json.dumps(value[_OUTLINE]).encode()
-    return value
-
-
-def _classes_of_images(
-    annotations: list[dict[str, Any]], place: dict[int, int], names: dict[int, str], file: Path
-) -> dict[int, list[int]]:
-    """For each image that has annotations, the places of their classes."""
-    classes: dict[int, list[int]] = defaultdict(list)
-    for number, annotation in enumerate(annotations):
-        _check_known(annotation, number, place, names, file)
-        classes[annotation["image_id"]].append(place[annotation["category_id"]])
-    return classes
-
-
-def _problem(error: KeyError | TypeError) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)

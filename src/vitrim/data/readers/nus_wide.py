@@ -7,6 +7,7 @@ import csv
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
 from vitrim.data.errors import DataError
@@ -66,7 +67,14 @@ def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = Fa
 def _read(file: Path, source: str) -> list[_Row]:
     """The rows below the header."""
     lines = csv.reader(StringIO(read_text(file, source)))
-    header = next(lines, [])
+    try:
+        return _rows(lines, file)
+    except csv.Error as error:
+        raise DataError(f"cannot read {file}: {error} in line {lines.line_num}") from error
+
+
+def _rows(lines: Any, file: Path) -> list[_Row]:
+    header: list[str] = next(lines, [])
     if len(header) < 3 or header[1].strip() != "label":
         raise DataError(f"{file} begins with {','.join(header)!r}; expected a header of three columns: {_FORM}")
     rows = [_row(cells, f"line {lines.line_num} of {file}") for cells in lines if cells]
@@ -76,7 +84,7 @@ def _read(file: Path, source: str) -> list[_Row]:
 
 
 def _row(cells: list[str], where: str) -> _Row:
-    if len(cells) < 3 or cells[2] not in _SPLITS:
+    if len(cells) < 3 or not cells[0].strip() or cells[2] not in _SPLITS:
         raise DataError(f"{where} is {','.join(cells)!r}; expected {_FORM}")
     return _Row(cells[0], _names(cells[1], where), cells[2])
 

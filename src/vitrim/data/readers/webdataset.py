@@ -12,7 +12,7 @@ from typing import Any
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.errors import DataError
-from vitrim.data.paths import check_files, choose_files, existing, from_home, train_files
+from vitrim.data.paths import check_files, check_regular, choose_files, existing, from_home, train_files
 from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
@@ -80,6 +80,8 @@ def read_webdataset(
 
 def _table(files: list[Path], source: str) -> Any:
     """The samples of archives as one `datasets.Dataset`."""
+    for file in files:
+        check_regular(file, str(file))
     data_files = {_ALL: escaped(files)}
     return read_source(partial(import_datasets().load_dataset, "webdataset", data_files=data_files, split=_ALL), source)
 
