@@ -9,6 +9,7 @@ import pytest
 import tiny
 import vitrim
 from vitrim.core.block import Idle
+from vitrim.core.fit import check_blocks
 from vitrim.core.plan import plan
 from vitrim.core.registry import host_of, make_method, make_reducer, methods
 from vitrim.core.schedule import BringBack, Remove
@@ -150,3 +151,12 @@ def test_a_block_keeps_by_the_image_it_got_and_not_by_one_before() -> None:
     model = tiny.HOSTS["vit"]()
     layer = plan(config, host_of(model).facts(model), 4)[1]
     assert [layer.keep(config, initial, 30) for initial in (36, 50, 36, 20)] == [18, 25, 18, 10]
+
+
+def test_a_plan_for_other_blocks_is_refused_even_if_they_are_as_many() -> None:
+    facts = host_of(tiny.HOSTS["vit"]()).facts(tiny.HOSTS["vit"]())
+    first, other = (vitrim.parse_method(f"topk:keep_rate=0.5,blocks=[{block}]") for block in (1, 2))
+    reducers = [make_reducer(first, layer) for layer in plan(first, facts, 4)]
+    check_blocks(first, plan(first, facts, 4), reducers)
+    with pytest.raises(VitrimError, match=r"acts in blocks \[2\] and the model was reduced for \[1\]"):
+        check_blocks(other, plan(other, facts, 4), reducers)

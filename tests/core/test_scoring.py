@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import torch
 from torch import Tensor
 
 import tiny
 import vitrim
 from vitrim.core import registry
+from vitrim.core.attention import Attention
 from vitrim.core.cells import in_cells
 from vitrim.core.config import StagedConfig
 from vitrim.core.registry import host_of
-from vitrim.core.scoring import ScorerReducer
+from vitrim.core.scoring import Score, ScorerReducer, patch_score, prune_flagged
+from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError, VitrimError
 
 SHAPES = {
@@ -87,3 +90,29 @@ def test_a_method_that_remembers_is_refused_where_cells_are_reduced() -> None:
     vitrim.reduce_(model, config)
     with pytest.raises(UnsupportedModelError, match="test_own does more than to choose"):
         in_cells(model.blocks[1].reducer, config, area=4, num_prefix=1, gathers=False)
+
+
+def test_scores_of_each_kind_by_plain_sums() -> None:
+    q, k = (torch.randn(2, 3, 7, 4, generator=torch.Generator().manual_seed(seed)).double() for seed in (1, 2))
+    attention, state = Attention(q, k, k, scale=0.5), TokenState.start(torch.zeros(2, 7, 12).double(), num_prefix=3)
+    found = {kind: patch_score(attention, state, kind) for kind in get_args(Score)}
+    for image in range(2):
+        maps = [(q[image, head] @ k[image, head].T * 0.5).softmax(-1) for head in range(3)]
+        rows = {"class_token": [0], "prefix_mean": [0, 1, 2], "column_mean": range(7)}
+        for kind, queries in rows.items():
+            by_hand = [sum(own[row, patch] for own in maps for row in queries) / (3 * len(queries)) for patch in (3, 6)]
+            torch.testing.assert_close(found[kind][image, [0, 3]], torch.stack(by_hand))
+
+
+def test_flagged_patches_stay_in_order_and_padding_is_told() -> None:
+    x = torch.randn(3, 6, 4)
+    state = TokenState.start(x, num_prefix=1)
+    flags = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1]], dtype=torch.bool)
+    kept, after = prune_flagged(state, flags, most=5).apply(x, state)
+    assert kept.shape == (3, 6, 4)
+    assert after.mask.sum(1).tolist() == [6, 3, 3]
+    assert after.position[1, :3].tolist() == [0, 2, 4]
+    assert prune_flagged(state, torch.ones_like(flags), most=5) is None
+    _, same = prune_flagged(state, flags[1:2].expand(3, -1), most=5).apply(x, state)
+    assert same.mask is None
+    assert same.num_tokens == 3

@@ -223,3 +223,28 @@ def test_products_run_in_the_dtype_of_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert product_dtype(x) == torch.bfloat16
         assert product_dtype(x.to("meta")) == torch.float32
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+def test_a_table_of_pairs_is_read_from_the_query_to_the_key(rows: int | None) -> None:
+    """By hand, with a table that is not symmetric."""
+    x = torch.randn(2, 5, 4)
+    state = TokenState.start(x, num_prefix=1)
+    _, state = prune(state, torch.tensor([[2, 0], [3, 1]])).apply(x, state)
+    table = torch.arange(2 * 5 * 5.0).view(2, 5, 5)
+    found = state.pair_bias(table, rows)
+    anchors = [[0, 3, 1], [0, 4, 2]]
+    assert found.shape == (2, 2, rows or 3, 3)
+    for image, own in enumerate(anchors):
+        for head in range(2):
+            by_hand = [[table[head, query, key].item() for key in own] for query in own[:rows]]
+            assert found[image, head].tolist() == by_hand
+
+
+def test_banked_tokens_do_not_come_back_beside_another_carry() -> None:
+    x = torch.randn(1, 5, 4)
+    state = replace(TokenState.start(x, num_prefix=1), carry={"seen": torch.ones(1, 5)})
+    rest, state = prune(state, torch.tensor([[0, 1]]), dropped=torch.tensor([[2, 3]])).apply(x, state)
+    assert state.refill(rest)[1].carry["seen"].shape == (1, 5)
+    with pytest.raises(NotImplementedError, match="other per-token carry"):
+        replace(state, carry={"other": state.carry["seen"]}).refill(rest)
