@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -113,6 +114,16 @@ def decode_labels(file: bytes | Path | None, where: str) -> np.ndarray[Any, np.d
     return np.asarray(mask).astype(np.int64)
 
 
+@cache
+def _formats() -> list[str]:
+    """The formats that are data. PostScript is a program, for which Pillow starts another one, whatever the file's
+    name."""
+    from PIL import Image
+
+    Image.init()
+    return [name for name in Image.ID if name != "EPS"]
+
+
 def _opened(file: bytes | Path | None, where: str) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
@@ -121,7 +132,7 @@ def _opened(file: bytes | Path | None, where: str) -> Image.Image:
     if isinstance(file, Path):
         check_regular(file, where)
     try:
-        with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
+        with Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=_formats()) as image:
             image.load()
     except UnidentifiedImageError as error:  # its own message shows a memory address
         raise DataError(f"cannot read {where}: not an image of a known format") from error
