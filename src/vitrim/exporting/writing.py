@@ -76,7 +76,7 @@ def export(
         classes: names of the classes, likewise.
 
     Returns:
-        The file, ready to `run`.
+        The file, ready to `run`; it is trusted, as `Exported.open` says.
 
     Raises:
         VitrimError: the method or the model cannot be exported, a location or an option is not valid, or the file
@@ -161,7 +161,7 @@ def _write(
     }
     nodes = wanted.kind.write(Graph(program, output, json_text(known), wanted.opset, half), place)
     known = {**known, "nodes": nodes}
-    return Exported(place, wanted.kind.name, {"image": inputs}, nodes, size_of(place), known)
+    return Exported(place, wanted.kind.name, {"image": inputs}, nodes, size_of(place), known, trust=True)
 
 
 @contextmanager
