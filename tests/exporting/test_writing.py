@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from vitrim.exporting import Exported, check, engines
 from vitrim.exporting import format as file_formats
 from vitrim.exporting.format import Array, Format, Graph, Run, format_named, formats, register_format
 from vitrim.exporting.timing import on_engine, time_exported
+from vitrim.exporting.writing import staged
 from vitrim.measure.latency import Budget
 
 SIZE = 32
@@ -255,7 +258,9 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
         ({"check": -1}, "check=-1 must not be negative"),
         ({"to": "tensorrt"}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
         ({"to": "openvino"}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),
-        ({"size": 0}, "size=0 must be at least 1"),
+        ({"size": 0}, "size=0 must be from 1 to 4096"),
+        ({"size": 16384}, "size=16384 must be from 1 to 4096"),
+        ({"size": (32, 4097)}, r"size=\(32, 4097\) must be from 1 to 4096"),
         (
             {"check": torch.zeros(4, 3, 48, 48)},
             r"check holds images \(4, 3, 48, 48\) float32, and the file takes \(n, 3, 32, 32\) float32",
@@ -271,6 +276,38 @@ def test_options_that_are_not_valid(tmp_path: Path, options: dict[str, Any], mes
     with pytest.raises(vitrim.VitrimError, match=message):
         vitrim.export(model(), "tome:r=2", tmp_path / "m.onnx", **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("to", "name"), [("m.onnx", "m.onnx.data"), ("m.xml", "m.bin"), ("m.pt2", "m.pt2.json")])
+def test_places_that_are_taken(to: str, name: str, tmp_path: Path) -> None:
+    """Refused before the work, and nothing is left behind; a pipe or a device is not replaced by a file."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(vitrim.VitrimError, match=f"cannot write .*{name}: it is a folder"):
+        vitrim.export(nn.Identity(), None, tmp_path / to)
+    (tmp_path / name).rmdir()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(vitrim.VitrimError, match=f"cannot write .*{name}: it is a device or a pipe"):
+        vitrim.export(nn.Identity(), None, tmp_path / to)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_place_that_is_taken_in_the_meantime(tmp_path: Path) -> None:
+    with (
+        pytest.raises(vitrim.VitrimError, match=r"cannot write .*m\.json: it is a folder"),
+        staged(tmp_path / "m") as place,
+    ):
+        place.write_text("graph")
+        place.with_name("m.data").write_text("weights")
+        place.with_name("m.json").write_text("{}")
+        (tmp_path / "m.json").mkdir()
+    assert [file.name for file in tmp_path.iterdir()] == ["m.json"]
+
+
+def test_a_size_is_refused_without_its_memory(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 4096 x 4096: "):
+        vitrim.export(model(dynamic_img_size=False), "tome:r=2", tmp_path / "m.pt2", size=4096)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB; the image has 196,608
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -154,10 +154,19 @@ def sidecar(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
+def weights_beside(path: Path) -> list[Path]:
+    """The files in which the weights of an exported file may lie.
+
+    Example:
+        >>> [file.name for file in weights_beside(Path("m.xml"))]
+        ['m.xml.data', 'm.bin']
+    """
+    return [path.with_name(f"{path.name}.data"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
+
+
 def size_of(path: Path) -> int:
     """Bytes of an exported file and of the weights beside it: ``m.onnx.data``, ``m.bin``."""
-    weights = (path.with_name(f"{path.name}.data"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else []))
-    return sum(file.stat().st_size for file in (path, *weights) if file.is_file())
+    return sum(file.stat().st_size for file in (path, *weights_beside(path)) if file.is_file())
 
 
 def _kind(path: Path) -> type[Format]:
