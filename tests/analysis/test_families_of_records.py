@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import entropy
+from scipy.stats import entropy, kendalltau, spearmanr
 from sklearn.metrics import homogeneity_completeness_v_measure
 
 from vitrim.analysis.families.counts import counts
@@ -115,3 +115,27 @@ def test_differences_in_accuracy_have_a_sign(records: list[Record]) -> None:
     [row] = [row for row in rows(features([dense, *plain[1:]]), "features") if row["method_b"] == "topk"]
     agreement = (plain[0].first() == plain[1].first()).mean()
     assert row["signed"] == pytest.approx(agreement - 1)
+
+
+def test_the_first_block_removes_what_is_gone_after_it(records: list[Record]) -> None:
+    left = np.tile([7, 5, 5, 2], (IMAGES, 1))
+    record = Record(records[0].header, {**records[0].arrays, "num_tokens": left})
+    assert [row["removed"] for row in rows(counts([record]), "counts")] == [PATCHES + 1 - 7, 2, 0, 3]
+
+
+def test_an_anchor_is_compared_with_how_much_better_the_others_are() -> None:
+    """Whichever of the two stands first in a pair: distance from the anchor against accuracy less the anchor's."""
+    every = titled([made(name, "merge", place, 5, right) for place, (name, right) in enumerate(
+        (("tome", 0.5), ("gtp", 0.25), ("atm", 0.9), ("bat", 0.1), ("mctf", 0.7)))])  # fmt: skip
+    outcome = features(every)
+    far = {frozenset((row["method_a"], row["method_b"])): row["procrustes"] for row in rows(outcome, "features")}
+    accuracy = {record.name: record.correct().mean() for record in every}  # type: ignore[union-attr]
+    found = [row for row in rows(outcome, "proxy_anchors") if row["measure"] == "procrustes"]
+    assert {row["method"] for row in found} == set(accuracy)
+    for row in found:
+        others = [name for name in accuracy if name != row["method"]]
+        distances = [far[frozenset((row["method"], name))] for name in others]
+        better = [accuracy[name] - accuracy[row["method"]] for name in others]
+        assert row["others"] == 4
+        assert row["spearman"] == pytest.approx(spearmanr(distances, better).statistic)
+        assert row["kendall"] == pytest.approx(kendalltau(distances, better).statistic)

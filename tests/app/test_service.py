@@ -17,7 +17,7 @@ from app_files import MODEL
 from vitrim.app.classes import CIFAR10
 from vitrim.app.drawings import DRAWINGS, draw
 from vitrim.app.records import Choice, Source
-from vitrim.app.service import KEPT_MODELS, Service
+from vitrim.app.service import KEPT_MODELS, Service, _contestants, _outputs
 from vitrim.app.views import command_of, python_of, result_html
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
@@ -70,6 +70,20 @@ def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) 
     with torch.no_grad():
         share = model(image[None]).softmax(-1)[0, 8].item()
     assert dict(result.reduced.best)["ship"] == pytest.approx(share, rel=1e-4)
+
+
+def test_pictures_and_numbers_are_of_one_draw() -> None:
+    """Those of a model that is reduced here, under the same seed."""
+    model, method = create_model(MODEL), "random:keep_rate=0.5"
+    image = eval_transform(model)(draw("ship"))[None]
+    (_, shown), sources, _ = _outputs(*_contestants(model, vitrim.parse_method(method)), image)
+    reduction = vitrim.reduce_(model, method, record=True)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        logits = model(image)
+    torch.testing.assert_close(shown.prediction, logits)
+    expected = [state.source[0, state.num_prefix :].tolist() for state in reduction.states[1:]]
+    assert sources.tolist() == expected
 
 
 def test_the_drawings_are_what_they_are_called() -> None:

@@ -107,6 +107,22 @@ def test_a_bound_is_the_quantile_of_the_counts_in_eights(quantile: float) -> Non
     assert (found <= torch.tensor(config.capacity).numpy()).all() or quantile < 1.0
 
 
+def test_counts_are_of_each_image_alone() -> None:
+    """Also of a method that decides by the mean of its batch, and whatever the batches are."""
+    images, model = tiny.images(6), tiny.HOSTS["vit"]()
+    expected = []
+    for image in images.split(1):
+        reduced = tiny.HOSTS["vit"]()
+        reduced.load_state_dict(model.state_dict())
+        reduction = vitrim.reduce_(reduced, ATM, record=True)
+        with torch.no_grad():
+            reduced(image)
+        expected.append([state.num_patches for state in reduction.states])
+    assert len({tuple(row) for row in expected}) > 1  # they do differ
+    for size in (1, 4, 6):
+        assert patches_per_block(model, ATM, images.split(size)).tolist() == expected
+
+
 # ---- frozen ----------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from sklearn.metrics import average_precision_score
 from test_evaluation import ATM, classifier, images
 from torch import Tensor
 from torch.utils.data import TensorDataset
+from torchmetrics import Metric
 
 import vitrim
 from vitrim.data import DataError
@@ -22,6 +23,7 @@ from vitrim.measure.decisions import Decisions, Record, file_name, save_decision
 from vitrim.measure.drawing import drawing
 from vitrim.measure.evaluation import evaluate, standard_probes
 from vitrim.measure.partial import Partial
+from vitrim.measure.probes import Gauge
 from vitrim.measure.processes import Processes
 from vitrim.measure.reading import read
 from vitrim.measure.records import Batch, Row, as_batches
@@ -193,6 +195,58 @@ def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path,
     assert np.array_equal(records[0].source, records[1].source)
 
 
+def test_lists_come_back_in_their_order(tmp_path: Path):
+    """Of more than ten batches: as text, 10 comes before 2."""
+    first, second = started(), started()
+    for batch in read(dataset(12), 1):
+        first.update(batch)
+    partial = Partial(tmp_path / "part", SETTINGS, Processes())
+    partial.keep(first, now=True)
+    partial.restore(second)
+    states, again = first.state(), second.state()
+    lists = [(gauge, key) for gauge, state in states.items() for key, value in state.items() if isinstance(value, list)]
+    assert any(len(states[gauge][key]) == 12 for gauge, key in lists)
+    for gauge, key in lists:
+        pairs = zip(states[gauge][key], again[gauge][key], strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs), key
+
+
+def test_a_state_is_a_copy(tmp_path: Path):
+    """What metrics add in place, and what is appended to their lists, later, is not in it; nor the other way round."""
+
+    class Seen(Metric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("total", torch.zeros(2), "sum")
+            self.add_state("values", [], "cat")
+
+        def update(self, value: Tensor) -> None:
+            self.total += value
+            self.values.append(value)
+
+        def compute(self) -> Tensor:
+            return self.total
+
+    class Watching(Gauge):
+        def see(self, batch: Batch, output: object, dense: object) -> None:
+            self.metrics["seen"].update(batch.images)
+
+        def result(self) -> dict[str, object]:
+            return {}
+
+    gauge = Watching({"seen": Seen()})
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+    gauge.metrics["seen"].update(one)
+    state = gauge.state()
+    gauge.metrics["seen"].update(two)
+    assert state["seen.total"].tolist() == [1.0, 2.0]
+    assert [value.tolist() for value in state["seen.values"]] == [[1.0, 2.0]]
+    state["seen.total"] += 5.0
+    state["seen.values"].clear()
+    assert gauge.metrics["seen"].total.tolist() == [11.0, 22.0]
+    assert len(gauge.metrics["seen"].values) == 2
+
+
 def test_nothing_is_resumed_from_a_folder_that_is_not_there(tmp_path: Path):
     partial, measurement = Partial(tmp_path / "part", SETTINGS, Processes()), started()
     assert partial.restore(measurement) == 0
@@ -214,6 +268,7 @@ def kept(tmp_path: Path) -> Path:
     ("settings", "processes", "message"),
     [
         ({**SETTINGS, "methods": ["tome:r=5"]}, 1, r"holds an evaluation with methods=\['tome:r=4', .*, this one has"),
+        ({"model": "made"}, 1, r"holds an evaluation with methods=\['tome:r=4', .*, this one has None"),
         ({**SETTINGS, "limit": 3}, 1, "holds an evaluation with limit=None, this one has 3: resume with the same"),
         (SETTINGS, 2, "holds an evaluation with processes=1, this one has 2"),
     ],
