@@ -119,8 +119,12 @@ def test_differences_in_accuracy_have_a_sign(records: list[Record]) -> None:
 
 def test_the_first_block_removes_what_is_gone_after_it(records: list[Record]) -> None:
     left = np.tile([7, 5, 5, 2], (IMAGES, 1))
-    record = Record(records[0].header, {**records[0].arrays, "num_tokens": left})
-    assert [row["removed"] for row in rows(counts([record]), "counts")] == [PATCHES + 1 - 7, 2, 0, 3]
+    left[0] = [9, 6, 6, 1]
+    header = {**records[0].header, "bounds": [8, 7, 6, 5], "thresholds": [0.1, 0.2, 0.3, 0.4]}
+    found = rows(counts([Record(header, {**records[0].arrays, "num_tokens": left})]), "counts")
+    assert [row["removed"] for row in found] == pytest.approx([10 - 7.05, 7.05 - 5.025, 0, 5.025 - 1.975])
+    assert [(row["least"], row["most"]) for row in found] == [(7, 9), (5, 6), (5, 6), (1, 2)]
+    assert [(row["bound"], row["threshold"]) for row in found] == [(8, 0.1), (7, 0.2), (6, 0.3), (5, 0.4)]
 
 
 def test_an_anchor_is_compared_with_how_much_better_the_others_are() -> None:
@@ -139,3 +143,21 @@ def test_an_anchor_is_compared_with_how_much_better_the_others_are() -> None:
         assert row["others"] == 4
         assert row["spearman"] == pytest.approx(spearmanr(distances, better).statistic)
         assert row["kendall"] == pytest.approx(kendalltau(distances, better).statistic)
+
+
+@pytest.mark.parametrize("others", [2, 3])
+def test_an_anchor_needs_three_others(others: int) -> None:
+    names = ("tome", "gtp", "atm", "bat")[: others + 1]
+    outcome = features(titled([made(name, "merge", place, 5, place / 8) for place, name in enumerate(names)]))
+    found = [table for table in outcome.tables if table.name == "proxy_anchors"]
+    methods = {row["method"] for table in found for row in table.records()}
+    assert methods == (set(names) if others == 3 else set())
+
+
+def test_places_of_a_grid_that_is_no_square() -> None:
+    """2 rows of 3 patches, of which only the last of the first row is dropped, by block 1 of 4."""
+    kept = np.array([1, 1, 0, 1, 1, 1], bool)
+    arrays = {"ids": np.arange(5), "kept": np.packbits(np.tile(kept, (5, 1, 1)), axis=-1)}
+    record = Record({**HEADER, "method": "topk", "kind": "prune", "soft": False, "grid": [2, 3]}, arrays)
+    found = [tuple(row.values())[1:4] for row in rows(depth([record]), "depth_maps")]
+    assert found == [(0, 0, 4), (0, 1, 4), (0, 2, 1), (1, 0, 4), (1, 1, 4), (1, 2, 4)]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from vitrim.errors import VitrimError
-from vitrim.measure.arrays import read_arrays, write_arrays
+from vitrim.measure.arrays import narrowed, read_arrays, widened, write_arrays
 
 HEADER = {"format": 1, "method": "tome"}
 
@@ -167,3 +167,12 @@ def test_what_is_good_is_read(tmp_path: Path) -> None:
     write_arrays(tmp_path / "two.npz", HEADER, large)
     again = read_arrays(tmp_path / "two.npz", "record", 1)[1]
     assert all(np.array_equal(again[name], array) and again[name].dtype == array.dtype for name, array in large.items())
+
+
+@pytest.mark.parametrize("tokens", [2, 254, 255, 256, 257, 65534, 65535, 65536, 65537])
+def test_what_is_narrowed_is_widened_again(tokens: int) -> None:
+    """Where the last token and the mark for none would share a number, the next type is taken."""
+    source = np.array([[-1, *range(tokens - 1)], [tokens - 1] * tokens], np.int32)
+    narrow = narrowed(source)
+    assert np.array_equal(widened(narrow, int(np.iinfo(narrow.dtype).max)), source)
+    assert narrow.itemsize == (1 if tokens < 256 else 2 if tokens < 65536 else 4) or tokens in (255, 65535)
