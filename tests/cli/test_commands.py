@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import signal
 import textwrap
 from collections import defaultdict
 from pathlib import Path
@@ -132,3 +133,13 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitrim.cli, "app", run)
     with pytest.raises(OSError, match="no error of a system"):
         exit_code(monkeypatch)
+
+
+def test_a_signal_ends_a_command_and_is_then_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(vitrim.cli, "app", lambda **_: signal.raise_signal(signal.SIGTERM))
+    assert exit_code(monkeypatch) == 143
+    assert capsys.readouterr().err == "terminated\n"
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -12,8 +12,6 @@ from vitrim.cli import held_out
 from vitrim.cli.held_out import HeldOut
 from vitrim.cli.setup import Data
 
-FOLDERS = {"images": "images", "./images": "images", "others": "others", "a:b/images": "images"}
-
 
 @pytest.mark.parametrize(
     ("given", "split", "same"),
@@ -50,3 +48,17 @@ def test_the_same_images_are_told(
     assert found.source == given
     source, _, wanted = given.partition(":")
     assert opened == [(source, wanted or None)]
+
+
+@pytest.mark.parametrize("given", ["a:b/images", "a:b\\images"])
+def test_a_colon_of_a_path_is_no_split(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, str | None]] = []
+
+    def task_and_data(dense: object, model: object, data: Data, limit: object) -> tuple[None, Any]:
+        opened.append((str(data.source), data.split))
+        return None, SimpleNamespace(split="train")
+
+    monkeypatch.setattr(held_out, "task_and_data", task_and_data)
+    data: Any = Data(source=given, split="train")
+    assert HeldOut.open(given, None, None, data, SimpleNamespace(split="train")).same  # type: ignore[arg-type]
+    assert opened == [(given, None)]

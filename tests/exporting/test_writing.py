@@ -17,7 +17,7 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.exporting import Exported, check, engines
+from vitrim.exporting import Exported, check, engines, timing
 from vitrim.exporting import format as file_formats
 from vitrim.exporting.format import Array, Format, Graph, Run, format_named, formats, register_format
 from vitrim.exporting.timing import on_engine, time_exported
@@ -128,6 +128,23 @@ def test_timing_has_four_rows(written: tuple[nn.Module, Exported]) -> None:
     ]
     assert rows[0]["speedup"] == rows[2]["speedup"] == 1.0
     assert rows[3]["promised_speedup"] == pytest.approx(file.metadata["dense_gmacs"] / file.metadata["gmacs"])
+
+
+def test_speedups_are_over_what_they_say(written: tuple[nn.Module, Exported], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of times made up: over the dense model of the same engine, and over the eager one, by hand."""
+    made, file = written
+    times = {"eager reduced": 5.0, "exported dense": 4.0, "exported reduced": 1.0}
+    monkeypatch.setattr(timing, "_dense_file", lambda *_: file)
+    monkeypatch.setattr(
+        timing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
+    )
+    images = torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)
+    rows = time_exported(made, copy.deepcopy(made), file, images)
+    assert [row["speedup"] for row in rows] == [1.0, 2.0, 1.0, 4.0]
+    assert [row["over_eager"] for row in rows] == [1.0, 2.0, 2.5, 10.0]
+    assert [row["images_per_second"] for row in rows] == [200.0, 400.0, 500.0, 2000.0]
+    promise = file.metadata["dense_gmacs"] / file.metadata["gmacs"]
+    assert [row["ratio"] for row in rows] == pytest.approx([1.0, 2 / promise, 1.0, 4 / promise])
 
 
 # ---- with torch.export, which is quick ------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from vitrim.measure.decisions import Decisions, Record, file_name, save_decision
 from vitrim.measure.drawing import drawing
 from vitrim.measure.evaluation import evaluate, standard_probes
 from vitrim.measure.partial import Partial
-from vitrim.measure.probes import Gauge
+from vitrim.measure.probes import Gauge, joined
 from vitrim.measure.processes import Processes
 from vitrim.measure.reading import read
 from vitrim.measure.records import Batch, Row, as_batches
@@ -245,6 +245,21 @@ def test_a_state_is_a_copy(tmp_path: Path):
     state["seen.values"].clear()
     assert gauge.metrics["seen"].total.tolist() == [11.0, 22.0]
     assert len(gauge.metrics["seen"].values) == 2
+
+
+def test_states_are_joined_in_their_order():
+    """And those that lack a sum are refused, and not counted as nothing."""
+    first = {"a": torch.tensor([1.0]), "b": [torch.tensor(1)]}
+    whole = joined([first, {"a": torch.tensor([2.0]), "b": [torch.tensor(2), torch.tensor(3)]}, {"b": []}])
+    assert (whole["a"].tolist(), [value.item() for value in whole["b"]]) == ([3.0], [1, 2, 3])
+    assert (first["a"].tolist(), len(first["b"])) == ([1.0], 1)
+    with pytest.raises(TypeError, match="a list in one process and a tensor in another"):
+        joined([{"a": []}, {"a": torch.zeros(1)}])
+    measurement = started()
+    gauge = next(gauge for gauges in measurement.gauges for gauge in gauges if gauge.state())
+    name = next(name for name, value in gauge.state().items() if isinstance(value, Tensor))
+    with pytest.raises(KeyError, match=f"no {name} in the state of a gauge"):
+        gauge.load({key: value for key, value in gauge.state().items() if key != name})
 
 
 def test_nothing_is_resumed_from_a_folder_that_is_not_there(tmp_path: Path):
