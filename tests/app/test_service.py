@@ -19,6 +19,7 @@ from vitrim.app.classes import CIFAR10
 from vitrim.app.drawings import DRAWINGS, draw
 from vitrim.app.records import Choice, Source
 from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _contestants, _outputs
+from vitrim.app.settings import slide_of
 from vitrim.app.views import command_of, python_of, result_html
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
@@ -92,6 +93,12 @@ def test_the_drawings_are_what_they_are_called() -> None:
     model = create_model(MODEL)
     images = torch.stack([eval_transform(model)(draw(name)) for name in DRAWINGS])
     assert [CIFAR10[place] for place in model(images).argmax(-1).tolist()] == list(DRAWINGS)
+
+
+@pytest.mark.parametrize("method", FREE)
+def test_a_slider_stands_between_its_ends_on_small_models_too(method: str) -> None:
+    slide = slide_of(method, patches=4)
+    assert slide.low <= slide.value <= slide.high
 
 
 def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import vitrim
 from cli_runs import Run, runner
 from full_matrix import cells
 from image_files import write_noise
+from vitrim.cli import export as export_file
 from vitrim.loading import create_model
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
@@ -155,3 +158,18 @@ def test_a_file_holds_one_method(run: Run) -> None:
     assert (code, out) == (2, "")
     assert err == "error: a file holds one method, got 2: tome:r=2, topk\n"
     assert not Path("m.pt2").exists()
+
+
+def test_as_many_images_as_a_batch_are_enough() -> None:
+    dataset: Any = [None] * 5
+    export_file._check_images(dataset, nn.Identity(), None, 4, 5, fixing=False)
+
+
+@pytest.mark.parametrize(("limit", "images"), [(None, export_file.FITTED), (3, 3)])
+def test_counts_are_found_on_so_many_images(limit: int | None, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("vitrim.data.batches", lambda dataset, size, limit: asked.append(limit) or [])
+    monkeypatch.setattr("vitrim.exporting.static.freeze", lambda *_, **__: None)
+    config, dataset = vitrim.parse_method("atm"), [None]
+    export_file._fixed(nn.Identity(), config, dataset, limit, True, None, None)  # type: ignore[arg-type]
+    assert asked == [images]

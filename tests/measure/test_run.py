@@ -18,6 +18,7 @@ from torchmetrics import Metric
 import vitrim
 from vitrim.data import DataError
 from vitrim.errors import VitrimError
+from vitrim.measure import partial as partial_file
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import Decisions, Record, file_name, save_decisions
 from vitrim.measure.drawing import drawing
@@ -245,6 +246,16 @@ def test_a_state_is_a_copy(tmp_path: Path):
     state["seen.values"].clear()
     assert gauge.metrics["seen"].total.tolist() == [11.0, 22.0]
     assert len(gauge.metrics["seen"].values) == 2
+
+
+def test_what_is_gathered_is_kept_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    partial, measurement = Partial(tmp_path / "part", SETTINGS, Processes()), started()
+    measurement.update(next(read(dataset(), 3)))
+    for seconds, kept in ((-1.0, False), (1.0, True)):
+        later = partial.written + partial_file.SECONDS_BETWEEN + seconds
+        monkeypatch.setattr(partial_file.time, "monotonic", lambda later=later: later)
+        partial.keep(measurement)
+        assert (tmp_path / "part" / "part-0.safetensors").is_file() is kept
 
 
 def test_states_are_joined_in_their_order():

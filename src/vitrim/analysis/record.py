@@ -31,7 +31,7 @@ KINDS: dict[str, Any] = {
     "split": (str, NoneType),
     **dict.fromkeys(("soft", "adaptive", "batch_dependent"), bool),
 }
-"""What entries of the header are, those that are there."""
+"""Types of the entries of the header, of those that are there."""
 ARRAYS = {
     **dict.fromkeys(("ids", "batch", "first"), ("iu", 1)),
     **dict.fromkeys(("num_tokens", "top_classes"), ("iu", 2)),

@@ -28,7 +28,7 @@ DAMAGES = (
     *(KeyError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, OverflowError, tokenize.TokenError),
 )
-"""What reading a damaged file raises; a header that is nested too deeply is a RecursionError or a MemoryError."""
+"""Errors of reading a damaged file; a header that is nested too deeply is a RecursionError or a MemoryError."""
 
 
 def narrowed(source: NDArray[Any]) -> NDArray[Any]:
