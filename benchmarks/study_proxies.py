@@ -119,16 +119,12 @@ def markdown(found: Sequence[Row]) -> str:
 
 def figure(rows: Sequence[Row], path: Path) -> None:
     """Top-1 over the Procrustes distance, one colour per method and one marker per cut."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    from vitrim.plots.style import MARKERS, colours
+    from vitrim.plots.style import MARKERS, colours, sheet
 
     names = list(dict.fromkeys(row["method"].partition(":")[0] for row in rows))
     colour, marker = colours(names), dict(zip(sorted({row["cut"] for row in rows}), MARKERS, strict=False))
-    drawn, axis = plt.subplots(figsize=(8.4, 5.0), layout="constrained")
+    drawn = sheet(8.4, 5.0)
+    axis = drawn.subplots()
     for row in rows:
         own = colour[row["method"].partition(":")[0]]
         axis.scatter(row["procrustes"], row["top1"], color=own, marker=marker[row["cut"]], s=42)
@@ -142,7 +138,6 @@ def figure(rows: Sequence[Row], path: Path) -> None:
     axis.grid(alpha=0.3)
     drawn.legend(fontsize=8, loc="outside right upper")
     drawn.savefig(path, dpi=110)
-    plt.close(drawn)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -196,9 +196,9 @@ def tiny(folder: Path) -> list[vitrim.Exported]:
     ]
 
 
-def opened(path: str, threads: int | None) -> vitrim.Exported:
+def opened(path: str, threads: int | None, trust: bool = False) -> vitrim.Exported:
     """An exported file that runs on so many threads: those of its engine, or torch's where the engine has none."""
-    file = vitrim.Exported.open(path)
+    file = vitrim.Exported.open(path, trust=trust)
     if threads is None:
         return file
     if file.kind.own_threads:
@@ -213,9 +213,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("files", nargs="*", help="exported with --preprocess")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--threads", type=int, help="of the engine")
+    parser.add_argument("--trust", action="store_true", help="the files may be code, as .pt2 files are")
     parser.add_argument("--load", action="store_true", help="1,000 requests to each file instead of serving one")
     given = parser.parse_args(arguments)
-    files = [opened(path, given.threads) for path in given.files]
+    files = [opened(path, given.threads, given.trust) for path in given.files]
     if not files:
         with TemporaryDirectory() as folder:
             for file in tiny(Path(folder)):

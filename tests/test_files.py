@@ -81,6 +81,7 @@ def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
         str(tmp_path / "file" / "x.json"): "file is a file|Not a directory",
         str(tmp_path / "file" / "deep" / "x.json"): "file is a file|Not a directory",
         "x" * 500: "File name too long",
+        "/dev/full.onnx": "/dev holds devices, and there is none of this name",
     }
     for name, message in cases.items():
         with pytest.raises(VitrimError, match=message):

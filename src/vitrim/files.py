@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+DEVICES = Path("/dev")
+"""A folder of the system's, whose files are gone when it starts again."""
+
 
 def check_folder(folder: Path) -> None:
     """Refuse a run's folder that cannot be created or written to. Nothing is created.
@@ -55,6 +58,8 @@ def check_file(file: Path) -> None:
         raise VitrimError(f"cannot write {file}: it is a folder")
     if there and not os.access(file, os.W_OK):
         raise VitrimError(f"cannot write {file}: no permission to change it")
+    if not there and _place(file).parent == DEVICES:
+        raise VitrimError(f"cannot write {file}: {DEVICES} holds devices, and there is none of this name")
     if not there or file.is_file():
         _check_way(_place(file).parent, file)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import entropy
+from scipy.stats import entropy, kendalltau, spearmanr
 from sklearn.metrics import homogeneity_completeness_v_measure
 
 from vitrim.analysis.families.counts import counts
@@ -115,3 +115,49 @@ def test_differences_in_accuracy_have_a_sign(records: list[Record]) -> None:
     [row] = [row for row in rows(features([dense, *plain[1:]]), "features") if row["method_b"] == "topk"]
     agreement = (plain[0].first() == plain[1].first()).mean()
     assert row["signed"] == pytest.approx(agreement - 1)
+
+
+def test_the_first_block_removes_what_is_gone_after_it(records: list[Record]) -> None:
+    left = np.tile([7, 5, 5, 2], (IMAGES, 1))
+    left[0] = [9, 6, 6, 1]
+    header = {**records[0].header, "bounds": [8, 7, 6, 5], "thresholds": [0.1, 0.2, 0.3, 0.4]}
+    found = rows(counts([Record(header, {**records[0].arrays, "num_tokens": left})]), "counts")
+    assert [row["removed"] for row in found] == pytest.approx([10 - 7.05, 7.05 - 5.025, 0, 5.025 - 1.975])
+    assert [(row["least"], row["most"]) for row in found] == [(7, 9), (5, 6), (5, 6), (1, 2)]
+    assert [(row["bound"], row["threshold"]) for row in found] == [(8, 0.1), (7, 0.2), (6, 0.3), (5, 0.4)]
+
+
+def test_an_anchor_is_compared_with_how_much_better_the_others_are() -> None:
+    """Whichever of the two stands first in a pair: distance from the anchor against accuracy less the anchor's."""
+    every = titled([made(name, "merge", place, 5, right) for place, (name, right) in enumerate(
+        (("tome", 0.5), ("gtp", 0.25), ("atm", 0.9), ("bat", 0.1), ("mctf", 0.7)))])  # fmt: skip
+    outcome = features(every)
+    far = {frozenset((row["method_a"], row["method_b"])): row["procrustes"] for row in rows(outcome, "features")}
+    accuracy = {record.name: record.correct().mean() for record in every}  # type: ignore[union-attr]
+    found = [row for row in rows(outcome, "proxy_anchors") if row["measure"] == "procrustes"]
+    assert {row["method"] for row in found} == set(accuracy)
+    for row in found:
+        others = [name for name in accuracy if name != row["method"]]
+        distances = [far[frozenset((row["method"], name))] for name in others]
+        better = [accuracy[name] - accuracy[row["method"]] for name in others]
+        assert row["others"] == 4
+        assert row["spearman"] == pytest.approx(spearmanr(distances, better).statistic)
+        assert row["kendall"] == pytest.approx(kendalltau(distances, better).statistic)
+
+
+@pytest.mark.parametrize("others", [2, 3])
+def test_an_anchor_needs_three_others(others: int) -> None:
+    names = ("tome", "gtp", "atm", "bat")[: others + 1]
+    outcome = features(titled([made(name, "merge", place, 5, place / 8) for place, name in enumerate(names)]))
+    found = [table for table in outcome.tables if table.name == "proxy_anchors"]
+    methods = {row["method"] for table in found for row in table.records()}
+    assert methods == (set(names) if others == 3 else set())
+
+
+def test_places_of_a_grid_that_is_no_square() -> None:
+    """2 rows of 3 patches, of which only the last of the first row is dropped, by block 1 of 4."""
+    kept = np.array([1, 1, 0, 1, 1, 1], bool)
+    arrays = {"ids": np.arange(5), "kept": np.packbits(np.tile(kept, (5, 1, 1)), axis=-1)}
+    record = Record({**HEADER, "method": "topk", "kind": "prune", "soft": False, "grid": [2, 3]}, arrays)
+    found = [tuple(row.values())[1:4] for row in rows(depth([record]), "depth_maps")]
+    assert found == [(0, 0, 4), (0, 1, 4), (0, 2, 1), (1, 0, 4), (1, 1, 4), (1, 2, 4)]

@@ -121,7 +121,7 @@ def test_files_that_are_no_records(tmp_path: Path) -> None:
         ("cut", "is no record of an analysis"),
         ("empty", "is no record of an analysis"),
         ("newer", "has format 9, this vitrim reads 1"),
-        ("other", "it has no blocks, grid, method"),
+        ("other", "it has no blocks, grid, kind, method"),
         ("pickled", "is no record of an analysis"),
         ("text", "is no record of an analysis: it is no .npz file, or was cut short"),
         ("headless", "is no record of an analysis: its header names no format"),
@@ -135,7 +135,7 @@ def test_files_that_are_no_records(tmp_path: Path) -> None:
 DAMAGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "fewer images": ({}, {"source": record(3).arrays["source"]}, r"source has shape \(3, 1, 5\), expected 5, 1, 5"),
     "another grid": ({"grid": [3, 3]}, {}, r"source has shape \(5, 1, 5\), expected 5, 1, 10"),
-    "fewer layers": ({"num_layers": 2}, {}, r"num_tokens has shape \(5, 3\), expected 5, 2"),
+    "fewer layers": ({"num_layers": 2, "feature_blocks": [0, 1]}, {}, r"num_tokens has shape \(5, 3\), expected 5, 2"),
     "fewer labels": ({}, {"targets": np.zeros(4)}, r"targets has shape \(4,\), expected 5"),
     "other features": ({"feature_blocks": [0]}, {}, r"features has shape \(5, 2, 4\), expected 5, 1"),
     "not a number": ({}, {"logits": np.full((5, 10), np.nan)}, "logits has values that are not finite numbers"),
@@ -167,3 +167,50 @@ def test_an_analysis_that_was_stopped_is_not_compared(tmp_path: Path) -> None:
     write_tables(tmp_path, {}, {"complete": False})
     with pytest.raises(VitrimError, match="was stopped before all images were seen: run it again"):
         read_report(tmp_path)
+
+
+HOSTILE: dict[str, list[Any]] = {
+    "method": [None, ["topk"], 1],
+    "kind": [None, {}],
+    "num_layers": [None, -1, 0, 1.5, True, [], 10**30],
+    "num_prefix": [-1, None, "1", False],
+    "grid": [None, [2], [2, 2, 1], ["a", "b"], [2.0, 2.0], [4, True], [-2, -2], {}],
+    "blocks": [None, ["a"], [3], [-1], [[1]], 1, [True]],
+    "feature_blocks": [[0, 3], ["a", 1], "02", None],
+    "feature_images": ["5", None, True],
+    "model": [["tiny"], {}, 1],
+    "split": [[], {}, 5],
+    "data": [None, []],
+    "bounds": [[1], None, "abc"],
+    "thresholds": [[], 1],
+    "soft": [None, 0, "no"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HOSTILE.items() for value in values])
+def test_entries_of_other_kinds(name: str, value: Any, tmp_path: Path) -> None:
+    Record({**HEADER, name: value}, record().arrays).save(tmp_path / "one.npz")
+    with pytest.raises(VitrimError, match=r"is no record of an analysis: (its header is damaged|source has)") as caught:
+        Record.load(tmp_path / "one.npz")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("source", lambda array: array + 3),  # one token too many
+        ("kept", lambda array: array + np.uint16(300)),
+        ("num_tokens", lambda array: array[..., None]),
+        ("ids", lambda array: array.astype(float)),
+        ("ids", lambda array: array[:, None]),
+        ("features", lambda array: np.full(array.shape, 1e300)),  # infinite in the float32 that is computed in
+        ("features", lambda array: array[:, :, 0]),
+        ("logits", lambda array: array.argmax(1)),
+        ("logits", lambda array: array.astype(np.int32)),
+    ],
+)
+def test_arrays_of_other_kinds(name: str, change: Any, tmp_path: Path) -> None:
+    good = record()
+    Record(good.header, {**good.arrays, name: change(good.arrays[name])}).save(tmp_path / "one.npz")
+    with pytest.raises(VitrimError, match="is no record of an analysis: "):
+        Record.load(tmp_path / "one.npz")

@@ -14,10 +14,12 @@ from PIL import Image
 
 import vitrim
 from app_files import MODEL
+from vitrim.app import service as service_file
 from vitrim.app.classes import class_names
 from vitrim.app.drawings import DRAWINGS, draw
 from vitrim.app.records import Choice, Source
-from vitrim.app.service import KEPT_MODELS, Service
+from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _contestants, _outputs
+from vitrim.app.settings import slide_of
 from vitrim.app.views import command_of, python_of, result_html
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
@@ -26,6 +28,7 @@ from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.macs import profile
 
+PIXELS = torch.zeros(1, 3, 32, 32)
 FREE = [name for name, kind in methods().items() if kind.training_free and kind.knob is not None]
 
 
@@ -72,11 +75,31 @@ def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) 
     assert dict(result.reduced.best)["ship"] == pytest.approx(share, rel=1e-4)
 
 
+def test_pictures_and_numbers_are_of_one_draw() -> None:
+    """Those of a model that is reduced here, under the same seed."""
+    model, method = create_model(MODEL), "random:keep_rate=0.5"
+    image = eval_transform(model)(draw("ship"))[None]
+    (_, shown), sources, _ = _outputs(*_contestants(model, vitrim.parse_method(method)), image)
+    reduction = vitrim.reduce_(model, method, record=True)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        logits = model(image)
+    torch.testing.assert_close(shown.prediction, logits)
+    expected = [state.source[0, state.num_prefix :].tolist() for state in reduction.states[1:]]
+    assert sources.tolist() == expected
+
+
 def test_the_drawings_are_what_they_are_called() -> None:
     model = create_model(MODEL)
     names = class_names(model, 10)
     images = torch.stack([eval_transform(model)(draw(name)) for name in DRAWINGS])
     assert [names[place] for place in model(images).argmax(-1).tolist()] == list(DRAWINGS)
+
+
+@pytest.mark.parametrize("method", FREE)
+def test_a_slider_stands_between_its_ends_on_small_models_too(method: str) -> None:
+    slide = slide_of(method, patches=4)
+    assert slide.low <= slide.value <= slide.high
 
 
 def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes) -> None:
@@ -180,6 +203,31 @@ def test_what_would_take_too_long_is_not_timed(ship: bytes) -> None:
     result = service.run(ship, Choice(MODEL, "tome", 8))
     assert result.timing is None
     assert any("too long to be timed" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("share", "timed"), [(0.5, True), (1.5, False)])
+def test_timing_takes_what_is_left_of_the_time(
+    share: float, timed: bool, ship: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four models, each once before and ROUNDS times: a forward that takes so long that this is half, or too much."""
+    known = Service([Source(MODEL)])
+    outputs = service_file._outputs(*_contestants(create_model(MODEL), vitrim.parse_method("tome")), PIXELS)
+    seconds = share * known.seconds / (4 * (ROUNDS + 1))
+    monkeypatch.setattr(service_file, "_outputs", lambda *_: (*outputs[:2], seconds))
+    monkeypatch.setattr(service_file, "_timing", lambda *_: "timed")
+    result = known.run(ship, Choice(MODEL, "tome", 8))
+    assert (result.timing == "timed") is timed
+
+
+@pytest.mark.parametrize("reduced_class", [0, 3])
+def test_whether_the_answer_is_the_same(reduced_class: int, ship: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    (dense, reduced), sources, _ = _outputs(*_contestants(create_model(MODEL), vitrim.parse_method("tome")), PIXELS)
+    logits = torch.eye(10)
+    answers = (replace(dense, prediction=logits[:1]), replace(reduced, prediction=logits[reduced_class][None]))
+    monkeypatch.setattr(service_file, "_outputs", lambda *_: (answers, sources, 1e9))
+    result = Service([Source(MODEL)]).run(ship, Choice(MODEL, "tome", 8))
+    assert result.same is (reduced_class == 0)
+    assert (result.dense.best[0][0], result.reduced.best[0][0]) == (CIFAR10[0], CIFAR10[reduced_class])
 
 
 @pytest.mark.parametrize(

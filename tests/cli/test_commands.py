@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import signal
 import textwrap
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import typer.main
 
 import vitrim
+import vitrim.cli
 from cli_runs import exit_code
 from vitrim.cli import COMMANDS, app
 from vitrim.cli.setup import flat
@@ -95,3 +97,49 @@ def test_the_readme_names_every_command(command: str) -> None:
 def test_version_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(monkeypatch, "--version") == 0
     assert capsys.readouterr() == (f"vitrim {vitrim.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),  # 128 and the number of the signal, as of any program in a shell
+        (typer.Abort(), 130, "interrupted"),
+        (130, 130, "interrupted"),  # typer's result where it saw the signal itself
+        (SystemExit(143), 143, "terminated"),
+        (vitrim.VitrimError("one\ntwo"), 2, "error: one two"),
+        (OSError(28, "No space left on device", "x.json"), 2, "error: x.json: No space left on device"),
+        (SystemExit(7), 7, ""),
+        (None, 0, ""),
+    ],
+    ids=repr,
+)
+def test_how_a_command_ends(
+    end: Any, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(**_: object) -> Any:
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr(vitrim.cli, "app", run)
+    assert exit_code(monkeypatch) == code
+    assert capsys.readouterr().err.strip() == said
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(**_: object) -> None:
+        raise OSError(5000, "no error of a system")
+
+    monkeypatch.setattr(vitrim.cli, "app", run)
+    with pytest.raises(OSError, match="no error of a system"):
+        exit_code(monkeypatch)
+
+
+def test_a_signal_ends_a_command_and_is_then_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(vitrim.cli, "app", lambda **_: signal.raise_signal(signal.SIGTERM))
+    assert exit_code(monkeypatch) == 143
+    assert capsys.readouterr().err == "terminated\n"
+    assert signal.getsignal(signal.SIGTERM) is before

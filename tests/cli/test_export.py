@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import vitrim
 from cli_runs import Run, runner
 from full_matrix import cells
 from image_files import write_noise
+from vitrim.cli import export as export_file
 from vitrim.cli.export import _classes
 from vitrim.loading import create_model
 
@@ -41,7 +43,7 @@ def test_a_file_and_its_record(run: Run) -> None:
     assert record["command"] == "export"
     assert record["file"]["method"] == "tome:r=2"
     assert record["file"]["classes"] == ["a", "b"]
-    file = vitrim.Exported.open("m.pt2")
+    file = vitrim.Exported.open("m.pt2", trust=True)
     assert file.run(np.zeros((3, 3, 32, 32), np.float32)).shape == (3, 2)
 
 
@@ -171,3 +173,18 @@ def test_a_file_has_the_names_of_the_model_before_those_of_the_images() -> None:
     assert _classes(images, model) == _classes(None, model) == ["c", "b", "a"]
     model.class_names = images.class_names = ["a", "b"]  # of another head
     assert _classes(images, model) is None
+
+
+def test_as_many_images_as_a_batch_are_enough() -> None:
+    dataset: Any = [None] * 5
+    export_file._check_images(dataset, nn.Identity(), None, 4, 5, fixing=False)
+
+
+@pytest.mark.parametrize(("limit", "images"), [(None, export_file.FITTED), (3, 3)])
+def test_counts_are_found_on_so_many_images(limit: int | None, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("vitrim.data.batches", lambda dataset, size, limit: asked.append(limit) or [])
+    monkeypatch.setattr("vitrim.exporting.static.freeze", lambda *_, **__: None)
+    config, dataset = vitrim.parse_method("atm"), [None]
+    export_file._fixed(nn.Identity(), config, dataset, limit, True, None, None)  # type: ignore[arg-type]
+    assert asked == [images]

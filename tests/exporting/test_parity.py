@@ -16,9 +16,11 @@ from torch import nn
 import tiny
 import vitrim
 from full_matrix import cells
+from vitrim.core.facts import Preprocessing
 from vitrim.core.registry import methods
 from vitrim.exporting import Exported, check
 from vitrim.exporting.format import formats
+from vitrim.exporting.program import as_read
 
 FIXED = [
     "random:seed=1",
@@ -91,7 +93,7 @@ def test_pt2_computes_what_the_model_does(method: str, tmp_path: Path) -> None:
     model = model_for("vit", method)
     file = vitrim.export(model, tiny.fits(vitrim.parse_method(method), model), tmp_path / "m.pt2", check=5)
     assert file.engine == "torch.export"
-    assert Exported.open(file.path).run(tiny.images(3).numpy()).shape == (3, 5)
+    assert Exported.open(file.path, trust=True).run(tiny.images(3).numpy()).shape == (3, 5)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
@@ -149,3 +151,81 @@ def test_a_format_names_its_engine_and_its_suffix(name: str) -> None:
     kind: Any = formats()[name]
     assert kind.engine
     assert kind.suffix.startswith(".")
+
+
+# ---- the comparison itself, of files that are made to differ ---------------------------------------------------------
+
+
+def differing(change: dict[int, Any], weights: str = "fp32") -> tuple[nn.Module, Exported, torch.Tensor]:
+    """A model, a file that gives its logits but for ``change`` of some of 20 images, and these images."""
+    model, images = tiny.HOSTS["vit"](), tiny.images(20)
+    with torch.no_grad():
+        logits = torch.cat([model(image[None]) for image in images]).numpy()
+    for image, value in change.items():
+        logits[image] = value(logits[image])
+    rest = iter(logits)
+    metadata = {"weights": weights, "output": {"name": "logits"}, "input": {"dtype": "float32"}}
+    file = Exported(Path("m.onnx"), "onnx", {"image": ("batch", *images.shape[1:])}, 0, 0, metadata)
+    vars(file)["_run"] = lambda given: np.stack([next(rest) for _ in given])
+    return model, file, images
+
+
+def flipped(logits: Any) -> Any:
+    return -logits
+
+
+def nudged(by: float) -> Any:
+    return lambda logits: logits + np.array([by, *[0] * (len(logits) - 1)], logits.dtype)
+
+
+def blank(logits: Any) -> Any:
+    return np.full_like(logits, np.nan)
+
+
+@pytest.mark.parametrize(
+    ("weights", "change", "holds", "beyond"),
+    [
+        ("fp32", {}, True, 0),
+        ("fp32", {0: nudged(5e-5)}, True, 0),
+        ("fp32", {7: nudged(2e-4)}, False, 1),  # not one of 20
+        ("fp32", {19: nudged(-2e-4)}, False, 1),
+        ("fp32", {3: blank}, False, 1),
+        ("fp32", {3: lambda logits: np.where(np.arange(len(logits)) == 1, np.nan, logits)}, False, 1),
+        ("fp32", {3: lambda logits: np.where(np.arange(len(logits)) == 1, np.inf, logits)}, False, 1),
+        ("fp16", {0: nudged(1e-2)}, True, 0),
+        ("fp16", {0: nudged(3e-2), 19: flipped}, True, 2),  # two of 20
+        ("fp16", {0: nudged(3e-2), 9: nudged(3e-2), 19: flipped}, False, 3),
+        ("fp16", dict.fromkeys(range(3), blank), False, 3),
+    ],
+)
+def test_as_many_images_may_differ_as_rounding_explains(
+    weights: str, change: dict[int, Any], holds: bool, beyond: int
+) -> None:
+    model, file, images = differing(change, weights)
+    found = check(file, model, images)
+    assert (found.images, found.batches) == (20, (1, 2, 17))
+    assert (found.holds, found.beyond) == (holds, beyond)
+
+
+def test_another_first_class_is_noticed_however_near_the_logits_are() -> None:
+    def swapped(logits: Any) -> Any:
+        top = np.sort(logits)[-2:]
+        out = np.where(logits == top[1], top[0], logits)
+        out[logits.argsort()[-2]] = top[1]
+        return out
+
+    model, file, images = differing({4: swapped})
+    found = check(file, model, images, atol=1e9)
+    assert (found.beyond, found.same_top1, found.holds) == (0, 19, False)
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,) * 3, (0.5,) * 3)])
+def test_bytes_come_back_as_they_were(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """All 256 values of all channels, through the normalisation that torchvision has."""
+    from torchvision.transforms.v2.functional import normalize
+
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
+    told = Preprocessing(channels=3, size=(16, 16), mean=mean, std=std)
+    assert torch.equal(as_read(normalize(pixels / 255, mean, std), told), pixels.permute(0, 2, 3, 1))
+    beyond = as_read(torch.tensor([-9.0, 9.0, 0.0]).view(1, 3, 1, 1), told)
+    assert beyond.flatten()[:2].tolist() == [0, 255]

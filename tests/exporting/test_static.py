@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ import tiny
 import vitrim
 from full_matrix import cells
 from vitrim.core.tokens import TokenState
-from vitrim.exporting import bound, freeze
+from vitrim.exporting import bound, freeze, static
 from vitrim.exporting.static import patches_per_block
 
 LOW: dict[str, Any] = {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1}
@@ -105,6 +106,43 @@ def test_a_bound_is_the_quantile_of_the_counts_in_eights(quantile: float) -> Non
         assert slots_ == previous or (slots_ + 1) % 8 == 0
         previous = slots_
     assert (found <= torch.tensor(config.capacity).numpy()).all() or quantile < 1.0
+
+
+@pytest.mark.parametrize(
+    ("quantile", "counts", "slots"),
+    [
+        (0.75, [[20, 20, 20, 10], [10, 10, 10, 10]], [23, 15]),  # sorted 10 20 20 20: three of four must fit
+        (0.5, [[10, 10, 20, 20], [3, 3, 3, 3]], [23, 7]),  # between two images, the one above
+        (1.0, [[5, 16, 3, 1], [7, 8, 1, 1]], [23, 15]),
+        (1.0, [[15, 15, 15, 15], [15, 15, 15, 15]], [15, 15]),
+        (1.0, [[33, 33, 33, 33], [36, 36, 36, 36]], [36, 36]),  # never more than the block before leaves
+    ],
+)
+def test_slots_by_hand(
+    quantile: float, counts: list[list[int]], slots: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """36 patches and a class token: slots are multiples of 8, less that token, of which 36 never need more."""
+    whole = [[36] * 4, *counts, *[counts[-1]] * 2]
+    monkeypatch.setattr(static, "patches_per_block", lambda *_: np.array(whole).T)
+    config = bound(tiny.HOSTS["vit"](), ATM, [], quantile=quantile)
+    assert isinstance(config, vitrim.ATM)
+    assert list(config.capacity or ())[:2] == slots
+
+
+def test_counts_are_of_each_image_alone() -> None:
+    """Also of a method that decides by the mean of its batch, and whatever the batches are."""
+    images, model = tiny.images(6), tiny.HOSTS["vit"]()
+    expected = []
+    for image in images.split(1):
+        reduced = tiny.HOSTS["vit"]()
+        reduced.load_state_dict(model.state_dict())
+        reduction = vitrim.reduce_(reduced, ATM, record=True)
+        with torch.no_grad():
+            reduced(image)
+        expected.append([state.num_patches for state in reduction.states])
+    assert len({tuple(row) for row in expected}) > 1  # they do differ
+    for size in (1, 4, 6):
+        assert patches_per_block(model, ATM, images.split(size)).tolist() == expected
 
 
 # ---- frozen ----------------------------------------------------------------------------------------------------------

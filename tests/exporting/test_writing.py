@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.exporting import Exported, check, engines
+from vitrim.exporting import Exported, check, engines, timing
 from vitrim.exporting import format as file_formats
 from vitrim.exporting.format import Array, Format, Graph, Run, format_named, formats, register_format
 from vitrim.exporting.timing import on_engine, time_exported
+from vitrim.exporting.writing import staged
 from vitrim.measure.latency import Budget
 
 SIZE = 32
@@ -126,6 +128,23 @@ def test_timing_has_four_rows(written: tuple[nn.Module, Exported]) -> None:
     ]
     assert rows[0]["speedup"] == rows[2]["speedup"] == 1.0
     assert rows[3]["promised_speedup"] == pytest.approx(file.metadata["dense_gmacs"] / file.metadata["gmacs"])
+
+
+def test_speedups_are_over_what_they_say(written: tuple[nn.Module, Exported], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of times made up: over the dense model of the same engine, and over the eager one, by hand."""
+    made, file = written
+    times = {"eager reduced": 5.0, "exported dense": 4.0, "exported reduced": 1.0}
+    monkeypatch.setattr(timing, "_dense_file", lambda *_: file)
+    monkeypatch.setattr(
+        timing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
+    )
+    images = torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)
+    rows = time_exported(made, copy.deepcopy(made), file, images)
+    assert [row["speedup"] for row in rows] == [1.0, 2.0, 1.0, 4.0]
+    assert [row["over_eager"] for row in rows] == [1.0, 2.0, 2.5, 10.0]
+    assert [row["images_per_second"] for row in rows] == [200.0, 400.0, 500.0, 2000.0]
+    promise = file.metadata["dense_gmacs"] / file.metadata["gmacs"]
+    assert [row["ratio"] for row in rows] == pytest.approx([1.0, 2 / promise, 1.0, 4 / promise])
 
 
 # ---- with torch.export, which is quick ------------------------------------------------------------------------------
@@ -257,7 +276,9 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
         ({"check": -1}, "check=-1 must not be negative"),
         ({"to": "tensorrt"}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
         ({"to": "openvino"}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),
-        ({"size": 0}, "size=0 must be at least 1"),
+        ({"size": 0}, "size=0 must be from 1 to 4096"),
+        ({"size": 16384}, "size=16384 must be from 1 to 4096"),
+        ({"size": (32, 4097)}, r"size=\(32, 4097\) must be from 1 to 4096"),
         (
             {"check": torch.zeros(4, 3, 48, 48)},
             r"check holds images \(4, 3, 48, 48\) float32, and the file takes \(n, 3, 32, 32\) float32",
@@ -273,6 +294,41 @@ def test_options_that_are_not_valid(tmp_path: Path, options: dict[str, Any], mes
     with pytest.raises(vitrim.VitrimError, match=message):
         vitrim.export(model(), "tome:r=2", tmp_path / "m.onnx", **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("to", "name"), [("m.onnx", "m.onnx.data"), ("m.xml", "m.bin"), ("m.pt2", "m.pt2.json")])
+def test_places_that_are_taken(to: str, name: str, tmp_path: Path) -> None:
+    """Refused before the work, and nothing is left behind; a pipe or a device is not replaced by a file."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(vitrim.VitrimError, match=f"cannot write .*{name}: it is a folder"):
+        vitrim.export(nn.Identity(), None, tmp_path / to)
+    (tmp_path / name).rmdir()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(vitrim.VitrimError, match=f"cannot write .*{name}: it is a device or a pipe"):
+        vitrim.export(nn.Identity(), None, tmp_path / to)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def _fill(place: Path, taken: Path) -> None:
+    with staged(place) as beside:
+        for name in ("m", "m.data", "m.json"):
+            beside.with_name(name).write_text(name)
+        taken.mkdir()
+
+
+def test_a_place_that_is_taken_in_the_meantime(tmp_path: Path) -> None:
+    with pytest.raises(vitrim.VitrimError, match=r"cannot write .*m\.json: it is a folder"):
+        _fill(tmp_path / "m", tmp_path / "m.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.json"]
+
+
+def test_a_size_is_refused_without_its_memory(tmp_path: Path) -> None:
+    made = model(dynamic_img_size=False)
+    held: list[int] = []
+    made.register_forward_pre_hook(lambda _, given: held.append(given[0].untyped_storage().nbytes()))
+    with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 4096 x 4096: "):
+        vitrim.export(made, None, tmp_path / "m.pt2", size=4096)
+    assert max(held) < 1000  # the image has 201,326,592 bytes
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -185,6 +185,22 @@ def test_torch_attention_is_counted_on_its_fast_path_too(batch_first: bool) -> N
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+@pytest.mark.parametrize(("queries", "keys", "width"), [(3, 7, 5), (7, 3, 8), (1, 9, 4)])
+def test_attention_of_other_queries_than_keys(queries: int, keys: int, width: int) -> None:
+    """By hand: each of the queries has a product of 8 with each key, and sums as many values."""
+
+    class Crossed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k, self.v = nn.Parameter(torch.ones(1, 2, keys, 8)), nn.Parameter(torch.ones(1, 2, keys, width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(x, self.k, self.v)
+
+    found = count_macs(Crossed(), torch.zeros(1, 2, queries, 8))
+    assert found == Macs(0, 2 * queries * keys * 8 + 2 * queries * keys * width, 0, 0)
+
+
 # ---- parts --------------------------------------------------------------------------------------------------------
 
 

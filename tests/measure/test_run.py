@@ -15,15 +15,18 @@ from sklearn.metrics import average_precision_score
 from test_evaluation import ATM, classifier, images
 from torch import Tensor
 from torch.utils.data import TensorDataset
+from torchmetrics import Metric
 
 import vitrim
 from vitrim.data import DataError
 from vitrim.errors import VitrimError
+from vitrim.measure import partial as partial_file
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import Decisions, Record, file_name, save_decisions
 from vitrim.measure.drawing import drawing
 from vitrim.measure.evaluation import evaluate, standard_probes
 from vitrim.measure.partial import Partial
+from vitrim.measure.probes import Gauge, joined
 from vitrim.measure.processes import Processes
 from vitrim.measure.reading import read
 from vitrim.measure.records import Batch, Row, as_batches
@@ -195,6 +198,83 @@ def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path,
     assert np.array_equal(records[0].source, records[1].source)
 
 
+def test_lists_come_back_in_their_order(tmp_path: Path):
+    """Of more than ten batches: as text, 10 comes before 2."""
+    first, second = started(), started()
+    for batch in read(dataset(12), 1):
+        first.update(batch)
+    partial = Partial(tmp_path / "part", SETTINGS, Processes())
+    partial.keep(first, now=True)
+    partial.restore(second)
+    states, again = first.state(), second.state()
+    lists = [(gauge, key) for gauge, state in states.items() for key, value in state.items() if isinstance(value, list)]
+    assert any(len(states[gauge][key]) == 12 for gauge, key in lists)
+    for gauge, key in lists:
+        pairs = zip(states[gauge][key], again[gauge][key], strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs), key
+
+
+def test_a_state_is_a_copy(tmp_path: Path):
+    """What metrics add in place, and what is appended to their lists, later, is not in it; nor the other way round."""
+
+    class Seen(Metric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("total", torch.zeros(2), "sum")
+            self.add_state("values", [], "cat")
+
+        def update(self, value: Tensor) -> None:
+            self.total += value
+            self.values.append(value)
+
+        def compute(self) -> Tensor:
+            return self.total
+
+    class Watching(Gauge):
+        def see(self, batch: Batch, output: object, dense: object) -> None:
+            self.metrics["seen"].update(batch.images)
+
+        def result(self) -> dict[str, object]:
+            return {}
+
+    gauge = Watching({"seen": Seen()})
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+    gauge.metrics["seen"].update(one)
+    state = gauge.state()
+    gauge.metrics["seen"].update(two)
+    assert state["seen.total"].tolist() == [1.0, 2.0]
+    assert [value.tolist() for value in state["seen.values"]] == [[1.0, 2.0]]
+    state["seen.total"] += 5.0
+    state["seen.values"].clear()
+    assert gauge.metrics["seen"].total.tolist() == [11.0, 22.0]
+    assert len(gauge.metrics["seen"].values) == 2
+
+
+def test_what_is_gathered_is_kept_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    partial, measurement = Partial(tmp_path / "part", SETTINGS, Processes()), started()
+    measurement.update(next(read(dataset(), 3)))
+    for seconds, kept in ((-1.0, False), (1.0, True)):
+        later = partial.written + partial_file.SECONDS_BETWEEN + seconds
+        monkeypatch.setattr(partial_file.time, "monotonic", lambda later=later: later)
+        partial.keep(measurement)
+        assert (tmp_path / "part" / "part-0.safetensors").is_file() is kept
+
+
+def test_states_are_joined_in_their_order():
+    """And those that lack a sum are refused, and not counted as nothing."""
+    first = {"a": torch.tensor([1.0]), "b": [torch.tensor(1)]}
+    whole = joined([first, {"a": torch.tensor([2.0]), "b": [torch.tensor(2), torch.tensor(3)]}, {"b": []}])
+    assert (whole["a"].tolist(), [value.item() for value in whole["b"]]) == ([3.0], [1, 2, 3])
+    assert (first["a"].tolist(), len(first["b"])) == ([1.0], 1)
+    with pytest.raises(TypeError, match="a list in one process and a tensor in another"):
+        joined([{"a": []}, {"a": torch.zeros(1)}])
+    measurement = started()
+    gauge = next(gauge for gauges in measurement.gauges for gauge in gauges if gauge.state())
+    name = next(name for name, value in gauge.state().items() if isinstance(value, Tensor))
+    with pytest.raises(KeyError, match=f"no {name} in the state of a gauge"):
+        gauge.load({key: value for key, value in gauge.state().items() if key != name})
+
+
 def test_nothing_is_resumed_from_a_folder_that_is_not_there(tmp_path: Path):
     partial, measurement = Partial(tmp_path / "part", SETTINGS, Processes()), started()
     assert partial.restore(measurement) == 0
@@ -216,6 +296,7 @@ def kept(tmp_path: Path) -> Path:
     ("settings", "processes", "message"),
     [
         ({**SETTINGS, "methods": ["tome:r=5"]}, 1, r"holds an evaluation with methods=\['tome:r=4', .*, this one has"),
+        ({"model": "made"}, 1, r"holds an evaluation with methods=\['tome:r=4', .*, this one has None"),
         ({**SETTINGS, "limit": 3}, 1, "holds an evaluation with limit=None, this one has 3: resume with the same"),
         (SETTINGS, 2, "holds an evaluation with processes=1, this one has 2"),
     ],

@@ -5,25 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.measure.arrays import narrowed, read_arrays, widened, write_arrays
+from vitrim.measure.arrays import LARGEST, narrowed, read_arrays, widened, write_arrays
 from vitrim.measure.decisions import Decisions
 
-__all__ = ["FORMAT", "Record", "check_comparable", "titled"]
+__all__ = ["FORMAT", "LARGEST", "Record", "check_comparable", "titled"]
 
 FORMAT = 1
-LARGEST = 2 * 2**30
-"""Bytes of the arrays of one record."""
 MOST_FEATURES = 5000
 """Images of which a record keeps features: noise does not compress, and distances of features need no more."""
 
 FEATURES = ("features", "head")
 """Arrays of at most `MOST_FEATURES` images."""
+
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("method", "kind", "model", "data", "title", "report"), str),
+    **dict.fromkeys(("num_layers", "num_prefix", "feature_images", "batch_size", "pruned"), int),
+    **dict.fromkeys(("grid", "blocks", "feature_blocks", "bounds", "thresholds"), list),
+    "split": (str, NoneType),
+    **dict.fromkeys(("soft", "adaptive", "batch_dependent"), bool),
+}
+"""Types of the entries of the header, of those that are there."""
+ARRAYS = {
+    **dict.fromkeys(("ids", "batch", "first"), ("iu", 1)),
+    **dict.fromkeys(("num_tokens", "top_classes"), ("iu", 2)),
+    "source": ("iu", 3),
+    "kept": ("u", 3),
+    **dict.fromkeys(("head_cosine", "kl"), ("f", 1)),
+    **dict.fromkeys(("head", "cosine", "logits", "top_logits"), ("f", 2)),
+    "features": ("f", 3),
+}
+"""Kinds of numbers and dimensions of the arrays."""
+MOST_LAYERS = 10_000
 
 LAST = ("split", "report")
 """Entries of the header that are named only where no others tell two records apart."""
@@ -184,13 +203,14 @@ class Record:
             VitrimError: there is no such file, or it is no record of this format.
         """
         header, arrays = read_arrays(path, "record of an analysis", FORMAT)
-        missing = {"method", "blocks", "num_layers", "grid", "num_prefix"} - set(header)
+        missing = {"method", "kind", "blocks", "num_layers", "grid", "num_prefix"} - set(header)
         if missing or "ids" not in arrays:
             raise VitrimError(f"{path} is no record of an analysis: it has no {', '.join(sorted(missing) or ['ids'])}")
-        if "source" in arrays:
-            arrays["source"] = widened(arrays["source"], header.pop("pruned"))
         try:
-            problem = _damage(header, arrays)
+            problem = _entries(header) or _damage(header, arrays)
+            if problem is None and "source" in arrays:
+                arrays["source"] = widened(arrays["source"], header.pop("pruned"))
+                problem = _strays(arrays["source"])
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             problem = f"its header is damaged ({first_line(error)})"
         if problem is not None:
@@ -201,6 +221,38 @@ class Record:
         if name not in self.arrays:
             raise VitrimError(f"the record of {self.name} has no {what}")
         return self.arrays[name]
+
+
+def _entries(header: Mapping[str, Any]) -> str | None:
+    """Say which entry of the header is not of its kind; None where all are."""
+    layers, places = header["num_layers"], range(int(header["num_layers"]))
+    checks = {
+        "num_layers": lambda value: 0 < value <= MOST_LAYERS,
+        "grid": lambda value: len(value) == 2 and all(_whole(side) and side > 0 for side in value),
+        "num_prefix": lambda value: value >= 0,
+        "blocks": lambda value: all(_whole(block) and block in places for block in value),
+        "feature_blocks": lambda value: all(_whole(block) and block in places for block in value),
+        "bounds": lambda value: len(value) == layers,
+        "thresholds": lambda value: len(value) == layers,
+    }
+    for name, kind in KINDS.items():
+        if name in header and (
+            not isinstance(header[name], kind)
+            or (isinstance(header[name], bool) and kind is int)
+            or not checks.get(name, lambda _: True)(header[name])
+        ):
+            return f"its header is damaged ({name}: {header[name]})"
+    return None
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _strays(source: NDArray[np.int32]) -> str | None:
+    """Say whether a token is none of those that there are."""
+    wrong = source.size and not -1 <= source.min() <= source.max() < source.shape[-1]
+    return "source names tokens that there are not" if wrong else None
 
 
 def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str | None:
@@ -218,6 +270,9 @@ def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> st
     }
     for name, array in arrays.items():
         shape = expected.get(name, (images,))
+        kinds, dimensions = ARRAYS.get(name, ("biuf", array.ndim))
+        if (array.dtype.kind not in kinds) or (name == "kept" and array.dtype != np.uint8) or array.ndim != dimensions:
+            return f"{name} is of {array.dtype} and {array.ndim} dimensions"
         if array.shape[: len(shape)] != shape:
             return f"{name} has shape {array.shape}, expected {', '.join(map(str, shape))} ..."
     return unfinished(arrays)
@@ -230,8 +285,13 @@ def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
         >>> unfinished({"ids": np.arange(2), "kl": np.array([0.5, np.nan])})
         'kl has values that are not finite numbers'
     """
-    wrong = (name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all())
-    name = next(wrong, None)
+    with np.errstate(over="ignore"):  # what is computed is computed in float32
+        wrong = (
+            name
+            for name, array in arrays.items()
+            if array.dtype.kind == "f" and not np.isfinite(array.astype(np.float32, copy=False)).all()
+        )
+        name = next(wrong, None)
     return None if name is None else f"{name} has values that are not finite numbers"
 
 

@@ -111,7 +111,7 @@ def _picture(points: Sequence[Point], cost: str, measure: str) -> bytes:
     axis.plot(*zip(*line, strict=True), ":", color=DENSE_COLOUR, linewidth=1, label="front", zorder=2)
     axis.plot([100.0], [dense], "*", color=DENSE_COLOUR, markersize=12, label="dense", zorder=4)
     axis.set_xlabel(f"{cost}, % of the dense model", fontsize=SMALL)
-    axis.set_ylabel(measure.replace("$", r"\$"), fontsize=SMALL)
+    axis.set_ylabel(measure, fontsize=SMALL)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=SMALL, frameon=False)
     return encoded(figure)

@@ -36,7 +36,7 @@ To = Annotated[
 Batch = Annotated[str, typer.Option("--batch", help="dynamic: batches of any size, or the only size, e.g. 8")]
 Opset = Annotated[int, typer.Option("--opset", help="version of the ONNX operators, 18 to 23")]
 Size = Annotated[
-    int | None, typer.Option("--image-size", min=1, max=16384, help="side of the images; default: the model's own")
+    int | None, typer.Option("--image-size", min=1, max=4096, help="side of the images; default: the model's own")
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="of the weights: fp32 or fp16")]
 Preprocess = Annotated[

@@ -134,7 +134,7 @@ class FormOfModel:
             raise UnsupportedModelError(self._changed("the pooling or the image size"))
 
     # a compiler asks once, and need not follow: it may come to the block that it compiles through what wraps it
-    @torch.compiler.assume_constant_result
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _changed_blocks(self) -> str | None:
         """What is no longer as it was about the blocks; None where nothing is."""
         if self.kinds is None:

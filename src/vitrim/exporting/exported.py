@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,6 +33,7 @@ class Exported:
         metadata: version, method, model, preprocessing, classes, tokens per block, MACs.
         threads: of the engine, if it has threads of its own (onnx, openvino); None: as many as torch has when it is
             opened. pt2 and aoti run on torch's.
+        trust: the file may run even if it is code, as pt2 and aoti are. True of what `vitrim.export` returns.
 
     Raises:
         VitrimError: threads of an engine that runs on torch's.
@@ -52,6 +55,7 @@ class Exported:
     bytes: int
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     threads: int | None = None
+    trust: bool = False
 
     def __post_init__(self) -> None:
         if self.threads is not None and not self.kind.own_threads:
@@ -61,27 +65,32 @@ class Exported:
             )
 
     @classmethod
-    def open(cls, path: str | Path, *, threads: int | None = None) -> Exported:
-        """Open an exported file by the metadata in it.
+    def open(cls, path: str | Path, *, threads: int | None = None, trust: bool = False) -> Exported:
+        """Open an exported file by the metadata in it. This runs nothing of the file, whatever its format.
+
+        Args:
+            path: of the file.
+            threads: of the engine, see `Exported`.
+            trust: you know who wrote the file. `run` needs it of pt2 and aoti files, which are code: they can do what
+                you can do. onnx and openvino files are graphs, and run without it.
 
         Raises:
-            VitrimError: there is no such file, it was not written by `vitrim.export`, its engine is not installed, or
-                has no threads of its own and is given some.
+            VitrimError: there is no such file, it was not written by `vitrim.export` or is damaged, its weights lie
+                in another folder, its engine is not installed, or has no threads of its own and is given some.
         """
         path = Path(path)
         if not path.is_file():
             raise VitrimError(f"no exported model at {path}")
         format_named(None, path)  # refuses other suffixes
-        kind = next((kind for kind in formats().values() if kind.recognises(path)), None)
-        if kind is None:
-            raise VitrimError(f"{path} is not an exported model: {path.suffix} files are packages of torch.export")
+        kind = _kind(path)
         kind.check()
-        text = _metadata(kind, path)
+        with _reading(path, kind.name):
+            text = kind.metadata(path)
         if text is None:
             raise VitrimError(f"{path} was not written by vitrim export: it holds no metadata of ours")
-        known = json.loads(text)
+        known = _known(text, path)
         inputs = {known["input"]["name"]: tuple(known["input"]["shape"])}
-        return cls(path, kind.name, inputs, known.get("nodes", 0), size_of(path), known, threads)
+        return cls(path, kind.name, inputs, known.get("nodes", 0), size_of(path), known, threads, trust)
 
     @property
     def kind(self) -> type[Format]:
@@ -95,7 +104,13 @@ class Exported:
 
     @cached_property
     def _run(self) -> Run:
-        return self.kind.open(self.path, self.threads or torch.get_num_threads())
+        if self.kind.code and not self.trust:
+            raise VitrimError(
+                f"{self.path} is not run: {self.format} files are code, and can do what you can do; if you know who "
+                "wrote it, open it with trust=True"
+            )
+        with _reading(self.path, self.format):
+            return self.kind.open(self.path, self.threads or torch.get_num_threads())
 
     @property
     def shape(self) -> Shape:
@@ -113,7 +128,7 @@ class Exported:
         where preprocessing is in the graph. The engine is opened by the first call.
 
         Raises:
-            VitrimError: images of another shape or dtype.
+            VitrimError: images of another shape or dtype, or a file that is code and not trusted.
         """
         wanted, dtype = self.shape, self.metadata.get("input", {}).get("dtype", "float32")
         fits = len(images.shape) == len(wanted) and all(
@@ -139,14 +154,55 @@ def sidecar(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
+def weights_beside(path: Path) -> list[Path]:
+    """The files in which the weights of an exported file may lie.
+
+    Example:
+        >>> [file.name for file in weights_beside(Path("m.xml"))]
+        ['m.xml.data', 'm.bin']
+    """
+    return [path.with_name(f"{path.name}.data"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
+
+
 def size_of(path: Path) -> int:
     """Bytes of an exported file and of the weights beside it: ``m.onnx.data``, ``m.bin``."""
-    weights = (path.with_name(f"{path.name}.data"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else []))
-    return sum(file.stat().st_size for file in (path, *weights) if file.is_file())
+    return sum(file.stat().st_size for file in (path, *weights_beside(path)) if file.is_file())
 
 
-def _metadata(kind: type[Format], path: Path) -> str | None:
+def _kind(path: Path) -> type[Format]:
+    """The format of a file whose suffix some format has."""
+    with _reading(path, path.suffix.removeprefix(".")):
+        kind = next((kind for kind in formats().values() if kind.recognises(path)), None)
+    if kind is None:
+        raise VitrimError(f"{path} is not an exported model: {path.suffix} files are packages of torch.export")
+    return kind
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Turn what goes wrong with a damaged file into one line."""
     try:
-        return kind.metadata(path)
-    except (RuntimeError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise VitrimError(f"cannot read {path} as {kind.name}: {first_line(error)}") from error
+        yield
+    except VitrimError:
+        raise
+    except (RuntimeError, OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise VitrimError(f"cannot read {path} as {what}: {first_line(error)}") from error
+
+
+def _known(text: str, path: Path) -> dict[str, Any]:
+    """The metadata of a file, as far as they are needed to run it.
+
+    Raises:
+        VitrimError: they are damaged.
+    """
+    with _reading(path, "an exported model"):
+        known = json.loads(text)
+        given = known.get("input") if isinstance(known, dict) else None
+        shape = given.get("shape") if isinstance(given, dict) else None
+        if not isinstance(given, dict) or not isinstance(shape, list) or len(shape) != 4:
+            raise ValueError("its metadata name no input of four dimensions")
+        if not all(type(side) is int and side > 0 for side in shape[1:]) or not isinstance(shape[0], int | str):
+            raise ValueError("its metadata name an input of no valid shape")
+        if not isinstance(given.get("name"), str) or not isinstance(known.get("nodes", 0), int):
+            raise ValueError("its metadata name no input, or no number of nodes")
+    return dict(known)

@@ -58,6 +58,8 @@ class Format:
         suffix: of the file.
         needs: packages by the name they are imported by; ``extra`` is vitrim's extra that has them.
         own_threads: the engine has threads of its own, as many as `open` is told; else it runs on torch's.
+        code: to open a file in the engine runs what its author wrote, with the rights of whoever opens it. `metadata`
+            runs nothing in any format.
     """
 
     name: ClassVar[str] = ""
@@ -66,6 +68,7 @@ class Format:
     needs: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""
     own_threads: ClassVar[bool] = True
+    code: ClassVar[bool] = False
 
     @classmethod
     def missing(cls) -> str | None:
@@ -103,7 +106,7 @@ class Format:
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
-        """The metadata kept in a file, or None where it has none of ours."""
+        """The metadata kept in a file, or None where it has none of ours. Runs nothing of the file."""
         raise NotImplementedError
 
 

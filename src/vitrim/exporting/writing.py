@@ -23,7 +23,7 @@ from vitrim.core.reduce import HANDLE, get_reduction, reduce_, restore_
 from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import ReductionWarning, VitrimError, first_line
 from vitrim.exporting import parity
-from vitrim.exporting.exported import Exported, sidecar, size_of
+from vitrim.exporting.exported import Exported, sidecar, size_of, weights_beside
 from vitrim.exporting.format import OPSETS, Format, Graph, format_named
 from vitrim.exporting.metadata import describe, of_file
 from vitrim.exporting.program import MAX_BATCH, Program, trace
@@ -35,6 +35,9 @@ CALLS = {"freeze": "freeze", "capacity": "bound"}
 
 CHECKED = 64
 """Random images of the parity check where none are given."""
+
+MAX_SIDE = 4096
+"""Pixels of a side: beyond, a model may take gigabytes or hours before it says that it takes no such images."""
 
 Dtype = Literal["fp32", "fp16"]
 
@@ -76,7 +79,7 @@ def export(
         classes: names of the classes, likewise; by default the model's own, where it has them.
 
     Returns:
-        The file, ready to `run`.
+        The file, ready to `run`; it is trusted, as `Exported.open` says.
 
     Raises:
         VitrimError: the method or the model cannot be exported, a location or an option is not valid, or the file
@@ -132,8 +135,10 @@ class _Wanted:
         if self.dtype not in ("fp32", "fp16"):
             raise VitrimError(f"unknown dtype '{self.dtype}'; valid: fp32, fp16")
         self.kind.check()
-        check_file(self.path)
-        check_file(sidecar(self.path))
+        for file in (self.path, sidecar(self.path), *weights_beside(self.path)):
+            check_file(file)
+            if file.exists() and not file.is_file():
+                raise VitrimError(f"cannot write {file}: it is a device or a pipe, and a model is written as a file")
 
 
 def _write(
@@ -162,7 +167,7 @@ def _write(
     }
     nodes = wanted.kind.write(Graph(program, output, json_text(known), wanted.opset, half), place)
     known = {**known, "nodes": nodes}
-    return Exported(place, wanted.kind.name, {"image": inputs}, nodes, size_of(place), known)
+    return Exported(place, wanted.kind.name, {"image": inputs}, nodes, size_of(place), known, trust=True)
 
 
 @contextmanager
@@ -186,10 +191,26 @@ def staged(path: Path) -> Iterator[Path]:
         raise VitrimError(f"cannot write {path}: {error.strerror}") from error
     try:
         yield folder / path.name
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):  # the file itself last
-            os.replace(file, path.with_name(file.name))
+        _move(sorted(folder.iterdir(), key=lambda file: file.name == path.name), path)  # the file itself last
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(files: Sequence[Path], path: Path) -> None:
+    """Give files their places beside ``path``, all of them or none.
+
+    Raises:
+        VitrimError: a place is taken by a folder, or cannot be written.
+    """
+    places = [path.with_name(file.name) for file in files]
+    taken = next((place for place in places if place.is_dir()), None)
+    if taken is not None:
+        raise VitrimError(f"cannot write {taken}: it is a folder")
+    try:
+        for file, place in zip(files, places, strict=True):
+            os.replace(file, place)
+    except OSError as error:
+        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _copy(model: nn.Module, method: MethodConfig | None) -> nn.Module:
@@ -226,11 +247,11 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
         return channels, height, width
     rows, columns = (size, size) if isinstance(size, int) else size
     shape = (channels, rows, columns)
-    if min(shape) < 1:
-        raise VitrimError(f"size={size} must be at least 1")
+    if not 1 <= min(shape) <= max(rows, columns) <= MAX_SIDE:
+        raise VitrimError(f"size={size} must be from 1 to {MAX_SIDE}")
     try:
         with torch.inference_mode():
-            model(torch.zeros(1, *shape))
+            model(torch.zeros(1, channels, 1, 1).expand(1, *shape))  # as one number: sizes are refused by their shape
     except (RuntimeError, ValueError, AssertionError, LookupError) as error:
         kind = type(model).__name__
         raise VitrimError(f"{kind} takes no images of {rows} x {columns}: {first_line(error)}") from error

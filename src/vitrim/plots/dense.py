@@ -17,6 +17,7 @@ from torch import Tensor
 from vitrim.data.dense import IGNORED
 from vitrim.errors import VitrimError
 from vitrim.plots.kept import Image, enlarged, in_colour
+from vitrim.plots.style import sheet
 
 COLOURS = (
     *((86, 180, 233), (255, 136, 17), (85, 68, 51), (238, 221, 187), (102, 34, 255), (136, 0, 119)),
@@ -269,8 +270,6 @@ def compare(
     Raises:
         VitrimError: there is no column.
     """
-    from matplotlib.figure import Figure
-
     if not columns:
         raise VitrimError("a comparison needs at least one column")
     cells = [(("image", "", image), None if truth is None else ("truth", "", truth))]
@@ -282,7 +281,7 @@ def compare(
     around = 0.35 * rows + 0.25 + (0.35 if title else 0) + (0.5 if rows == 1 else 0)  # titles and legend
     panel = min(SLIDE[0] / len(cells), (SLIDE[1] - around) / rows * width / height)
     size = (panel * len(cells), rows * panel * height / width + around)
-    figure: Any = Figure(figsize=size, dpi=150, layout="constrained")
+    figure = sheet(*size)
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.07, wspace=0.01, hspace=0.02)
     axes = figure.subplots(rows, len(cells), squeeze=False)
     empty = []

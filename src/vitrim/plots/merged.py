@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
+from vitrim.plots.style import sheet
 
 PRUNED_COLOUR = (0.93, 0.62, 0.60)
 """Pale red: a colour that neither grey scans nor most photographs have in large areas."""
@@ -87,20 +88,10 @@ def plot_merged(
         captions: one line above each image.
         title: line above the figure.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     count = len(images)
     scale = max(1, 224 // images.shape[1])
-    figure, axes = plt.subplots(
-        len(reductions) + 1,
-        count,
-        figsize=(1.35 * count + 1.6, 1.42 * (len(reductions) + 1) + 0.7),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = sheet(1.35 * count + 1.6, 1.42 * (len(reductions) + 1) + 0.7)
+    axes = figure.subplots(len(reductions) + 1, count, squeeze=False)
     for column in range(count):
         axes[0, column].imshow(images[column], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes[0, column].set_title(captions[column] if captions else "", fontsize=9)
@@ -116,4 +107,3 @@ def plot_merged(
             spine.set_visible(False)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=120)
-    plt.close(figure)

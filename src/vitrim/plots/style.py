@@ -121,10 +121,11 @@ def markers(names: Iterable[str]) -> dict[str, str]:
 
 
 def sheet(width: float, height: float) -> Any:
-    """An empty figure of so many inches. It belongs to no global state, and needs no screen."""
-    from matplotlib.figure import Figure
+    """An empty figure of so many inches, a `vitrim.plots.plain.Sheet`. It belongs to no global state, needs no screen,
+    and draws names as they are."""
+    from vitrim.plots.plain import Sheet
 
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    return Sheet(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
 def panels(count: int, *, across: int, size: tuple[float, float], above: float = 0.4) -> tuple[Any, list[Any]]:

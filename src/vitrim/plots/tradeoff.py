@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from vitrim.plots.style import colours, markers
+from vitrim.plots.style import colours, markers, sheet
 
 MANY = 8
 """Largest number of methods for which the legend stands inside the figure."""
@@ -29,15 +29,11 @@ def plot_accuracy_over_macs(
         title: line above the figure.
         dashed: methods whose lines are dashed, to tell kinds of methods apart.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     base, accuracy = dense
     methods = list(dict.fromkeys(method for method, _, _ in points))
     many = len(methods) > MANY
-    figure, axis = plt.subplots(figsize=(8.4, 5.6) if many else (6.4, 4.0), layout="constrained")
+    figure = sheet(*((8.4, 5.6) if many else (6.4, 4.0)))
+    axis = figure.subplots()
     shades, shapes = colours(methods), markers(methods)
     for method in methods:
         own = sorted((100 * gmacs / base, 100 * value) for name, gmacs, value in points if name == method)
@@ -62,4 +58,3 @@ def plot_accuracy_over_macs(
     else:
         axis.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=120)
-    plt.close(figure)

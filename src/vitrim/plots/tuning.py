@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from vitrim.plots.style import sheet
+
 CONSTANT, SEARCHED, FAINT = "#4878a8", "#d1495b", "#b8b8b8"
 
 
@@ -32,8 +34,8 @@ def plot_front(
         damage: what is minimised.
         title: line above the figure.
     """
-    plt = _pyplot()
-    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure = sheet(6.4, 4.2)
+    axis = figure.subplots()
     if tried:
         x, y = zip(*tried, strict=True)
         axis.plot([100 * one for one in x], y, ".", color=FAINT, markersize=4, label="tried", zorder=1)
@@ -55,7 +57,6 @@ def plot_front(
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: str | Path, *, title: str = "") -> None:
@@ -67,8 +68,8 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
         path: the file to write; its ending decides the format.
         title: line above the figure.
     """
-    plt = _pyplot()
-    figure, axis = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    figure = sheet(6.4, 3.6)
+    axis = figure.subplots()
     blocks = len(next(iter(schedules.values())))
     for (name, tokens), color in zip(schedules.items(), _colors(len(schedules)), strict=True):
         axis.step(range(blocks + 1), [initial, *tokens], where="mid", color=color, linewidth=1.8, label=name)
@@ -82,7 +83,6 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def plot_heat(
@@ -103,10 +103,10 @@ def plot_heat(
         label: what the numbers are.
         title: line above the figure.
     """
-    plt = _pyplot()
     table = np.array(values, dtype=np.float64)
     size = (max(3.6, 1.6 + 0.62 * table.shape[1]), max(2.4, 1.2 + 0.42 * table.shape[0]))
-    figure, axis = plt.subplots(figsize=(min(size[0], 14.0), min(size[1], 12.0)), layout="constrained")
+    figure = sheet(min(size[0], 14.0), min(size[1], 12.0))
+    axis = figure.subplots()
     picture = axis.imshow(table, aspect="auto", cmap="viridis")
     axis.set_xticks(range(table.shape[1]), [str(one) for one in columns[1]], rotation=45, ha="right", fontsize=8)
     axis.set_yticks(range(table.shape[0]), [str(one) for one in rows[1]], fontsize=8)
@@ -121,17 +121,7 @@ def plot_heat(
                 axis.text(column, row, f"{value:.4g}", ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(picture, label=label)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def _colors(number: int) -> list[str]:
     return [CONSTANT, SEARCHED] if number == 2 else [f"C{place % 10}" for place in range(number)]
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

@@ -69,7 +69,7 @@ def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
         sizes = np.stack([np.broadcast_to(mask.sum(-1), len(a)) for mask in (one, other)], 1)
         pairs, counts = np.unique(sizes, axis=0, return_counts=True)
         levels = np.average([_levels(patches, *pair) for pair in pairs.tolist()], axis=0, weights=counts).tolist()
-        static = all(record.header["kind"] == "prune" and not record.header["adaptive"] for record in (a, b))
+        static = all(record.header["kind"] == "prune" and not record.header.get("adaptive") for record in (a, b))
         least = levels[:2] if static else (None, None)
         numbers = (*union, least[0], levels[2], *within, least[1], levels[3])
         rows.append((a.name, b.name, block, len(a), *map(float, sizes.mean(0)), *numbers))

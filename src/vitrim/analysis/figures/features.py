@@ -76,7 +76,8 @@ def draw_proxy(tables: Tables) -> Any:
     figure, axes = panels(len(measures), across=3, size=(2.9, 2.8), above=0.8)
     handles: dict[str, Any] = {}
     for axis, measure in zip(axes, measures, strict=True):
-        for row in sorted(rows, key=lambda row: DENSE in map(method_of, (row["method_a"], row["method_b"]))):
+        measured = (row for row in rows if row[measure] is not None)  # features that are all the same have no distance
+        for row in sorted(measured, key=lambda row: DENSE in map(method_of, (row["method_a"], row["method_b"]))):
             dense = DENSE in map(method_of, (row["method_a"], row["method_b"]))
             name = _other(row)
             look = {"color": colour[name], "marker": marker[name]} if dense else {"color": GREY, "marker": "."}
@@ -124,6 +125,7 @@ def draw_proxy_anchors(tables: Tables) -> Any:
     handles: dict[str, Any] = {}
     for axis, anchor in zip(axes, found, strict=False):
         own = [row for row in rows if anchor["method"] in (row["method_a"], row["method_b"])]
+        own = [row for row in own if row["procrustes"] is not None]
         for row in own:
             sign, name = (1, row["method_b"]) if row["method_a"] == anchor["method"] else (-1, row["method_a"])
             look = {"color": colour[name], "marker": marker[name], "linestyle": "none", "markersize": 5}

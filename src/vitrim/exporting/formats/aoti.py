@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
-from vitrim.exporting.formats.pt2 import is_compiled, operations
+from vitrim.exporting.formats.pt2 import is_compiled, operations, packaged
 from vitrim.measure.engines import compiler_lack
 
 
 @register_format
 class AOTI(Format):
-    """``torch._inductor.aoti_compile_and_package``. Threads are those of torch; compiling takes minutes."""
+    """``torch._inductor.aoti_compile_and_package``. Threads are those of torch; compiling takes minutes.
+
+    Such a file is code: a shared object, which runs as soon as it is loaded.
+    """
 
     name = "aoti"
     engine = "aoti"
     suffix = ".pt2"
     own_threads = False
+    code = True
 
     @classmethod
     def missing(cls) -> str | None:
@@ -41,7 +46,8 @@ class AOTI(Format):
 
     @classmethod
     def open(cls, path: Path, threads: int) -> Run:
-        model = cls._load(path)
+        inductor: Any = torch._inductor
+        model = inductor.aoti_load_package(str(path))
 
         def run(images: Array) -> Array:
             with torch.inference_mode():
@@ -51,9 +57,8 @@ class AOTI(Format):
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
-        return cls._load(path).get_metadata().get(KEY)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def _load(path: Path) -> Any:
-        inductor: Any = torch._inductor
-        return inductor.aoti_load_package(str(path))
+        text = packaged(path, "_metadata.json")  # torch would load the shared object first
+        known = {} if text is None else json.loads(text)
+        if not isinstance(known, dict):
+            raise ValueError("its metadata are no mapping")
+        return known.get(KEY)

@@ -59,10 +59,25 @@ class ONNX(Format):
         from google.protobuf.message import DecodeError
 
         try:
-            props = onnx.load(str(path), load_external_data=False).metadata_props
+            model = onnx.load(str(path), load_external_data=False)
         except DecodeError as error:  # derives from Exception alone
             raise VitrimError(f"cannot read {path} as onnx: {first_line(error)}") from error
-        return next((entry.value for entry in props if entry.key == KEY), None)
+        for place in _places(model):
+            if not place or place != Path(place).name:
+                raise VitrimError(f"{path} takes weights from '{place}': they must lie beside the file")
+        return next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+
+
+def _places(message: Any) -> Iterator[str]:
+    """Where the tensors of a model, or of a part of it, that lie outside the file are said to be."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        if message.data_location == message.EXTERNAL:
+            yield next((entry.value for entry in message.external_data if entry.key == "location"), "")
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                yield from _places(part)
 
 
 def to_onnx(graph: Graph) -> Any:

@@ -10,16 +10,22 @@ import torch
 from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
 
 FILE = f"{KEY}.json"
+LARGEST = 2**24
+"""Bytes of metadata: a file of a stranger may hold a bomb."""
 
 
 @register_format
 class PT2(Format):
-    """``torch.export.save``. Threads are those of torch."""
+    """``torch.export.save``. Threads are those of torch.
+
+    Such a file is code: torch unpickles what lies in it, and evaluates the sizes of tensors as Python (sympy does).
+    """
 
     name = "pt2"
     engine = "torch.export"
     suffix = ".pt2"
     own_threads = False
+    code = True
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -42,16 +48,29 @@ class PT2(Format):
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
-        if not zipfile.is_zipfile(path):
-            return None
-        with zipfile.ZipFile(path) as package:  # reading one entry; torch would load the program and its weights
-            entry = next((name for name in package.namelist() if name.endswith(f"/extra/{FILE}")), None)
-            return None if entry is None else package.read(entry).decode()
+        return packaged(path, f"/extra/{FILE}")  # torch would load the program and its weights
 
 
 def operations(graph: Graph) -> int:
     """The number of calls in a program of torch."""
     return sum(node.op == "call_function" for node in graph.program.graph.nodes)
+
+
+def packaged(path: Path, ending: str) -> str | None:
+    """The text of the first entry of a package of torch whose name ends so; None where there is none.
+
+    Raises:
+        ValueError: the entry is too large, or no text.
+    """
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as package:
+        entry = next((entry for entry in package.infolist() if entry.filename.endswith(ending)), None)
+        if entry is None:
+            return None
+        if entry.file_size > LARGEST:
+            raise ValueError(f"{entry.filename} has {entry.file_size} bytes, and metadata have {LARGEST} at most")
+        return package.read(entry).decode()
 
 
 def is_compiled(path: Path) -> bool:
