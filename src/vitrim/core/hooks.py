@@ -114,7 +114,7 @@ class DenseCall:
 
 
 class FormOfModel:
-    """What a model was like when it was reduced: its blocks, what they bypass, and its `Host.form`.
+    """The blocks of a model when it was reduced, what they bypass, and its `Host.form`.
 
     An object, so that models can be copied and pickled.
     """
@@ -136,7 +136,7 @@ class FormOfModel:
     # a compiler asks once, and need not follow: it may come to the block that it compiles through what wraps it
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _changed_blocks(self) -> str | None:
-        """What is no longer as it was about the blocks; None where nothing is."""
+        """Say what is no longer as it was about the blocks; None where nothing is."""
         if self.kinds is None:
             return None
         blocks = self.host.blocks(self.model)
