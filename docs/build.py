@@ -1,4 +1,5 @@
-"""Build the documentation site into site/, strictly: a broken link ends it with an error.
+"""Build the documentation site into site/, strictly: a broken link ends it with an error, and so does a page with a
+table that was not understood or with fonts and scripts from elsewhere.
 
     python docs/build.py
 
@@ -7,6 +8,7 @@ Needs the extra `docs`.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +18,27 @@ import generate
 ROOT = Path(__file__).parents[1]
 
 
+ELSEWHERE = re.compile(r"(?:src|href)=\"(?:https?:)?//[^\"]*(?:font|cdn|unpkg)")
+
+
 def main() -> int:
     """Write the pages that are not in git, then build. Returns the exit status."""
     generate.write_untracked()
-    return subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT).returncode
+    build = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT)
+    return build.returncode or check(ROOT / "site")
+
+
+def check(site: Path) -> int:
+    """Print what is wrong with the pages of a built site, one line each. Returns how much there is, at most 1."""
+    found = []
+    for page in sorted(site.rglob("*.html")):
+        text = page.read_text(encoding="utf-8")
+        if "|---|" in text:
+            found.append(f"{page}: a table that was not understood")
+        if elsewhere := ELSEWHERE.search(text):
+            found.append(f"{page}: loads from elsewhere: {elsewhere[0]}")
+    print(*found, sep="\n", end="\n" if found else "")
+    return min(len(found), 1)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,19 +88,3 @@ def test_python_in_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     for fence in FENCE.finditer((ROOT / page).read_text()):
         if fence["reason"] is None:
             exec(compile(fence["code"], page, "exec"), names)
-
-
-def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    pytest.importorskip("zensical")
-    for name in ("docs", "src", "mkdocs.yml", "CHANGELOG.md"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
-    paths = [str(tmp_path / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "docs/build.py"]
-    build = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert build.returncode == 0, build.stdout + build.stderr
-    index = (tmp_path / "site" / "index.html").read_text()
-    assert not re.search(r"(?:src|href)=\"(?:https?:)?//[^\"]*(?:font|cdn|unpkg)", index)
-    raw = [page for page in (tmp_path / "site").rglob("*.html") if "|---|" in page.read_text()]
-    assert not raw  # a table that was not understood
