@@ -35,13 +35,14 @@ from methods import at_share
 from plain_loops import LOOPS, Cut, Forward, Plain, slicing
 from script import from_shell
 from vitrim.cli import common
-from vitrim.core import loops
+from vitrim.core import compiled
 from vitrim.core.block import ReducedBlock
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, parse_method
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import DTYPES, one_line_errors, promised_speedup, random_images
 from vitrim.measure.latency import (
     Budget,
@@ -113,7 +114,7 @@ class Subject:
 
 def by_operators(model: nn.Module, images: Tensor) -> Tensor:
     """The forward without compiled loops."""
-    with patch.object(loops, "INSTALLED", False):
+    with patch.object(compiled, "INSTALLED", False):
         found: Tensor = model(images)
     return found
 
@@ -307,8 +308,8 @@ def parse_arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> list[Row]:
     """Check the loops, time setting by setting, and print a table for each."""
     arguments = parse_arguments(given)
-    common.set_threads(arguments.threads)
-    device = common.select_device(arguments.device)
+    machine.set_threads(arguments.threads)
+    device = machine.select_device(arguments.device)
     torch.manual_seed(arguments.seed)
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks may run out of tokens
     options = {} if arguments.size is None else {"img_size": arguments.size}
@@ -321,7 +322,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     rows: list[Row] = []
     record = {
         "command": "baselines",
-        "environment": common.environment(device=arguments.device, seed=arguments.seed),
+        "environment": machine.environment(device=arguments.device, seed=arguments.seed),
         "differences": differences,
         "rows": rows,
     }

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lines import Row
 from methods import at_share
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, methods
 from vitrim.errors import VitrimError, first_line
 from vitrim.measure.bench import promised_speedup

@@ -42,11 +42,12 @@ from cifar10_report import report
 from methods import at_share
 from script import from_shell
 from vitrim.cli import common
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import load_reference, load_run
+from vitrim.measure import machine
 from vitrim.measure.bench import measure
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.latency import Budget
@@ -304,7 +305,7 @@ TABLES: dict[str, Callable[[nn.Module, argparse.Namespace], list[dict[str, Any]]
 def write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """The record, if one is asked for."""
     run = None if arguments.run is None else str(arguments.run)
-    record = {"command": f"cifar10 {arguments.table}", "environment": common.environment(), "rows": rows}
+    record = {"command": f"cifar10 {arguments.table}", "environment": machine.environment(), "rows": rows}
     common.write_json(arguments.json, {**record, "run": run, "limit": arguments.limit})
 
 
@@ -339,7 +340,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Make one of the tables."""
     arguments = parse_arguments()
-    common.set_threads(arguments.threads)
+    machine.set_threads(arguments.threads)
     torch.manual_seed(SEEDS[0])
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
     model = load_reference("cifar10_vit") if arguments.run is None else load_run(arguments.run)

@@ -22,9 +22,10 @@ from torch import nn
 from script import from_shell
 from vitrim.cli import common
 from vitrim.cli.speeds import setting_text
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import DTYPES, measure, one_line_errors, random_images
 from vitrim.measure.latency import Budget, reduced_copy
 
@@ -107,7 +108,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure every setting, writing the record after each, and print the tables."""
     arguments = parse_arguments()
-    common.set_threads(arguments.threads)
+    machine.set_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     dtypes = arguments.dtype or ["fp32", "bf16"]
     unchanged = {config.describe(): config for config in common.parse_methods(["none"])}
@@ -123,7 +124,7 @@ def main() -> None:
     overhead: list[Row] = []
     record = {
         "command": "cpu_speed",
-        "environment": common.environment(dtype=",".join(dtypes), seed=arguments.seed),
+        "environment": machine.environment(dtype=",".join(dtypes), seed=arguments.seed),
         "rows": rows,
         "overhead": overhead,
     }

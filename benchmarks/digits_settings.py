@@ -16,7 +16,7 @@ from itertools import product
 from torch import Tensor
 
 from script import from_shell
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method
 from vitrim.demo.digits import load_digits_vit, load_split
 from vitrim.errors import ReductionWarning

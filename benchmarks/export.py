@@ -26,12 +26,13 @@ from torch import nn
 
 from script import from_shell
 from vitrim.cli import common
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.exporting import bound, check, engines, export, freeze
 from vitrim.exporting.timing import time_exported
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.latency import Budget, reduced_copy
 
 Row = dict[str, Any]
@@ -175,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sizes = [int(size) for size in given.batch_size.split(",")]
         budget = Budget(min_rounds=20, min_seconds=given.min_seconds)
         rows = speed(model, given.method or SPEED, given.engine.split(","), sizes, budget, given.fixed)
-    common.write_json(given.json, {"environment": common.environment(seed=0), "model": given.model, "rows": rows})
+    common.write_json(given.json, {"environment": machine.environment(seed=0), "model": given.model, "rows": rows})
 
 
 if __name__ == "__main__":

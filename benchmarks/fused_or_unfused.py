@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from lines import Row
 from script import from_shell
-from vitrim.cli import common
 from vitrim.core.registry import host_of
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import DTYPES, random_images
 from vitrim.measure.latency import Budget, dense_copies, paired_speedup, reduced_copy, summarise, time_interleaved
 
@@ -75,7 +75,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12, help="at most; 3 at least, and 2 seconds of each")
     arguments = parser.parse_args(given)
-    common.set_threads(arguments.threads)
+    machine.set_threads(arguments.threads)
     budget = Budget(min(3, arguments.rounds), 2.0, max_rounds=arguments.rounds, warmup_rounds=1)
     found = []
     print(HEADER)

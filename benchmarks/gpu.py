@@ -41,10 +41,11 @@ from lines import Lines, Row
 from script import from_shell
 from vitrim import reduce_
 from vitrim.cli import common
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import DTYPES, random_images
 from vitrim.measure.engines import Call, Compiled, Eager, Engine
 from vitrim.measure.latency import Budget
@@ -286,11 +287,11 @@ def parse_arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> list[Row]:
     """Measure what is missing, part by part."""
     options = parse_arguments(given)
-    common.set_threads(options.threads)
-    common.select_device(options.device)
+    machine.set_threads(options.threads)
+    machine.select_device(options.device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch's deterministic algorithms ask for
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks may run out of tokens at half the MACs
-    environment = common.environment(device=options.device, dtype=",".join(options.dtype), seed=options.seed)
+    environment = machine.environment(device=options.device, dtype=",".join(options.dtype), seed=options.seed)
     settings = {"command": "gpu", "rounds": options.rounds, "environment": environment}
     if options.tiny:
         settings["note"] = NOTE

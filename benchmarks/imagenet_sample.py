@@ -40,11 +40,12 @@ from cifar10 import ATM_GRID, CUTS, RANDOM, SEEDS, STRESS_CUTS, candidates, sett
 from cifar10_report import figure, markdown, sweep
 from script import from_shell
 from vitrim.cli import common
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import measure
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.evaluation import standard_probes, task_of
@@ -325,7 +326,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Make one of the tables."""
     arguments = parse_arguments()
-    common.set_threads(arguments.threads)
+    machine.set_threads(arguments.threads)
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
     setup = Setup(
         load(arguments.checkpoint),
@@ -339,7 +340,7 @@ def main() -> None:
     )
 
     def write(rows: Iterable[dict[str, Any]]) -> None:
-        record = {"command": f"imagenet_sample {arguments.table}", "environment": common.environment()}
+        record = {"command": f"imagenet_sample {arguments.table}", "environment": machine.environment()}
         common.write_json(arguments.json, {**record, "limit": arguments.limit, "rows": list(rows)})
 
     rows = TABLES[arguments.table](setup, write)

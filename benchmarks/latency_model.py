@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from script import from_shell
 from vitrim.cli import common
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import random_images
 from vitrim.measure.latency import Budget
 from vitrim.tune.cost import LatencyCost, MacsCost, eager, quiet, within
@@ -110,7 +111,7 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="write the record to this file")
     arguments = parser.parse_args(given)
-    common.set_threads(arguments.threads)
+    machine.set_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     model = create_model(arguments.model).eval()
     images = random_images(model, arguments.batch_size, arguments.seed)
@@ -118,7 +119,7 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
     with quiet():
         methods = arguments.method or METHODS
         rows = [row for name in methods for row in judge(model, name, images, budget, arguments.draws)]
-    common.write_json(arguments.json, {"environment": common.environment(seed=arguments.seed), "rows": rows})
+    common.write_json(arguments.json, {"environment": machine.environment(seed=arguments.seed), "rows": rows})
     print(table(rows))
     return rows
 

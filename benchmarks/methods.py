@@ -30,10 +30,11 @@ from torch import Tensor, nn
 
 from script import from_shell
 from vitrim.cli import common
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import measure, one_line_errors, random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
@@ -177,7 +178,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Choose the settings, time them setting by setting, and print a table for each."""
     arguments = parse_arguments()
-    common.set_threads(arguments.threads)
+    machine.set_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     # late blocks run out of tokens at half the MACs: the column "tokens" says what is left
     warnings.simplefilter("ignore", ReductionWarning)
@@ -190,7 +191,7 @@ def main() -> None:
     rows: list[Row] = []
     record = {
         "command": "methods",
-        "environment": common.environment(dtype=",".join(arguments.dtype), seed=arguments.seed),
+        "environment": machine.environment(dtype=",".join(arguments.dtype), seed=arguments.seed),
         "share": arguments.share,
         "rows": rows,
     }

@@ -30,11 +30,11 @@ import torch
 from cells import Cell, attempt, does_not_fit, matched, told
 from lines import Lines, Row
 from script import from_shell
-from vitrim.cli import common
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import DTYPES, random_images
 from vitrim.measure.engines import Eager
 from vitrim.measure.latency import Budget
@@ -208,10 +208,10 @@ def parse_arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> list[Row]:
     """Measure what is missing, print the table, draw the plot."""
     arguments = parse_arguments(given)
-    common.set_threads(arguments.threads)
-    common.select_device(arguments.device)
+    machine.set_threads(arguments.threads)
+    machine.select_device(arguments.device)
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks may run out of tokens at half the MACs
-    environment = common.environment(device=arguments.device, dtype=arguments.dtype, seed=arguments.seed)
+    environment = machine.environment(device=arguments.device, dtype=arguments.dtype, seed=arguments.seed)
     budget = {"rounds": arguments.rounds, "min_seconds": arguments.min_seconds}
     settings = {"command": "resolution", **budget, "environment": environment}
     lines = Lines(arguments.json, settings, KEYS, again=arguments.again)

@@ -45,9 +45,9 @@ from study_tables import (
     write_reports,
 )
 from vitrim.analysis.record import Record
-from vitrim.cli import common
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
+from vitrim.measure import machine
 
 REFERENCE = "vitrim:cifar10_vit"
 
@@ -58,7 +58,7 @@ def methods(given: argparse.Namespace) -> None:
     tables = [accuracy(records), *across_rates(records), anchored(records)]
     write_parts(given.out, tables, {"accuracy": draw_accuracy(tables[0])})
     found = {
-        "environment": common.environment(seed=0),
+        "environment": machine.environment(seed=0),
         "models": [{"model": model, "weights": str(given.checkpoint or "its own"), "model_options": {}}],
         "data": {"source": given.data[0], "split": given.split.get(""), "images": len(records[0])}
         | {"batch_size": given.batch_size},
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     given.models, given.rate = given.models or [REFERENCE], given.rate or list(RATES)
     given.split, given.task = named(given.split), named(given.task)
-    common.set_threads(given.threads)
+    machine.set_threads(given.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore", ReductionWarning)  # merging cannot halve more than once in a block
     PARTS[given.part](given)

@@ -32,6 +32,7 @@ from vitrim.cli import common
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning
 from vitrim.loading import load_reference
+from vitrim.measure import machine
 
 Row = dict[str, Any]
 
@@ -157,13 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("give --data to run the study, or --from to show a record")
     rows: list[Row] = json.loads(given.record.read_text())["rows"] if given.record else []
     if given.data:
-        common.set_threads(given.threads)
+        machine.set_threads(given.threads)
         torch.manual_seed(0)
         warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
         model = load_reference("cifar10_vit")
         for cut in given.cut or CUTS:
             rows += rows_of_cut(model, cut, given)
-            common.write_json(given.json, {"environment": common.environment(seed=0), "rows": rows})
+            common.write_json(given.json, {"environment": machine.environment(seed=0), "rows": rows})
             print(f"{cut:.0%} fewer MACs: {sum(row['cut'] == cut for row in rows)} methods", flush=True)
     print(markdown(correlations(rows)))
     if given.figure is not None:

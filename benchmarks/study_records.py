@@ -16,7 +16,7 @@ from torch import nn
 
 from vitrim.analysis.collect import collect
 from vitrim.analysis.record import Record
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods
 from vitrim.core.schedule import quarter_blocks
 from vitrim.data import ImageDataset, batches, eval_transform, load_data

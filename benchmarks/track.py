@@ -54,11 +54,11 @@ def measure_commit(model_name: str, batch_sizes: Sequence[int], threads: int, ro
     """Ratios of all methods at every batch size, with what they depend on."""
     import torch
 
-    from vitrim.cli import common
     from vitrim.core.registry import parse_method
     from vitrim.loading import create_model
     from vitrim.measure.bench import measure, random_images
     from vitrim.measure.latency import Budget
+    from vitrim.measure.machine import processor
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -78,7 +78,7 @@ def measure_commit(model_name: str, batch_sizes: Sequence[int], threads: int, ro
         "measured": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="minutes"),
         "settings": {"model": model_name, "dtype": "float32", "threads": threads, "rounds": rounds},
         "load": [round(value, 1) for value in os.getloadavg()],
-        "processor": common.processor(),
+        "processor": processor(),
         "torch": str(torch.__version__),
         "rows": rows,
     }

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from script import from_shell
 from vitrim import reduce_
 from vitrim.cli import common
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import promised_speedup
 from vitrim.measure.latency import (
     Budget,
@@ -125,8 +126,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Time all methods and print a table."""
     arguments = parse_arguments()
-    common.set_threads(arguments.threads)
-    device = common.select_device(arguments.device)
+    machine.set_threads(arguments.threads)
+    device = machine.select_device(arguments.device)
     torch.manual_seed(arguments.seed)
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at half the MACs
     configs = common.parse_methods(arguments.method or METHODS)
@@ -136,7 +137,7 @@ def main() -> None:
     rows = measure(model, configs, images, budget)
     record = {
         "command": "training_speed",
-        "environment": common.environment(device=arguments.device, seed=arguments.seed),
+        "environment": machine.environment(device=arguments.device, seed=arguments.seed),
         "model": arguments.model,
         "batch_size": arguments.batch_size,
         "rows": rows,

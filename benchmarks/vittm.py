@@ -29,6 +29,7 @@ from script import from_shell
 from vitrim.cli import common
 from vitrim.errors import ReductionWarning, unknown
 from vitrim.loading import create_model
+from vitrim.measure import machine
 from vitrim.measure.bench import DTYPES, one_line_errors
 from vitrim.measure.latency import (
     Budget,
@@ -232,8 +233,8 @@ def main() -> None:
     for label in labels:
         if label not in ENTRIES:
             raise unknown("row", label, ENTRIES)
-    common.set_threads(arguments.threads)
-    device = common.select_device(arguments.device)
+    machine.set_threads(arguments.threads)
+    device = machine.select_device(arguments.device)
     torch.manual_seed(arguments.seed)
     warnings.simplefilter("ignore", ReductionWarning)  # at r = 16 the last block can merge 10, as in the paper
     budget = Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds, warmup_rounds=arguments.warmup_rounds)
@@ -244,7 +245,7 @@ def main() -> None:
     settings: list[dict[str, Any]] = []
     record = {
         "command": "vittm",
-        "environment": common.environment(device=arguments.device, dtype=arguments.dtype, seed=arguments.seed),
+        "environment": machine.environment(device=arguments.device, dtype=arguments.dtype, seed=arguments.seed),
         "model_options": options,
         "settings": settings,
     }

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import vitrim
-from vitrim.core.config import MethodConfig
-from vitrim.core.facts import Purpose
 from vitrim.core.host import Host
+from vitrim.core.method import MethodConfig
+from vitrim.core.plan import Purpose
 from vitrim.core.registry import hosts, methods, missing_libraries, vision_languages
 from vitrim.errors import VitrimError
 

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from vitrim.cli.common import learned_reduction, parse_methods, parse_options
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.data import SegmentationDataset, load_data, spread
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model

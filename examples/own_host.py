@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import vitrim
 from vitrim.core.attention import Attention, split_heads
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import HostFacts, Preprocessing
 from vitrim.core.host import Host
+from vitrim.core.plan import HostFacts, Preprocessing
 from vitrim.core.tokens import TokenState
 
 # ---- the model, as it was before vitrim ------------------------------------------------------------------------------

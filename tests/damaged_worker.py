@@ -28,7 +28,7 @@ import vitrim.cli
 from damaged_data import NAMES, Case, cases
 from tiny_hosts.timm_vit import vit
 from vitrim.cli import main, setup
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.models.segmenter import LinearDecoder, Segmenter
 from vitrim.models.vitdet import Detector
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tiny
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
 from vitrim.models.vitdet import Detector
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import golden_models as golden
 import vitrim
-from vitrim.core import loops
+from vitrim.core import compiled
 
 
 def load_reducers(
@@ -54,7 +54,7 @@ def forward(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     found: list[Tensor] = []
     hooks = [block.register_forward_hook(lambda m, i, out: found.append(out[:, 0])) for block in model.blocks]
     with torch.no_grad():
-        with patch.object(loops, "INSTALLED", False):
+        with patch.object(compiled, "INSTALLED", False):
             by_operators = model(images), *found
         found.clear()
         logits = model(images)

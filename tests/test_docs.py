@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""What a host library calls its parts stands in ``hosts/`` and ``models/`` alone; others ask (`core/ask.py`)."""
+"""What a host library calls its parts stands in ``hosts/`` and ``models/`` alone; others ask (`core/registry.py`)."""
 
 from __future__ import annotations
 

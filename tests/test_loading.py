@@ -24,7 +24,6 @@ from transformers import (
 
 from cli_runs import Run, runner
 from vitrim import loading
-from vitrim.cli import common
 from vitrim.data import DataError, eval_transform
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import create_model
@@ -74,8 +73,8 @@ def test_a_folder_with_weights_is_loaded_with_them(folder: Path) -> None:
     assert not model.training
     expected = ViTForImageClassification.from_pretrained(folder).state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
-    assert common.weights_of(f"hf:{folder}") == str(folder)
-    assert common.weights_of(f"hf:{folder}", pretrained=True) == "pretrained"
+    assert loading.weights_of(f"hf:{folder}") == str(folder)
+    assert loading.weights_of(f"hf:{folder}", pretrained=True) == "pretrained"
 
 
 def test_a_folder_with_a_config_alone_gives_random_weights(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_a_folder_with_a_config_alone_gives_random_weights(tmp_path: Path) -> No
     model = create_model(f"hf:{tmp_path}", options={"num_labels": 3, "num_hidden_layers": 2})
     assert isinstance(model, ViTForImageClassification)
     assert (model.config.num_labels, len(model.vit.layers)) == (3, 2)
-    assert common.weights_of(f"hf:{tmp_path}") == "random"
+    assert loading.weights_of(f"hf:{tmp_path}") == "random"
 
 
 def test_a_model_is_what_it_was_saved_as_if_it_takes_images_alone(tmp_path: Path) -> None:
@@ -314,8 +313,8 @@ def test_a_run_has_its_own_weights(tmp_path: Path) -> None:
         create_model(f"run:{tmp_path}", pretrained=True)
     with pytest.raises(VitrimError, match="has the weights of its run: leave out --pretrained"):
         create_model(f"segmenter:run:{tmp_path}", pretrained=True)
-    assert common.weights_of("run:runs/a", pretrained=True) == "runs/a"
-    assert common.weights_of("vitrim:cifar10_vit", pretrained=True) == "reference"
+    assert loading.weights_of("run:runs/a", pretrained=True) == "runs/a"
+    assert loading.weights_of("vitrim:cifar10_vit", pretrained=True) == "reference"
 
 
 def test_classes_are_those_of_a_run_or_refused() -> None:

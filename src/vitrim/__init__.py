@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitrim.core.assignment import Hard, Soft, merge, prune
     from vitrim.core.attention import Attention
     from vitrim.core.block import Reducer
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
     from vitrim.core.plan import Layer
     from vitrim.core.reduce import Reduction, get_reduction, reduce_, restore_
     from vitrim.core.registry import parse_method, reduces, register_host, register_method
@@ -56,7 +56,7 @@ _HOME = {
     "vitrim.core.assignment": ("Hard", "Soft", "merge", "prune"),
     "vitrim.core.attention": ("Attention",),
     "vitrim.core.block": ("Reducer",),
-    "vitrim.core.config": ("MethodConfig",),
+    "vitrim.core.method": ("MethodConfig",),
     "vitrim.core.plan": ("Layer",),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.exporting.exported": ("Exported",),

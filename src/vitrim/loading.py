@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -398,3 +398,86 @@ LIBRARIES: dict[str, Creator] = {
     "segmenter": partial(dense_model, "segmenter"),
     "vitdet": partial(dense_model, "vitdet"),
 }
+
+
+def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
+    """The folder of the run that produced a model or its weights, if a method learned parameters in it."""
+    from vitrim.core.saving import REDUCERS_FILE
+
+    library, _, rest = model.partition(":")
+    folder = Path(rest).expanduser() if checkpoint is None and library == "run" else checkpoint
+    return folder if folder is not None and (folder / REDUCERS_FILE).is_file() else None
+
+
+def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:
+    """Describe a model's weights for the record: pretrained, the file or folder they come from, or random."""
+    library, _, folder = name.partition(":")
+    if checkpoint is not None:
+        return str(checkpoint)
+    if library == "vitrim":
+        return "reference"
+    if library == "run":
+        return folder
+    if pretrained:
+        return "pretrained"
+    return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
+
+
+class Loaded(NamedTuple):
+    """A model, and what the record of a measurement says about it.
+
+    Attributes:
+        model: in eval mode where it was created here.
+        name: as on the command line; of a model that was handed over, its library's name.
+        weights: "random", "pretrained", "reference", the file or folder they are from, or "given".
+        options: keyword arguments of the library's model.
+        learned: the folder of the run that produced the weights, if a method learned parameters in it.
+    """
+
+    model: nn.Module
+    name: str
+    weights: str
+    options: Options
+    learned: Path | None
+
+
+def load(
+    model: nn.Module | str,
+    *,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: Options | None = None,
+    device: str | torch.device = "cpu",
+) -> Loaded:
+    """The model that a function of vitrim was given, itself or by name.
+
+    Args:
+        model: is used where it is and as it is; a name, as of `create_model`, is created with the arguments that
+            follow.
+        pretrained, checkpoint, model_options, device: as of `create_model`; only with a name.
+
+    Raises:
+        VitrimError: as `create_model`, or arguments that say how to create a model that is there already.
+
+    Example:
+        >>> load("test_vit", model_options={"num_classes": 3}).weights
+        'random'
+        >>> import timm
+        >>> load(timm.create_model("test_vit")).name
+        'test_vit'
+    """
+    if isinstance(model, str):
+        path = None if checkpoint is None else Path(checkpoint)
+        options = dict(model_options or {})
+        made = create_model(model, pretrained=pretrained, checkpoint=path, options=options, device=device)
+        weights = weights_of(model, pretrained=pretrained, checkpoint=path)
+        return Loaded(made, model, weights, options, learned_reduction(model, path))
+    from torch import nn
+
+    from vitrim.core.registry import ask
+
+    if not isinstance(model, nn.Module):
+        raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(model).__name__}")
+    if pretrained or checkpoint is not None or model_options:
+        raise VitrimError("pretrained, checkpoint and model_options say how to create a model: give its name, too")
+    return Loaded(model, ask(model).architecture(model), "given", {}, None)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_file, replaced, save_file
 

@@ -16,7 +16,7 @@ from cli_runs import Run, runner
 from tiny_vlms import VLMS
 from vitrim.cli import listing
 from vitrim.core import registry
-from vitrim.core.facts import Purpose
+from vitrim.core.plan import Purpose
 from vitrim.core.registry import find_vision_language, host_of, hosts, vision_languages
 from vitrim.core.registry import methods as registered
 from vitrim.reference import references

@@ -15,9 +15,9 @@ from transformers import DeiTConfig, DeiTForImageClassificationWithTeacher, ResN
 import tiny
 from tiny_training import recipe
 from vitrim.core import registry
-from vitrim.core.ask import ask
-from vitrim.core.facts import Role
 from vitrim.core.host import Host
+from vitrim.core.plan import Role
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task
 from vitrim.training.images import geometry_of

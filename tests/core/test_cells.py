@@ -13,8 +13,7 @@ from vitrim.core.assignment import merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.cells import CellAttention, CellReducer, gathered, side_by_side
-from vitrim.core.facts import HostFacts
-from vitrim.core.plan import plan
+from vitrim.core.plan import HostFacts, plan
 from vitrim.core.registry import make_reducer
 from vitrim.core.tokens import TokenState, unmerge
 

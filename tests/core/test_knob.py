@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitrim.core.knob import Knob
+from vitrim.core.method import Knob
 from vitrim.core.registry import make_method, methods
 
 PATCHES, LAYERS = 64, 6

@@ -8,8 +8,16 @@ from torch import Tensor
 
 import golden_models as golden
 import vitrim
-from vitrim.core.alternate import alternate_split, merge_alternate
-from vitrim.core.matching import best_partners, kth_matching, merge_most_similar, most_similar, unit, window_matching
+from vitrim.core.matching import (
+    alternate_split,
+    best_partners,
+    kth_matching,
+    merge_alternate,
+    merge_most_similar,
+    most_similar,
+    unit,
+    window_matching,
+)
 from vitrim.core.tokens import TokenState, unmerge
 
 FAST = settings(deadline=None, max_examples=40)

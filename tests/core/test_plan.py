@@ -9,7 +9,7 @@ import pytest
 import tiny
 import vitrim
 from vitrim.core.block import Idle
-from vitrim.core.fit import check_blocks
+from vitrim.core.checks import check_blocks
 from vitrim.core.plan import plan
 from vitrim.core.registry import host_of, make_method, make_reducer, methods
 from vitrim.core.schedule import BringBack, Remove

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tiny
 import vitrim
-from vitrim.core.config import StagedConfig
+from vitrim.core.method import StagedConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.core.schedule import (
     KEEP_RULES,

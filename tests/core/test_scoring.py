@@ -14,7 +14,7 @@ import vitrim
 from vitrim.core import registry
 from vitrim.core.attention import Attention
 from vitrim.core.cells import in_cells
-from vitrim.core.config import StagedConfig
+from vitrim.core.method import StagedConfig
 from vitrim.core.registry import host_of
 from vitrim.core.scoring import Score, ScorerReducer, patch_score, prune_flagged
 from vitrim.core.tokens import TokenState

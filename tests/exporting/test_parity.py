@@ -16,7 +16,7 @@ from torch import nn
 import tiny
 import vitrim
 from full_matrix import cells
-from vitrim.core.facts import Preprocessing
+from vitrim.core.plan import Preprocessing
 from vitrim.core.registry import methods
 from vitrim.exporting import Exported, check
 from vitrim.exporting.format import formats

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 import tiny
 import vitrim
 from tiny_vlms import IMAGE, SECOND, VLMS, llava
-from vitrim.core.compact import trimmed
+from vitrim.hosts.shared.compact import trimmed
 
 TEXTS = [[7, 11, 13], [17, 19]]
 """Two prompts: the first with two images, the second with one."""

@@ -12,7 +12,7 @@ from dinov3.models.vision_transformer import DinoVisionTransformer as Dinov3
 import tiny
 import vitrim
 from tiny_hosts.common import seeded
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 
 MODELS = {"dinov2": Dinov2, "dinov3": Dinov3}
 every_model = pytest.mark.parametrize("model", [seeded(kind)() for kind in MODELS.values()], ids=list(MODELS))

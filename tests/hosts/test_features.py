@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses

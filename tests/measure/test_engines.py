@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.measure import bench, engines

@@ -22,7 +22,7 @@ import tiny
 import vitrim
 from full_matrix import cells
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method, reduces
 from vitrim.measure import macs

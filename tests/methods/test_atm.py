@@ -10,10 +10,9 @@ from torch import Tensor
 
 import tiny
 import vitrim
-from vitrim.core.alternate import alternate_split
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.matching import unit
+from vitrim.core.matching import alternate_split, unit
 from vitrim.core.plan import Layer
 
 LOW = {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1}

@@ -19,8 +19,8 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.core.alternate import match
 from vitrim.core.attention import Attention, KnownMap
+from vitrim.core.matching import match
 from vitrim.core.plan import Layer
 from vitrim.measure.macs import profile
 from vitrim.methods.mctf import Fuse, fuse_map

@@ -17,7 +17,7 @@ import vitrim.models
 from cli_runs import exit_code
 from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.data import eval_transform
 from vitrim.errors import VitrimError
 from vitrim.measure.macs import count_macs, profile

@@ -18,7 +18,7 @@ import tiny
 import vitrim
 from full_matrix import cells
 from tiny_training import recipe
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.data import load_images
 from vitrim.training.loop import Running, Trainer
 from vitrim.weights import load_checkpoint

@@ -21,9 +21,8 @@ import vitrim
 import vitrim.models  # registers the papers' own models with timm
 from full_matrix import cells
 from vitrim.cli.listing import by_group
-from vitrim.core.ask import ask
 from vitrim.core.reduce import Reduction
-from vitrim.core.registry import parse_method
+from vitrim.core.registry import ask, parse_method
 from vitrim.loading import create_model
 from vitrim.reference import references
 from vitrim.tasks import make_task, tasks

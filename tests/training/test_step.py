@@ -16,8 +16,7 @@ import golden_files
 import tiny
 import vitrim
 import vitrim.models
-from vitrim.core.ask import ask
-from vitrim.core.registry import parse_method
+from vitrim.core.registry import ask, parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.step import Step
 from vitrim.training.step import Distillation, Objective

@@ -14,7 +14,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 import vitrim
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.measure.engines import Eager
 from vitrim.tune import search, timers

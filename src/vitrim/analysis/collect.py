@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrim.analysis.record import FEATURES, LARGEST, MOST_FEATURES, Record, unfinished
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState

@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from vitrim.analysis.tables import Outcome, Table
-from vitrim.core.tables import discover, enter
+from vitrim.core.registry import discover, enter
 from vitrim.plots.style import colours, markers
 
 __all__ = ["Drawing", "Picture", "Tables", "draws", "fullest", "names_of", "pictures", "styles", "tables_of"]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import Subset
 
-from vitrim.core.config import MethodConfig
-from vitrim.core.facts import HostFacts
+from vitrim.core.method import MethodConfig
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import host_of
 from vitrim.data import spread
 from vitrim.measure.contestants import Contestant, Output, contestants

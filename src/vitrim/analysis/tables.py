@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,72 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitrim.analysis.statistics import mean_ci
+from vitrim.report import Table, cell
 
 __all__ = ["FEW", "Outcome", "Table", "cell", "summary"]
 
 FEW = 30
 """Images below which numbers come with a warning."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of plain numbers and texts; None where there is no number.
-
-    Attributes:
-        name: of its file, without an ending.
-        title: one line.
-        columns: names, with units.
-        rows: one value per column.
-        shown: the columns that a terminal shows; None for all, none for a table that is too long.
-
-    Example:
-        >>> print(Table("one", "One.", ("method", "share"), [("tome", 0.5), ("topk", None)]).csv().strip())
-        method,share
-        tome,0.5
-        topk,
-    """
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    shown: tuple[str, ...] | None = None
-
-    def csv(self) -> str:
-        """The table as comma-separated values, with a line of names."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(["" if _missing(value) else value for value in row] for row in self.rows)
-        return out.getvalue()
-
-    def records(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries that JSON can hold: no number is None."""
-        return [
-            {name: None if _missing(value) else value for name, value in zip(self.columns, row, strict=True)}
-            for row in self.rows
-        ]
-
-    def column(self, name: str) -> list[Any]:
-        """The values of one column."""
-        place = self.columns.index(name)
-        return [row[place] for row in self.rows]
-
-
-def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
-
-
-def cell(value: object) -> str:
-    """A value as people read it in a table.
-
-    Example:
-        >>> cell(0.123456), cell(None), cell(float("nan")), cell(3)
-        ('0.1235', '-', '-', '3')
-    """
-    if _missing(value):
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass

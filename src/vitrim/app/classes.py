@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 
 __all__ = ["class_names"]
 

@@ -21,7 +21,7 @@ from vitrim.app.front import read_front
 from vitrim.app.records import Choice, Front, Limits, Offer, Picture, Result, Side, Source, Timing
 from vitrim.app.settings import config_of, slide_of
 from vitrim.app.uploads import read_image
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import host_of
 from vitrim.data.transforms import eval_transform

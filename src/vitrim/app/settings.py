@@ -6,7 +6,7 @@ import math
 import re
 
 from vitrim.app.records import Slide
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, parse_method, split_options
 from vitrim.errors import VitrimError
 

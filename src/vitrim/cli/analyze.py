@@ -18,7 +18,7 @@ from vitrim.errors import MissingPackageError, VitrimError
 
 if TYPE_CHECKING:
     from vitrim.analysis.record import Record as Recorded
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
 
 Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
 Only = Annotated[

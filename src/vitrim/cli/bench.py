@@ -17,7 +17,7 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
     from vitrim.data import ImageDataset
     from vitrim.measure.engines import Engine
     from vitrim.measure.latency import Budget

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Collection, Sequence
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.errors import VitrimError, first_line, unknown
+from vitrim.errors import VitrimError, unknown
 from vitrim.files import check_file, json_text, write_text
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
 
 Methods = Annotated[
     list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat")
@@ -29,7 +26,6 @@ MethodsBesideDense = Annotated[
         "--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat; dense is always shown"
     ),
 ]
-DEVICES = ("cpu", "cuda", "mps", "xpu")
 MAX_BATCH = 2**20
 MAX_SEED = 2**63 - 1
 MAX_THREADS = 1024
@@ -82,103 +78,7 @@ def check_choice(what: str, given: str, valid: Collection[str]) -> None:
         raise unknown(what, given, valid)
 
 
-def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
-    """The folder of the run that produced a model or its weights, if a method learned parameters in it."""
-    from vitrim.core.saving import REDUCERS_FILE
-
-    library, _, rest = model.partition(":")
-    folder = Path(rest).expanduser() if checkpoint is None and library == "run" else checkpoint
-    return folder if folder is not None and (folder / REDUCERS_FILE).is_file() else None
-
-
-def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:
-    """Describe a model's weights for the record: pretrained, the file or folder they come from, or random."""
-    from vitrim.loading import has_weights
-
-    library, _, folder = name.partition(":")
-    if checkpoint is not None:
-        return str(checkpoint)
-    if library == "vitrim":
-        return "reference"
-    if library == "run":
-        return folder
-    if pretrained:
-        return "pretrained"
-    return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
-
-
-def select_device(device: str) -> torch.device:
-    """The torch device called ``device``, if this machine has it."""
-    import torch
-
-    try:
-        selected = torch.device(device)
-    except RuntimeError:
-        raise VitrimError(
-            f"unknown device '{device}'; valid: {', '.join(DEVICES)}, or one of several, e.g. cuda:0"
-        ) from None
-    if selected.type not in DEVICES:
-        raise unknown("device", device, DEVICES)
-    if not torch.get_device_module(selected.type).is_available():
-        raise VitrimError(f"device '{device}' cannot be used here: torch finds none on this machine")
-    try:
-        torch.empty(1, device=selected)
-    except (RuntimeError, AssertionError) as error:
-        raise VitrimError(f"device '{device}' cannot be used here: {first_line(error)}") from error
-    return selected
-
-
-def set_threads(threads: int | None) -> int:
-    """Set the CPU threads if given, and return the number in force."""
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return torch.get_num_threads()
-
-
 # ---- output --------------------------------------------------------------------------------------------------------
-
-
-PACKAGES = {"open_clip": "open_clip_torch"}
-"""Packages of host libraries, where they have another name than what is imported."""
-
-
-def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
-    """Everything a number depends on besides the command: versions, device, dtype, threads, seed."""
-    import torch
-
-    import vitrim
-    from vitrim.core.registry import libraries, missing_libraries
-
-    hosts = [library for library in libraries() if library not in ("vitrim", *missing_libraries())]
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor()
-    return {
-        "vitrim": vitrim.__version__,
-        "torch": str(torch.__version__),
-        "numba": next((found.version for found in distributions(name="numba")), None),  # decisions by `core.loops`
-        **{
-            library: found.version  # a repository on the path has none
-            for library in hosts
-            for found in distributions(name=PACKAGES.get(library, library))
-        },
-        "python": platform.python_version(),
-        "device": device,
-        "device_name": name,
-        "dtype": dtype,
-        "threads": torch.get_num_threads(),
-        "seed": seed,
-    }
-
-
-def processor() -> str:
-    """The name of the CPU, as the system reports it."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def check_json(target: str | None) -> None:

@@ -28,6 +28,7 @@ def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Co
     kept = Record(json=str(out / "demo.json"))
     try:
         from vitrim.demo import run
+        from vitrim.measure.machine import environment
     except ModuleNotFoundError as error:
         raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
     console = record.console()
@@ -40,7 +41,7 @@ def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Co
     with console.status(f"timing {run.SPEED_MODEL}, batch {run.SPEED_BATCH}, dense against tome and atm"):
         speed = run.measure_speed(seed=compute.seed)
     found = {
-        "environment": common.environment(seed=compute.seed),
+        "environment": environment(seed=compute.seed),
         **{key: [{"model": exhibits[key].name, **row} for row in measured] for key, measured in rows.items()},
         "speed": speed,
     }

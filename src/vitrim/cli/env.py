@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vitrim import __version__
-from vitrim.cli import common
 from vitrim.cli.setup import Record
 
 PACKAGES = (
@@ -54,9 +53,11 @@ def _version(package: str) -> str | None:
 def _cpu() -> dict[str, Any]:
     import torch
 
+    from vitrim.measure.machine import processor
+
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
     return {
-        "name": common.processor(),
+        "name": processor(),
         "cores": os.cpu_count(),
         "usable_cores": os.cpu_count() if affinity is None else len(affinity(0)),
         "threads": torch.get_num_threads(),
@@ -68,7 +69,9 @@ def _devices() -> list[str]:
     """The kinds of devices that torch can use here."""
     import torch
 
-    return [kind for kind in common.DEVICES if torch.get_device_module(kind).is_available()]
+    from vitrim.measure.machine import DEVICES
+
+    return [kind for kind in DEVICES if torch.get_device_module(kind).is_available()]
 
 
 def _cuda() -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
     from vitrim.measure.partial import Partial
     from vitrim.measure.probes import Probe
     from vitrim.measure.processes import Processes

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
     from vitrim.data import ImageDataset
     from vitrim.exporting import Exported
     from vitrim.measure.records import Row
@@ -88,6 +88,7 @@ def export(
     _check_options(config, freeze, capacity, images, limit)
     from vitrim.exporting.format import format_named
     from vitrim.exporting.writing import export as write
+    from vitrim.measure.machine import environment
 
     format_named(to, out).check()
     compute.start()
@@ -107,9 +108,7 @@ def export(
     _show(console, file)
     rows = list(_timed(host, reduced, config, file, console, compute.seed)) if bench else []
     facts = {"path": str(file.path), "bytes": file.bytes, "inputs": file.inputs, **file.metadata}
-    record.write(
-        "export", environment=common.environment(seed=compute.seed), weights=model.weights, file=facts, rows=rows
-    )
+    record.write("export", environment=environment(seed=compute.seed), weights=model.weights, file=facts, rows=rows)
 
 
 def _batch(text: str) -> int | None:
@@ -211,7 +210,7 @@ def _learned(model: nn.Module, config: MethodConfig | None, options: Model) -> n
 
 def _images(dataset: ImageDataset, model: nn.Module, count: int, as_bytes: bool) -> Tensor:
     """(count, C, H, W) images spread over the dataset, or (count, H, W, C) uint8."""
-    from vitrim.core.ask import ask
+    from vitrim.core.registry import ask
     from vitrim.data import batches
     from vitrim.exporting.program import as_read
 
@@ -222,7 +221,7 @@ def _images(dataset: ImageDataset, model: nn.Module, count: int, as_bytes: bool)
 
 def _classes(dataset: ImageDataset | None, model: nn.Module) -> list[str] | None:
     """The names of the model's classes: its own, else those of the images if they have as many."""
-    from vitrim.core.ask import ask
+    from vitrim.core.registry import ask
 
     host = ask(model)
     every = (host.class_names(model), None if dataset is None else dataset.class_names)

@@ -18,8 +18,8 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from vitrim.core.facts import Head, Purpose
     from vitrim.core.host import Host
+    from vitrim.core.plan import Head, Purpose
 
 TIMM_MODELS = "timm.models"
 OWN_MODELS = "vitrim.models"
@@ -51,7 +51,9 @@ def list_(*, kind: Kind, text: Text = None, record: Record) -> None:
     for line in footnotes(rows):
         folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
         out.print(folded, markup=False, highlight=False, soft_wrap=True)
-    record.write("list", kind=kind, environment=common.environment(), rows=rows)
+    from vitrim.measure.machine import environment
+
+    record.write("list", kind=kind, environment=environment(), rows=rows)
 
 
 def methods() -> list[dict[str, Any]]:
@@ -100,9 +102,9 @@ def hosts() -> list[dict[str, Any]]:
 
 
 def _place(purpose: Purpose) -> int:
-    from vitrim.core import facts
+    from vitrim.core import plan
 
-    return get_args(facts.Purpose).index(purpose)
+    return get_args(plan.Purpose).index(purpose)
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -112,7 +114,7 @@ def _groups(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, An
 
 def fit(method: str, head: Head) -> str:
     """Say how a method with its defaults fits models with such a head: ``work``, with which option, or why not."""
-    from vitrim.core.fit import misfit
+    from vitrim.core.checks import misfit
     from vitrim.core.registry import make_method
 
     config = make_method(method)

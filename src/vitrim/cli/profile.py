@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
     from vitrim.data import ImageDataset
     from vitrim.measure.macs import PrefillCost, Profile
 
@@ -57,6 +57,7 @@ def profile(
     if weights.checkpoint is not None and len(models) > 1:
         raise VitrimError(f"--checkpoint holds the weights of one model; {len(models)} models are given")
     from vitrim.measure.bench import one_line_errors
+    from vitrim.measure.machine import environment
     from vitrim.measure.macs import CONVENTIONS
 
     common.check_choice("convention", convention, CONVENTIONS)
@@ -84,7 +85,7 @@ def profile(
     read = {"source": images.source or "random", "count": count, "batch_size": batch_size}
     record.write(
         "profile",
-        environment=common.environment(device=device, seed=compute.seed),
+        environment=environment(device=device, seed=compute.seed),
         weights=of,
         model_options=weights.options,
         untrained=list(untrained),
@@ -95,8 +96,7 @@ def profile(
 
 def _create(weights: Weights, name: str, device: str) -> nn.Module:
     """The model ``name``, on the processor instead of the meta ``device`` if it does not run there."""
-    from vitrim.core.ask import ask
-    from vitrim.core.registry import reads_prompts
+    from vitrim.core.registry import ask, reads_prompts
 
     host = weights.create(name, device)
     # which tokens of a prompt stay is read from values, so those are needed
@@ -135,8 +135,7 @@ def _input_size(model: nn.Module) -> tuple[int, ...]:
 
     Of a prefill, with the number of images of a prompt in front.
     """
-    from vitrim.core.ask import ask
-    from vitrim.core.registry import has_trunk, host_of
+    from vitrim.core.registry import ask, has_trunk, host_of
     from vitrim.measure.prefill import Prefill
 
     if isinstance(model, Prefill):

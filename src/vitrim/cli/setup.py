@@ -123,7 +123,9 @@ class Weights(Setup):
 
     def of(self, name: str) -> str:
         """Describe the weights of the model ``name``, for the record."""
-        return common.weights_of(name, pretrained=self.pretrained, checkpoint=self.checkpoint)
+        from vitrim.loading import weights_of
+
+        return weights_of(name, pretrained=self.pretrained, checkpoint=self.checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,9 @@ class Model(Weights):
     @property
     def learned(self) -> Path | None:
         """The folder of the run that produced the model, if a method learned parameters there."""
-        return common.learned_reduction(self.name, self.checkpoint)
+        from vitrim.loading import learned_reduction
+
+        return learned_reduction(self.name, self.checkpoint)
 
     def load(self, device: str | torch.device = "cpu") -> nn.Module:
         """Create the model; see `create`."""
@@ -158,7 +162,9 @@ class Compute(Setup):
         """Set the thread count and the seed."""
         import torch
 
-        common.set_threads(self.threads)
+        from vitrim.measure.machine import set_threads
+
+        set_threads(self.threads)
         torch.manual_seed(self.seed)
 
 
@@ -170,13 +176,17 @@ class Machine(Compute):
 
     def select(self) -> torch.device:
         """Set the thread count and the seed, and return the device if this machine has it."""
-        selected = common.select_device(self.device)
+        from vitrim.measure.machine import select_device
+
+        selected = select_device(self.device)
         self.start()
         return selected
 
     def environment(self, dtype: str) -> dict[str, Any]:
         """The environment of the record."""
-        return common.environment(device=self.device, dtype=dtype, seed=self.seed)
+        from vitrim.measure.machine import environment
+
+        return environment(device=self.device, dtype=dtype, seed=self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)

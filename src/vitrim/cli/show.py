@@ -160,8 +160,7 @@ def _draw(
     dense: nn.Module, models: Any, image: Tensor, dataset: Any, blocks: list[int] | None, title: str, file: Path
 ) -> dict[str, Any]:
     """Draw one image, and return what it shows for the record."""
-    from vitrim.core.ask import ask
-    from vitrim.core.registry import host_of
+    from vitrim.core.registry import ask, host_of
     from vitrim.plots.show import draw_show, pixels_of, rows_of
     from vitrim.plots.style import save
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
     from vitrim.measure.engines import Engine
     from vitrim.measure.records import Row
 

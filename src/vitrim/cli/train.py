@@ -115,7 +115,9 @@ def train(
     _require("accelerate", "torchmetrics")
     if device not in (None, "cpu"):
         raise VitrimError(f"--device is cpu or left out, not '{device}': accelerate launch chooses devices")
-    common.set_threads(threads)
+    from vitrim.measure.machine import set_threads
+
+    set_threads(threads)
     from vitrim.training.build import build_trainer
 
     running = how.running()
@@ -138,10 +140,12 @@ def run(trainer: Trainer, data: str, *, dry_run: bool, console: Console) -> dict
     accelerator, recipe, running = trainer.accelerator, trainer.recipe, trainer.running
     if not accelerator.is_main_process:
         return None
+    from vitrim.measure.machine import environment
+
     for name, value in result.items():
         console.print(f"{name}: {_short(value)}", highlight=False)
     return {
-        "environment": common.environment(device=str(accelerator.device), dtype=recipe.precision, seed=recipe.seed),
+        "environment": environment(device=str(accelerator.device), dtype=recipe.precision, seed=recipe.seed),
         "recipe": {"name": trainer.resolved.name, **recipe.model_dump(mode="json")},
         "running": {**dataclasses.asdict(running), "out": str(running.out)},
         "processes": accelerator.num_processes,

@@ -20,7 +20,7 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitrim.core.config import MethodConfig
+    from vitrim.core.method import MethodConfig
     from vitrim.tune.finder import Trial
     from vitrim.tune.search import Options
 

@@ -11,10 +11,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitrim.core import loops
-from vitrim.core.moving import EXPAND, POOL
-from vitrim.core.places import Mixed, Moved, Waiting, new_index
-from vitrim.core.tokens import Banked, TokenState, changed, decision_dtype, flat_index, take, take_flat
+from vitrim.core import compiled
+from vitrim.core.tokens import (
+    Banked,
+    Mixed,
+    Moved,
+    TokenState,
+    Waiting,
+    changed,
+    decision_dtype,
+    flat_index,
+    new_index,
+    take,
+    take_flat,
+)
 from vitrim.errors import VitrimError
 
 
@@ -98,10 +108,10 @@ class Hard:
 
     def expand(self, y: Tensor, n: int) -> Tensor:
         """New tokens (B, M, C) copied back to the n old places (B, n, C); places of dropped tokens get zeros."""
-        if self.valid is None and loops.suit(y):
+        if self.valid is None and compiled.suit(y):
             places = y.new_empty(y.shape[0], n, y.shape[2])
             moved, into = (self.anchor[:, :0], self.anchor[:, :0]) if self.moved is None else (self.moved, self.into)
-            EXPAND(y, self.anchor, moved, into, places)
+            compiled.EXPAND(y, self.anchor, moved, into, places)
             return places
         target = self.target(n)
         if not self._loses(n) and self.dropped is None:
@@ -119,14 +129,14 @@ class Hard:
 
     def _suits_loop(self, x: Tensor, size: Tensor) -> bool:
         one_count = self.valid is None and not self.maximum
-        return self._merges() and one_count and loops.suit(x, size if self.weight is None else self.weight)
+        return self._merges() and one_count and compiled.suit(x, size if self.weight is None else self.weight)
 
     def _pool_by_loop(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         """As `pool`, and the sizes (B, M) of the new tokens."""
         pooled = x.new_empty(x.shape[0], self.anchor.shape[1], x.shape[2])
         new_size = size.new_empty(self.anchor.shape)
         weight = size if self.weight is None else self.weight
-        POOL(x, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
+        compiled.POOL(x, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
         return pooled, new_size
 
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:

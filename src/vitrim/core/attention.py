@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrim.core import loops
+from vitrim.core import compiled
 from vitrim.core.tokens import changed, decision_dtype, is_traced, take
 
 # read once: torch.compile cannot trace the query, and the processor does not change
@@ -145,11 +144,11 @@ class Attention:
         """(B, N) attention that each token gets from the class token, averaged over heads, in at least float32."""
         k = self.k
         plain = type(self) is Attention and k.stride(3) == 1 and self.q.shape[:2] == k.shape[:2]
-        if plain and loops.suit(self.q, k, *(() if self.bias is None else (self.bias,))):
+        if plain and compiled.suit(self.q, k, *(() if self.bias is None else (self.bias,))):
             batch, heads, n, _ = k.shape
             mean = k.new_empty(batch, n)
             bias = k.new_empty(0, 0, 0) if self.bias is None else self.bias[:, :, 0].expand(batch, heads, n)
-            _CLASS_MEAN(self.q[:, :, 0], *loops.memory_of(k), self.scale, bias, mean)
+            compiled.CLASS_MEAN(self.q[:, :, 0], *compiled.memory_of(k), self.scale, bias, mean)
             return mean
         return self.class_row().mean(dim=1)
 
@@ -192,38 +191,6 @@ class Attention:
         own = slice(first, first + count)
         bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, own]
         return changed(self, q=self.q[:, own], k=self.k[:, own], v=None, k_raw=None, bias=bias)
-
-
-def _class_mean(q: Any, memory: Any, image: int, head: int, token: int, scale: float, bias: Any, mean: Any) -> None:
-    """Fill ``mean`` (B, N) as `Attention.class_mean` does from queries (B, H, d), as a loop; see `loops.memory_of`."""
-    _, heads, dim = q.shape
-    row = np.empty(mean.shape[1], mean.dtype)
-    one = mean.dtype.type(1.0)
-    for b in range(mean.shape[0]):
-        mean[b, :] = 0
-        for h in range(heads):
-            query = q[b, h] * mean.dtype.type(scale)
-            largest = mean.dtype.type(-np.inf)
-            for n in range(len(row)):
-                at = b * image + h * head + n * token
-                key = memory[at : at + dim]
-                product = query[0] * key[0]
-                for c in range(1, dim):
-                    product += query[c] * key[c]
-                if len(bias) > 0:
-                    product += bias[b, h, n]
-                row[n] = product
-                largest = max(largest, product)
-            total = mean.dtype.type(0.0)
-            for n in range(len(row)):
-                row[n] = np.exp(row[n] - largest)
-                total += row[n]
-            share = one / (total * mean.dtype.type(heads))
-            for n in range(len(row)):
-                mean[b, n] += row[n] * share
-
-
-_CLASS_MEAN = loops.Loop(_class_mean)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from torch.fx import Proxy
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, merge_heads, unfused_is_faster
-from vitrim.core.config import MethodConfig, Restore
-from vitrim.core.materialise import FromMeta
+from vitrim.core.method import MethodConfig, Restore
+from vitrim.core.modules import FromMeta, change_class
 from vitrim.core.plan import Layer
-from vitrim.core.sharding import change_class
 from vitrim.core.tokens import STAMP, TokenState, product_dtype, take, unmerge
 from vitrim.core.trace import Trace, recomputes
 from vitrim.errors import UnsupportedModelError

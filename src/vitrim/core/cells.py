@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Idle, Reducer
-from vitrim.core.config import MethodConfig
-from vitrim.core.facts import HostFacts
-from vitrim.core.places import Places
-from vitrim.core.plan import Layer
+from vitrim.core.method import MethodConfig
+from vitrim.core.plan import HostFacts, Layer
 from vitrim.core.registry import make_reducer
-from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.core.tokens import Places, TokenState, decision_dtype
 from vitrim.errors import UnsupportedModelError
 
 OWN_WAYS = ("reduce", "carry_out", "query", "attend_reduced", "attend", "remember")

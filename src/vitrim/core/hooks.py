@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, reduced_in
-from vitrim.core.config import MethodConfig, Restore
 from vitrim.core.host import Host
-from vitrim.core.layers import is_altered
+from vitrim.core.method import MethodConfig, Restore
+from vitrim.core.modules import is_altered
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 

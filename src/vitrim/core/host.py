@@ -1,20 +1,94 @@
-"""The interface through which vitrim knows a host family. One subclass per family, in ``hosts/``."""
+"""Answers of a host about dense models: what they predict, of what classes, and how a task reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.answers import DenseAnswers
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Purpose, Role, Starting
-from vitrim.core.layers import input_channels, pair, stride_of
-from vitrim.core.sharding import class_of
+from vitrim.core.modules import class_of, input_channels, pair, stride_of
+from vitrim.core.plan import Head, HostFacts, Layout, Part, Preprocessing, Purpose, Role, Starting
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+
+class DenseAnswers:
+    """The questions about segmentation and detection; the defaults are those of a model that is for labels of images.
+
+    Class methods only, as `vitrim.core.host.Host`, which inherits them.
+    """
+
+    @classmethod
+    def task(cls, model: nn.Module) -> str | None:
+        """The task ``model`` is made for, by name; None: labels of whole images, one or several."""
+        return None
+
+    @classmethod
+    def tasks(cls, model: nn.Module) -> tuple[str, ...]:
+        """All tasks that ``model`` can be evaluated in, the one it is made for first; empty where `task` is None."""
+        made_for = cls.task(model)
+        return () if made_for is None else (made_for,)
+
+    @classmethod
+    def learns(cls, model: nn.Module) -> bool:
+        """Tell whether ``model`` can be trained on its `task` here, and not only by its library."""
+        return True
+
+    @classmethod
+    def class_names(cls, model: nn.Module) -> Sequence[str] | None:
+        """The names of the classes that ``model`` predicts, in order; None where it does not say.
+
+        A model of a run has them as its ``class_names``.
+        """
+        return getattr(model, "class_names", None)
+
+    @classmethod
+    def takes_one_size(cls, model: nn.Module) -> bool:
+        """Tell whether ``model`` takes images of its own size only, which a larger image must be cut into."""
+        return False
+
+    @classmethod
+    def sees_unpadded(cls, model: nn.Module) -> bool:
+        """Tell whether a detector takes images of any size and shape, one by one, and was trained without padding."""
+        return False
+
+    @classmethod
+    def pixel_scores(cls, model: nn.Module, images: Tensor) -> Tensor:
+        """Class scores (B, K, H, W) of every pixel of ``images`` (B, C, H, W)."""
+        return cls.logits(model(images))
+
+    @classmethod
+    def detections(
+        cls, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
+    ) -> list[dict[str, Tensor]]:
+        """The objects in ``images`` (B, C, H, W), per image as `vitrim.models.vitdet.Detector` gives them.
+
+        ``sizes`` are those of each image in its top left corner, where the rest is padding.
+        """
+        found: list[dict[str, Tensor]] = model(images) if sizes is None else model(images, sizes)
+        return found
+
+    @classmethod
+    def front_name(cls, model: nn.Module) -> str | None:
+        """The name of what runs in front of the heads of a dense model, `front`; None: it is measured as a whole."""
+        return None
+
+    @classmethod
+    def front(cls, model: nn.Module, images: Tensor) -> Any:
+        """The part of the forward on ``images`` (B, C, H, W) in front of the heads: what a reduction makes faster."""
+        raise NotImplementedError
+
+    @classmethod
+    def logits(cls, output: Any) -> Tensor:
+        """Logits from the output of the model."""
+        raise NotImplementedError
+
 
 METHOD = "reducer"
 """The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
@@ -23,8 +97,8 @@ METHOD = "reducer"
 class Host(DenseAnswers):
     """A host family. Class methods only: a host has no state of its own.
 
-    `vitrim.core.ask.ask(model)` is the family of any model: also of one that cannot be reduced, where it answers what
-    can be known of models of its library.
+    `vitrim.core.registry.ask(model)` is the family of any model: also of one that cannot be reduced, where it answers
+    what can be known of models of its library.
     """
 
     name: ClassVar[str] = ""
@@ -364,3 +438,65 @@ def no_tokens(model: nn.Module) -> UnsupportedModelError:
         f"{type(model).__name__} hands out no tokens that a dense head could read: take a supported host "
         "(`vitrim list hosts` prints them)"
     )
+
+
+class VisionLanguage:
+    """A family of vision-language models. Class methods only, like `vitrim.core.host.Host`."""
+
+    name: ClassVar[str] = ""
+    """Name of the family in the documentation; its docstring says what it is."""
+    in_cells: ClassVar[bool] = False
+    """The connector makes one token of a square of patches, so these are reduced as wholes; see `cell`."""
+    refused: ClassVar[bool] = False
+    """`check` refuses every model of the family."""
+
+    @classmethod
+    def tower(cls, model: nn.Module) -> nn.Module:
+        """The part of ``model`` that makes tokens of images: the one that is reduced."""
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        """Raise `UnsupportedModelError` if this model of the family cannot get fewer image tokens faithfully."""
+
+    @classmethod
+    def cell(cls, model: nn.Module) -> int:
+        """Patches a side of the squares that the connector makes one token of; 1 where it reads each by itself."""
+        return 1
+
+    @classmethod
+    def language(cls, model: nn.Module) -> list[nn.Module]:
+        """The parts of ``model`` that read a prompt: the language model, and its head if there is one."""
+        raise NotImplementedError
+
+    @classmethod
+    def connector(cls, model: nn.Module) -> list[nn.Module]:
+        """The parts of the connector that lie in the tower; what lies in neither is the connector's anyway."""
+        return []
+
+    @classmethod
+    def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
+        """The places that each of ``images`` (B, n, C, H, W) has in a prompt of the unreduced model."""
+        raise NotImplementedError
+
+    @classmethod
+    def prompts(cls, model: nn.Module, images: Tensor, text: int, places: int) -> dict[str, Any]:
+        """The inputs of ``model`` for prompts of one text and some images, to be run as the first step of generation.
+
+        Args:
+            model: reduced or not.
+            images: (B, n, C, H, W), n images for each of B prompts.
+            text: tokens of the text, at least n: some stand before every image.
+            places: those of an image, `image_tokens`.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Trace) -> None:
+        """Let prompts follow the images. ``trace`` is shared by the blocks of the tower."""
+        raise NotImplementedError
+
+    @classmethod
+    def uninstall(cls, model: nn.Module) -> None:
+        """Undo `install`, if it was done."""
+        raise NotImplementedError

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vitrim.core import loops
-from vitrim.core.assignment import Hard, merge
+from vitrim.core import compiled
+from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState, decision_dtype, take
 from vitrim.errors import VitrimError
@@ -25,28 +23,12 @@ def unit(keys: Tensor) -> Tensor:
     A vector of zeros stays one.
     """
     keys = keys.detach()
-    if loops.suit(keys):
+    if compiled.suit(keys):
         scaled = torch.empty_like(keys, memory_format=torch.contiguous_format)
-        _UNIT(keys, SHORTEST, scaled)
+        compiled.UNIT(keys, SHORTEST, scaled)
         return scaled
     length: Tensor = torch.linalg.vector_norm(keys, dim=-1, keepdim=True)
     return keys / length.clamp_min(SHORTEST)
-
-
-def _unit(keys: Any, shortest: float, scaled: Any) -> None:
-    """Fill ``scaled`` (B, N, d) as `unit` does, as a loop."""
-    for b in range(keys.shape[0]):
-        for n in range(keys.shape[1]):
-            key, row = keys[b, n], scaled[b, n]
-            square = key[0] * key[0]
-            for c in range(1, len(key)):
-                square += key[c] * key[c]
-            length = max(np.sqrt(square), keys.dtype.type(shortest))
-            for c in range(len(key)):
-                row[c] = key[c] / length
-
-
-_UNIT = loops.Loop(_unit)
 
 
 def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
@@ -59,39 +41,12 @@ def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
     """
     keys = attention.keys.detach()
     plain = type(attention).mean_keys is Attention.mean_keys and keys.stride(3) == 1
-    if not (plain and loops.suit(keys)):
+    if not (plain and compiled.suit(keys)):
         return unit(attention.mean_keys()[:, num_prefix:])
     batch, heads, n, dim = keys.shape
     scaled = keys.new_empty(batch, n - num_prefix, dim)
-    _UNIT_MEAN(*loops.memory_of(keys), heads, num_prefix, SHORTEST, scaled)
+    compiled.UNIT_MEAN(*compiled.memory_of(keys), heads, num_prefix, SHORTEST, scaled)
     return scaled
-
-
-def _unit_mean(
-    memory: Any, image: int, head: int, token: int, heads: int, num_prefix: int, shortest: float, scaled: Any
-) -> None:
-    """Fill ``scaled`` (B, P, d) as `unit_mean_keys` does, as a loop; see `loops.memory_of`."""
-    dim = scaled.shape[2]
-    for b in range(scaled.shape[0]):
-        for n in range(scaled.shape[1]):
-            row, at = scaled[b, n], b * image + (num_prefix + n) * token
-            key = memory[at : at + dim]
-            for c in range(dim):
-                row[c] = key[c]
-            for h in range(1, heads):
-                key = memory[at + h * head : at + h * head + dim]
-                for c in range(dim):
-                    row[c] += key[c]
-            square = row[0] * row[0]
-            for c in range(1, dim):
-                square += row[c] * row[c]
-            # the length of the mean is a share of that of the sum
-            length = max(np.sqrt(square), scaled.dtype.type(shortest * heads))
-            for c in range(dim):
-                row[c] /= length
-
-
-_UNIT_MEAN = loops.Loop(_unit_mean)
 
 
 def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -337,3 +292,138 @@ def separations(distance: Tensor, density: Tensor, farthest: Tensor) -> Tensor:
     """
     denser = density[:, None, :] > density[:, :, None]
     return torch.where(denser, distance, farthest).amin(dim=2)
+
+
+def alternate_split(num_prefix: int) -> tuple[slice, slice]:
+    """Sources and destinations among the patch tokens: even and odd places of the whole sequence, prefix counted.
+
+    ToMe section 3 splits all tokens, class token included, into even places (sources) and odd places. Prefix tokens
+    neither move nor receive, so the same split is written on patches: with a class token in front, patch 0 is odd.
+
+    Example:
+        >>> alternate_split(num_prefix=1)
+        (slice(1, None, 2), slice(0, None, 2))
+    """
+    first = num_prefix % 2
+    return slice(first, None, 2), slice(1 - first, None, 2)
+
+
+def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_position: bool = True) -> Hard:
+    """Merge the first of the sources into destinations of the `alternate_split`; the others stay.
+
+    As `merge_most_similar` with that split, in half as many operations: at batch 1 their number is what merging costs.
+
+    Args:
+        state: the current state.
+        order: (B, S) the sources, those that merge first.
+        partner: (B, r) which destination each of the first r of them joins, in [0, D).
+        by_position: put the sources that stay in order of position; False: leave them as they are in ``order``.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 7, 8), num_prefix=1)
+        >>> hard = merge_alternate(state, order=torch.tensor([[2, 1, 0]]), partner=torch.tensor([[0]]))
+        >>> hard.anchor, hard.moved, hard.into
+        (tensor([[0, 2, 4, 1, 3, 5]]), tensor([[6]]), tensor([[3]]))
+    """
+    batch, r, p = order.shape[0], partner.shape[1], state.num_prefix
+    index = torch.arange(state.num_tokens, device=order.device)
+    sources, destinations = alternate_split(p)
+    tokens = torch.take(index[p:][sources], order)
+    kept = tokens[:, r:].sort(dim=1).values if by_position else tokens[:, r:]
+    anchor = torch.cat([index[:p].expand(batch, -1), kept, index[p:][destinations].expand(batch, -1)], dim=1)
+    return Hard(anchor, moved=tokens[:, :r], into=partner + (p + kept.shape[1]))
+
+
+def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_position: bool = True) -> Hard:
+    """Merge the ``r`` most similar pairs of the `alternate_split`: `merge_alternate` of what `pair_most_similar` finds.
+
+    Args:
+        state: the current state.
+        similarity: (B, S, D) of the sources and destinations of that split, as of `cosines`.
+        r: how many sources merge, 0 <= r <= S.
+        by_position: as for `merge_alternate`.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
+        >>> hard = match_alternate(state, torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
+        >>> hard.anchor, hard.moved, hard.into
+        (tensor([[0, 2, 1, 3]]), tensor([[4]]), tensor([[2]]))
+    """
+    if not compiled.suit(similarity):
+        return merge_alternate(state, *pair_most_similar(similarity, r), by_position=by_position)
+    index = torch.empty(similarity.shape[0], state.num_tokens + r, dtype=torch.int64)
+    compiled.MATCH(similarity, r, state.num_prefix, by_position, index)
+    return merge_of(index, r)
+
+
+def match_both_ways(state: TokenState, attraction: Tensor, r: int, bidirectional: bool = True) -> Hard:
+    """Merge ``r`` patches: floor(r / 2) from even to odd places, then the rest from odd places to the even ones left.
+
+    The sets are those of the `alternate_split`, even places first if there is no prefix. The new order: even places in
+    order, then odd ones by descending attraction in the second phase.
+
+    Args:
+        state: the current state.
+        attraction: (B, E, O) of the patches at even and odd places.
+        r: how many fuse, 0 < r <= (E + O) // 2.
+        bidirectional: False: all r from even to odd places.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
+        >>> hard = match_both_ways(state, torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 2)
+        >>> hard.anchor, hard.moved, hard.into
+        (tensor([[0, 2, 1]]), tensor([[4, 3]]), tensor([[2, 1]]))
+    """
+    if compiled.suit(attraction):
+        index = torch.empty(attraction.shape[0], state.num_tokens + r, dtype=torch.int64)
+        compiled.BOTH_WAYS(attraction, r // 2 if bidirectional else r, r, state.num_prefix, index)
+        return merge_of(index, r)
+    even, odd = alternate_split(state.num_prefix)
+    patches = torch.arange(state.num_patches, device=attraction.device)
+    return merge(state, *match(attraction, patches[even], patches[odd], r, bidirectional))
+
+
+def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Pair patches: those that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
+
+    Args:
+        attraction: (B, E, O) W of the patches at even and odd places.
+        even, odd: (E,), (O,) their patch indices.
+        r: how many fuse, 0 < r <= (E + O) // 2.
+        bidirectional: floor(r / 2) of them from even to odd places, the rest back; else all from even to odd.
+    """
+    batch, evens, odds = attraction.shape
+    forth = r // 2 if bidirectional else r
+    moved, kept, partner = move_evens(attraction, forth)
+    if forth == r:
+        return torch.cat([even[kept], odd.expand(batch, odds)], dim=1), even[moved], partner + kept.shape[1]
+    if forth:  # an even patch that has moved attracts nothing any more
+        attraction = attraction.scatter(1, moved.unsqueeze(2).expand(-1, -1, odds), -torch.inf)
+    order = most_similar_first(attraction.amax(dim=1))
+    moved_back, stays = order[:, : r - forth], order[:, r - forth :]
+    into = attraction.gather(2, moved_back.unsqueeze(1).expand(-1, evens, -1)).argmax(dim=1)
+    if forth:
+        place = torch.arange(kept.shape[1] + stays.shape[1], device=order.device).expand(batch, -1)
+        first, last = place[:, : kept.shape[1]], place[:, kept.shape[1] :]
+        into = order.new_zeros(batch, evens).scatter(1, kept, first).gather(1, into)
+        # where each odd patch ends: behind the even ones, or in one of them; what it received goes with it
+        end = order.new_zeros(batch, odds).scatter(1, order, torch.cat([into, last], dim=1))
+        into = torch.cat([end.gather(1, partner), into], dim=1)
+    return torch.cat([even[kept], odd[stays]], dim=1), torch.cat([even[moved], odd[moved_back]], dim=1), into
+
+
+def move_evens(attraction: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``count`` even patches of highest attraction, the others in order, and the odd partners of the first.
+
+    Args:
+        attraction: (B, E, O), as of `match`.
+        count: 0 <= count <= E.
+
+    Returns:
+        (B, count) and (B, E - count) even patches, and (B, count) odd ones, counted among their kind.
+    """
+    if count == 0:
+        kept = torch.arange(attraction.shape[1], device=attraction.device).expand(attraction.shape[0], -1)
+        return kept[:, :0], kept, kept[:, :0]
+    order, partner = pair_most_similar(attraction, count)
+    return order[:, :count], order[:, count:].sort(dim=1).values, partner

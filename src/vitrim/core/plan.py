@@ -1,14 +1,160 @@
-"""The plan of a reduction: what a method does in every block of a model, worked out once."""
+"""The plan of a method over a model: what a host says of the model, and one `Layer` per block that follows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
-from vitrim.core.config import MethodConfig
-from vitrim.core.facts import HostFacts
+from vitrim.core.method import MethodConfig
 from vitrim.core.schedule import Amount, effective_keep
+from vitrim.errors import VitrimError
+
+Head = Literal["class token", "patches", "no class token", "grid"]
+"""The tokens a head reads: class (and other prefix) tokens only, patches too, patches without a class token, or every
+patch at its place."""
+
+Purpose = Literal[
+    "images", "images and text", "vision-language models", "segmentation, detection, poses, depth", "video and audio"
+]
+"""The use that people make of the models of a family: groups of `vitrim list hosts`."""
+
+Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
+"""The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
+module that makes patches, the class token and its like, the rest of the host, or what a method brought."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Geometry of one model.
+
+    Attributes:
+        dim: channels C.
+        num_heads: attention heads H.
+        num_classes: classes of the head, 0 without one.
+        num_prefix: tokens in front of the patches (class, distillation, registers).
+        has_class_token: token 0 is a class token.
+        grid_size: rows and columns of patches at the model's own image size.
+        head_rows: the head reads only so many leading tokens (1: class token, 2: and distillation), None: patches too.
+        input_size: channels, height and width of the images the model takes.
+        takes_maximum: a head that reads patches takes a maximum over those it gets: merging does not change it.
+        dense: the head reads every patch at its place (segmentation, detection).
+        across_windows: ``grid_size`` is that of one window of several, which are reduced apart, and some blocks attend
+            across them (`vitrim.hosts.shared.windows`).
+        cell: patches a side of the squares that stay together, since what follows joins them (`vitrim.core.cells`).
+        cell_by_cell: the patches of a cell come one after the other; otherwise in raster order of a square image.
+    """
+
+    dim: int
+    num_heads: int
+    num_classes: int
+    num_prefix: int
+    has_class_token: bool
+    grid_size: tuple[int, int]
+    head_rows: int | None
+    input_size: tuple[int, int, int]
+    takes_maximum: bool = False
+    dense: bool = False
+    across_windows: bool = False
+    cell: int = 1
+    cell_by_cell: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a class token without a place, which a host of one's own may state.
+
+        Raises:
+            VitrimError: naming the fields.
+        """
+        if self.has_class_token and self.num_prefix < 1:
+            raise VitrimError(f"a host says has_class_token=True and num_prefix={self.num_prefix}: it counts as one")
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """Rows and columns of what a method decides about: patches, or cells of them."""
+        return self.grid_size[0] // self.cell, self.grid_size[1] // self.cell
+
+    @property
+    def averages_patches(self) -> bool:
+        """Tell whether the head weighs patches against each other, and so must know how many each token stands for."""
+        return self.head_rows is None and not self.takes_maximum
+
+    @property
+    def head(self) -> Head:
+        """The kind of head, one of four: it decides which methods fit."""
+        if self.dense:
+            return "grid"
+        if not self.averages_patches:
+            return "class token"
+        return "patches" if self.has_class_token else "no class token"
+
+
+class Layout(NamedTuple):
+    """The tokens that a model without its head hands out (`Host.tokens`).
+
+    Attributes:
+        dim: channels C of a token.
+        num_prefix: tokens in front of the patches.
+        patch_size: height and width of a patch in pixels.
+    """
+
+    dim: int
+    num_prefix: int
+    patch_size: tuple[int, int]
+
+
+class Role(NamedTuple):
+    """The role of one parameter in training.
+
+    Attributes:
+        part: a new task brings its own head, positions and stem; the backbone is tokens and trunk.
+        layer: 0 in front of the blocks, 1 to L in them, L + 1 the head; None if the model does not name its layers.
+        decays: False where the model itself says that weight decay leaves the parameter alone.
+    """
+
+    part: Part
+    layer: int | None = None
+    decays: bool = True
+
+
+class Starting(NamedTuple):
+    """The weights that a scheme of initialisation sets (`vitrim.training.initial`): views, to be written in place.
+
+    Attributes:
+        attention: of every block, (query, key, value, output), (C, C) each, as linear layers have them.
+        positions: (P, C) of the patches, row by row.
+    """
+
+    attention: tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...]
+    positions: Tensor
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The processing of an image before a model sees it; None where the model does not say.
+
+    Attributes:
+        channels: 1 for grey images, 3 for colour.
+        size: height and width in pixels.
+        mean: of the pixels in [0, 1], one number per channel.
+        std: their standard deviation, likewise.
+        interpolation: by which images are resized: bicubic, bilinear, ...
+        crop_share: the side of the crop over the side of the resized image.
+        crop_mode: center, border or squash.
+        transform: the model's own, from a PIL image in RGB to (C, H, W); it goes before resizing and cropping by the
+            numbers above.
+    """
+
+    channels: int
+    size: tuple[int, int] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: str | None = None
+    crop_share: float | None = None
+    crop_mode: str = "center"
+    transform: Callable[[Any], Tensor] | None = None
 
 
 @dataclass(frozen=True)

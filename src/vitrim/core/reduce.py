@@ -12,17 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.core import fit
+from vitrim.core import checks
 from vitrim.core.block import ReducedBlock, reduced_in
 from vitrim.core.cells import build_reducer
-from vitrim.core.compact import compact_facts
-from vitrim.core.config import MethodConfig
-from vitrim.core.facts import HostFacts
 from vitrim.core.hooks import FormOfModel, GridHook, ZeroHook, refuse_own_forward
 from vitrim.core.host import Host
-from vitrim.core.plan import Layer, plan
+from vitrim.core.method import MethodConfig
+from vitrim.core.modules import access
+from vitrim.core.plan import HostFacts, Layer, plan
 from vitrim.core.registry import (
-    access,
     check_model,
     find_host,
     find_vision_language,
@@ -35,9 +33,8 @@ from vitrim.core.registry import (
 from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.saving import saved_method as saved_method
-from vitrim.core.threads import refuse_while_running
 from vitrim.core.tokens import TokenState
-from vitrim.core.trace import Trace
+from vitrim.core.trace import Trace, refuse_while_running
 from vitrim.errors import VitrimError
 
 HANDLE = "vitrim_reduction"
@@ -94,23 +91,23 @@ def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, re
     facts = host.facts(model)
     if outer is not None and family is not None:
         family.check(outer)
-        facts = compact_facts(config, facts, family.cell(outer))
+        facts = checks.compact_facts(config, facts, family.cell(outer))
     elif holder is not None:
-        facts = fit.facts_within(holder, host, model, facts)
+        facts = checks.facts_within(holder, host, model, facts)
     blocks = host.blocks(model)
     trunk = host.trunk_host(model)
     adopters = [trunk.reduced_class(block) for block in blocks]
-    head_rows = fit.head_rows(config, facts)
-    fit.check_origin(config, host, model)
-    fit.check_head(config, facts, within=facts.dense and not host.facts(model).dense)
-    restore = fit.restoring(config, facts, len(blocks))
-    maker = fit.patch_maker(config, host, model)
+    head_rows = checks.head_rows(config, facts)
+    checks.check_origin(config, host, model)
+    checks.check_head(config, facts, within=facts.dense and not host.facts(model).dense)
+    restore = checks.restoring(config, facts, len(blocks))
+    maker = checks.patch_maker(config, host, model)
     layers = plan(config, facts, len(blocks))
-    fit.check_amounts(config, layers)
+    checks.check_amounts(config, layers)
     with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
         reducers = [build_reducer(config, layer, block, facts) for layer, block in zip(layers, blocks, strict=True)]
-    fit.check_last_block(config, reducers[-1], head_rows)
-    fit.check_sharding(config, blocks, reducers)
+    checks.check_last_block(config, reducers[-1], head_rows)
+    checks.check_sharding(config, blocks, reducers)
 
     refuse_while_running(model)
     trace = Trace(record, FormOfModel(host, model, adopters))
@@ -315,8 +312,8 @@ class Reduction:
         config = self.config.changed(**changes)
         host = host_of(self.model)
         layers = plan(config, self._within or host.facts(self.model), len(host.blocks(self.model)))
-        fit.check_blocks(config, layers, [block.reducer for block in self._blocks()])
-        fit.check_amounts(config, layers, stacklevel=4)
+        checks.check_blocks(config, layers, [block.reducer for block in self._blocks()])
+        checks.check_amounts(config, layers, stacklevel=4)
         return config, layers
 
     def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
@@ -341,7 +338,7 @@ class Reduction:
         part; the handle is that of the part. A compact reduction takes the whole vision-language model.
 
         Raises:
-            VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
+            VitrimError: missing or unreadable files, or parameters that do not checks. The model is then unchanged.
         """
         saved = read_reduction(folder)
         compact = bool(saved.get("compact"))
@@ -359,7 +356,7 @@ class Reduction:
         """Take over the learned parameters of a saved reduction of the same method, whatever its other options.
 
         Raises:
-            VitrimError: missing or unreadable files, another method or version of it, or parameters that do not fit.
+            VitrimError: missing or unreadable files, another method or version of it, or parameters that do not checks.
                 The model is then unchanged.
         """
         self._check_alive()
@@ -398,6 +395,6 @@ def _host(model: nn.Module) -> type[Host]:
     if any(reduced_in(block) is not None for block in host.blocks(model)):
         _refuse_reduced(model)
         raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
-    fit.check_shared(host, model)
+    checks.check_shared(host, model)
     check_model(host, model)
     return host

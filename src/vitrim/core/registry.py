@@ -1,7 +1,7 @@
-"""The two tables of the core (`tables.py`): methods by name, host families by the class of their model.
+"""Tables that the files of a folder enter themselves into, so that a new method, host, task or loss is one new file.
 
-Every file in ``methods/`` is imported on first use, and a file in ``hosts/LIBRARY/`` on first use of a model that it
-names, or when all are listed.
+A table is a dict; a decorator enters into it what it decorates, and whoever reads it first discovers the folder. An
+import error in a file surfaces: an entry that silently does not exist is worse than a traceback.
 """
 
 from __future__ import annotations
@@ -18,14 +18,75 @@ from typing import Any, TypeVar, cast, get_args
 from torch import nn
 
 from vitrim.core.block import Idle, Reducer
-from vitrim.core.compact import VisionLanguage
-from vitrim.core.config import Kind, MethodConfig
 from vitrim.core.hooks import altered, is_foreign, refuse_own_forward
-from vitrim.core.host import Host
-from vitrim.core.method_files import read_method_file
+from vitrim.core.host import Host, VisionLanguage
+from vitrim.core.method import Kind, MethodConfig
+from vitrim.core.modules import access
 from vitrim.core.plan import Layer
-from vitrim.core.tables import discover, discover_naming, enter, entry_of
+from vitrim.core.saving import read_method_file
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
+
+K = TypeVar("K")
+Value = TypeVar("Value")
+
+
+@cache
+def discover(package: str) -> None:
+    """Import every module of ``package``, once: what they register is then known."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+@cache
+def discover_naming(package: str, text: str) -> None:
+    """Import the modules of ``package`` whose source has ``text``: those that register it, and no others.
+
+    A library has many families of models, and importing one imports the library's own file of it. Modules that come
+    without their source are imported.
+    """
+    for name, source in _sources(package).items():
+        if source is None or text in source:
+            importlib.import_module(name)
+
+
+@cache
+def _sources(package: str) -> Mapping[str, str | None]:
+    """The source of every module of ``package`` by its full name; None where it is not there."""
+    found: dict[str, str | None] = {}
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        loader: Any = getattr(importlib.util.find_spec(module.name), "loader", None)
+        found[module.name] = loader.get_source(module.name) if hasattr(loader, "get_source") else None
+    return found
+
+
+def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:
+    """Register ``value`` under ``key``, which can be done only once.
+
+    Raises:
+        VitrimError: there is such an entry; ``what`` names it.
+
+    Example:
+        >>> enter({"tome": 1}, "tome", 2, "method 'tome'")
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: method 'tome' is registered twice, by 1 and 2
+    """
+    if key in table:
+        raise VitrimError(f"{what} is registered twice, by {table[key]} and {value}")
+    table[key] = value
+
+
+def entry_of(table: Mapping[Any, Value], kind: type) -> Value | None:
+    """The entry of a class, or else of the first that has one among those it inherits from; None if none has.
+
+    Example:
+        >>> entry_of({int: "number"}, bool)
+        'number'
+    """
+    for base in kind.__mro__:
+        if base in table:
+            return table[base]
+    return None
+
 
 C = TypeVar("C", bound=MethodConfig)
 H = TypeVar("H", bound=Host)
@@ -148,7 +209,7 @@ def methods() -> dict[str, type[MethodConfig]]:
 def libraries() -> tuple[str, ...]:
     """The host libraries vitrim knows, installed or not: the folders of ``hosts/``."""
     package = importlib.import_module("vitrim.hosts")
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+    return tuple(sorted({module.name for module in pkgutil.iter_modules(package.__path__)} - {"shared"}))
 
 
 def missing_libraries() -> tuple[str, ...]:
@@ -303,21 +364,6 @@ def refusal(part: nn.Module) -> str | None:
     return None
 
 
-def access(name: str, root: str = "model") -> str:
-    """The Python expression for the submodule that ``named_modules`` calls ``name``.
-
-    Example:
-        >>> access("towers.0.vision")
-        'model.towers[0].vision'
-    """
-    if not name:
-        return root
-    return root + "".join(
-        f".{part}" if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
-        for part in name.split(".")
-    )
-
-
 def make_method(name: str, /, **options: Any) -> MethodConfig:
     """The config of the method called ``name``, with validated options.
 
@@ -414,3 +460,43 @@ def read_value(text: str, key: str) -> Any:
         return text
     except (ValueError, RecursionError):  # what JSON allows and Python does not
         raise VitrimError(f"{key}: a value of {len(text)} characters that cannot be read: {text[:20]}...") from None
+
+
+OWN = "vitrim"
+"""The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
+
+_GENERAL: dict[str, type[Host]] = {}
+
+
+def register_library(*libraries: str) -> Callable[[type[H]], type[H]]:
+    """Class decorator: register a host that answers for all models of some libraries without a family of their own."""
+
+    def register(host: type[H]) -> type[H]:
+        for library in libraries:
+            enter(_GENERAL, library, host, f"library '{library}'")
+        return host
+
+    return register
+
+
+def ask(model: nn.Module) -> type[Host]:
+    """The host that answers questions about ``model``, which may be any model.
+
+    Example:
+        >>> import timm, torch
+        >>> ask(timm.create_model("test_vit")).name
+        'timm VisionTransformer'
+        >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    host = find_host(model)
+    if host is not None:
+        return host
+    for base in type(model).__mro__:
+        library = base.__module__.partition(".")[0]
+        if library in libraries():
+            discover_naming(f"vitrim.hosts.{library}", "@register_library(")
+        if library in _GENERAL:
+            return _GENERAL[library]
+    discover_naming(f"vitrim.hosts.{OWN}", "@register_library(")
+    return _GENERAL[OWN]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig, StagedConfig
+from vitrim.core.method import MethodConfig, StagedConfig
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, no_gradient
 from vitrim.errors import VitrimError
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.data.errors import DataError
 from vitrim.errors import VitrimError
 

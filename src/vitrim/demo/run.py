@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_, restore_
-from vitrim.core.registry import parse_method
+from vitrim.core.registry import ask, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.errors import VitrimError

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.exporting.format import Format, formats
 from vitrim.exporting.timing import on_engine

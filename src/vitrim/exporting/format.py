@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
-from vitrim.core.tables import discover, enter
+from vitrim.core.registry import discover, enter
 from vitrim.errors import MissingPackageError, VitrimError, unknown
 
 Array: TypeAlias = NDArray[Any]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
-from vitrim.core.facts import Preprocessing
+from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import HANDLE, restore_
+from vitrim.core.registry import ask
 from vitrim.exporting.exported import Shape
 from vitrim.measure.latency import shared_copy
 from vitrim.measure.macs import count_macs

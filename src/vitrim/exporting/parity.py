@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.exporting.exported import Exported
 from vitrim.exporting.format import Array, as_array

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitrim.core.ask import ask
-from vitrim.core.facts import Preprocessing
+from vitrim.core.plan import Preprocessing
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, first_line
 
 MAX_BATCH = 2**16

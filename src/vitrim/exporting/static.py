@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_, saved_method
 from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import VitrimError

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import HANDLE
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, unknown
 from vitrim.exporting.exported import Exported
 from vitrim.exporting.format import Array, Format, as_array, engines

@@ -16,11 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
-from vitrim.core.config import MethodConfig
-from vitrim.core.facts import Preprocessing
+from vitrim.core.method import MethodConfig
+from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import HANDLE, get_reduction, reduce_, restore_
-from vitrim.core.registry import host_of, parse_method
+from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.errors import ReductionWarning, VitrimError, first_line
 from vitrim.exporting import parity
 from vitrim.exporting.exported import Exported, sidecar, size_of, weights_beside

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 from vitrim.errors import VitrimError, first_line
 from vitrim.measure.engines import Call, Compiled, Eager, Engine, compilation, engines_named
 from vitrim.measure.latency import (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import HANDLE, Reduction, reduce_, saved_method
 from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import VitrimError

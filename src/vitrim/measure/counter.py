@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrim.core.block import Reducer
-from vitrim.core.exchange import Exchange
+from vitrim.core.modules import Exchange
 from vitrim.core.scoring import EarlyScorer
 from vitrim.errors import VitrimError
 from vitrim.measure.prefill import Prefill

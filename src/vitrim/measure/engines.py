@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.config import MethodConfig
-from vitrim.core.tables import enter
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import enter
 from vitrim.errors import MissingPackageError, VitrimError, unknown
 from vitrim.measure.latency import shared_copy
 from vitrim.measure.memory import peak_memory_mib

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
-from vitrim.core.config import MethodConfig
-from vitrim.core.registry import host_of
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import ask, host_of
 from vitrim.data.dataset import MultiLabelDataset
 from vitrim.errors import VitrimError, unknown
 from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics, Tokens

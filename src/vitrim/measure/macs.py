@@ -13,10 +13,9 @@ from itertools import islice
 
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_, restore_
-from vitrim.core.registry import has_trunk, parse_method
+from vitrim.core.registry import ask, has_trunk, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.counter import PARTS, WHOLE, count_parts, count_shares
 from vitrim.measure.prefill import Prefill

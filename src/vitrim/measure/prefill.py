@@ -3,7 +3,7 @@
     profile(Prefill(model, text=32), "tome:r=8", images)
 
 So everything that counts or times a model does the same with tower, connector and language model together. Prompts are
-made in the forward, for the images at hand; a compact model (`vitrim.core.compact`) shortens them to what is left.
+made in the forward, for the images at hand; a compact model (`compact=True`) shortens them to what is left.
 """
 
 from __future__ import annotations

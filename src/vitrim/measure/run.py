@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.data import DataError
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.drawing import drawing

@@ -11,8 +11,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
+from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.scoring import prune_flagged
 from vitrim.core.tokens import TokenState, decision_dtype

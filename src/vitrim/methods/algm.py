@@ -10,13 +10,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core.alternate import alternate_split, merge_alternate
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
-from vitrim.core.matching import best_partners, most_similar_first, unit
+from vitrim.core.matching import alternate_split, best_partners, merge_alternate, most_similar_first, unit
+from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Limited, Remove, half

@@ -13,13 +13,19 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core.alternate import alternate_split, match_alternate
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
-from vitrim.core.matching import best_partners, cosines, merge_most_similar, unit, unit_mean_keys
+from vitrim.core.matching import (
+    alternate_split,
+    best_partners,
+    cosines,
+    match_alternate,
+    merge_most_similar,
+    unit,
+    unit_mean_keys,
+)
+from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Limited, per_layer
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take

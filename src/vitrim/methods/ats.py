@@ -12,8 +12,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
+from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, KeepRule, keep_rate

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import MethodConfig, Restore
-from vitrim.core.knob import Knob
-from vitrim.core.layers import is_bare
 from vitrim.core.matching import full_precision
+from vitrim.core.method import Knob, MethodConfig, Restore
+from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, BringBack, Remove, one_each

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
 from vitrim.core.matching import best_partners, full_precision, unit
+from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import reduces, register_method

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import StagedConfig
 from vitrim.core.matching import density_peaks, distances, merge_clusters, nearest_centre
+from vitrim.core.method import StagedConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.tokens import TokenState, decision_dtype

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import Idle, Reducer, Site
-from vitrim.core.config import StagedConfig
-from vitrim.core.layers import is_bare
 from vitrim.core.matching import full_precision
+from vitrim.core.method import StagedConfig
+from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.scoring import ScorerReducer, masked_softmax

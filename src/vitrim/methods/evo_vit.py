@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import Restore, Share
+from vitrim.core.method import Restore, Share
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import StagedConfig
+from vitrim.core.method import StagedConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Keep, check_blocks

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
-from vitrim.core.layers import is_bare
 from vitrim.core.matching import full_precision
+from vitrim.core.method import Knob, MethodConfig
+from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Remove, check_blocks, one_each

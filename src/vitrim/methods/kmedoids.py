@@ -13,8 +13,8 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.config import StagedConfig
 from vitrim.core.matching import distances, merge_clusters, nearest_centre
+from vitrim.core.method import StagedConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount

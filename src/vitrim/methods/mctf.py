@@ -6,19 +6,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core import loops
-from vitrim.core.alternate import alternate_split, match_both_ways
+from vitrim.core import compiled
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_heads
 from vitrim.core.block import ReducedBlock, Reducer
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
-from vitrim.core.matching import cosines, unit
+from vitrim.core.matching import alternate_split, cosines, match_both_ways, unit
+from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, check_blocks, half, one_each
@@ -177,11 +174,11 @@ class MCTFReducer(Reducer[MCTF]):
         """(B, E, O), W of the patches at even and odd places. All factors but similarity separate into i and j."""
         p = state.num_prefix
         patches = x[:, p:].to(decision_dtype(x.dtype))
-        if self.config.tau_sim > 0.0 and received is not None and loops.suit(patches, received):
+        if self.config.tau_sim > 0.0 and received is not None and compiled.suit(patches, received):
             vectors = unit(patches)
             attraction = cosines(vectors[:, even], vectors[:, odd])
             tau = (self.config.tau_sim, self.config.tau_info, self.config.tau_size)
-            _ATTRACT(received, state.size, p, *tau, attraction)
+            compiled.ATTRACT(received, state.size, p, *tau, attraction)
             return attraction
         single = None
         if self.config.tau_info > 0.0 and received is not None:
@@ -287,29 +284,6 @@ class After(MCTFReducer):
 
 
 _REDUCERS: dict[str, type[MCTFReducer]] = {"one_step_ahead": OneStepAhead, "precise": Precise, "after": After}
-
-
-def _attract(
-    received: Any, size: Any, num_prefix: int, tau_sim: float, tau_info: float, tau_size: float, attraction: Any
-) -> None:
-    """Turn the cosines in ``attraction`` (B, E, O) into W, as `MCTFReducer.attraction` does, as a loop."""
-    single = np.empty(received.shape[1] - num_prefix, received.dtype)
-    first = num_prefix % 2
-    for b in range(attraction.shape[0]):
-        least, smallest = received[b].min(), size[b].min()
-        for i in range(len(single)):
-            single[i] = (least / received[b, num_prefix + i]) ** tau_info
-            single[i] *= (smallest / size[b, num_prefix + i]) ** tau_size
-        for i in range(attraction.shape[1]):
-            own, row = single[first + 2 * i], attraction[b, i]
-            for j in range(len(row)):
-                similarity = (row[j] + 1) / 2
-                if tau_sim != 1.0:
-                    similarity = max(similarity, 0) ** tau_sim
-                row[j] = own * single[1 - first + 2 * j] * similarity
-
-
-_ATTRACT = loops.Loop(_attract)
 
 
 @reduces(MCTF)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitrim.core.block import Idle
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import reduces, register_method
 
 

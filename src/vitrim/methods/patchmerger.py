@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Soft
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import StagedConfig
+from vitrim.core.method import StagedConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.tokens import TokenState, decision_dtype

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.attention import Attention
-from vitrim.core.config import StagedConfig
+from vitrim.core.method import StagedConfig
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState

@@ -9,12 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrim.core.alternate import alternate_split, match_alternate
 from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import Share, StagedConfig
-from vitrim.core.matching import cosines, unit_mean_keys
+from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
+from vitrim.core.method import Share, StagedConfig
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take

@@ -8,13 +8,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core.alternate import alternate_split, match_alternate
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig, Share
-from vitrim.core.knob import Knob
-from vitrim.core.matching import cosines, unit_mean_keys
+from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
+from vitrim.core.method import Knob, MethodConfig, Share
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState

@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.attention import Attention
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
 from vitrim.core.matching import best_partners, full_precision, most_similar_first, unit
+from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import reduces, register_method
 from vitrim.core.schedule import Amount, Keep, check_blocks, quarter_blocks

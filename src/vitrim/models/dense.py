@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, unknown
 from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
 

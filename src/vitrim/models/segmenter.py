@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.core.tokens import TokenState, unmerge
 from vitrim.core.trace import Trace
 from vitrim.errors import VitrimError, unknown

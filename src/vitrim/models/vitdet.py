@@ -22,7 +22,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.models.dense_parts import padded, patch_map
 from vitrim.models.vitdet_heads import RoIs, roi_heads, wide

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.drawing import drawing

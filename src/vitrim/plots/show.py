@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
 from vitrim.core.block import ReducedBlock, Reducer
-from vitrim.core.config import MethodConfig
-from vitrim.core.registry import host_of
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import ask, host_of
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output, contestants

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from vitrim.core.ask import ask
-from vitrim.core.tables import enter
+from vitrim.core.registry import ask, enter
 from vitrim.data.paths import listed
 from vitrim.errors import VitrimError, unknown
 

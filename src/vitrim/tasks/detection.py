@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchvision.ops import box_iou
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.data.boxes import Boxes
 from vitrim.data.dense import DetectionDataset
 from vitrim.data.errors import DataError

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED, SegmentationDataset
 from vitrim.data.errors import DataError
 from vitrim.errors import VitrimError

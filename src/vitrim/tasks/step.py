@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
 from vitrim.core.reduce import Reduction
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.tasks.criteria import Criterion
 

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.errors import VitrimError

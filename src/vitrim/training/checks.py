@@ -9,10 +9,9 @@ from typing import Any, cast
 from torch import nn
 from torch.utils.data import Dataset
 
-from vitrim.core.ask import ask
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task

@@ -16,10 +16,10 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from safetensors import SafetensorError
 
-from vitrim.core.fit import described
-from vitrim.core.method_files import BEST_FILE, entries
+from vitrim.core.checks import described
 from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import host_of
+from vitrim.core.saving import BEST_FILE, entries
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, save_file, write_text
 from vitrim.reference import CLASSES

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.training.seeds import seed_cpu

@@ -17,9 +17,8 @@ from accelerate.utils import broadcast
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
 from vitrim.core.reduce import REDUCERS_FILE, get_reduction, reduce_
-from vitrim.core.registry import parse_method
+from vitrim.core.registry import ask, parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint

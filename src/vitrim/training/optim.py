@@ -13,8 +13,8 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 
-from vitrim.core.ask import ask
-from vitrim.core.facts import Role
+from vitrim.core.plan import Role
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.core.ask import ask
 from vitrim.core.reduce import Reduction
-from vitrim.core.registry import find_host
+from vitrim.core.registry import ask, find_host
 from vitrim.errors import VitrimError
 from vitrim.tasks.criteria import Criterion
 from vitrim.tasks.step import Step

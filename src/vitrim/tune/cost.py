@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, shared_copy, time_interleaved

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.tune.cost import Cost, cheapest, within
 from vitrim.tune.measured import Measured, joined, means

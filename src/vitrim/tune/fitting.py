@@ -6,7 +6,7 @@ import copy
 
 from torch import nn
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import methods
 from vitrim.errors import UnsupportedModelError

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.files import write_text
 from vitrim.tune.measured import Measured, means
 from vitrim.tune.result import Result

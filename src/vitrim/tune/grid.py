@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, read_value, split_options
 from vitrim.errors import VitrimError, unknown
 

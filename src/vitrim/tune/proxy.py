@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.data import spread
 from vitrim.errors import VitrimError, unknown
 from vitrim.measure.contestants import Contestant, Output, contestants

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.tune.cost import Cost
 from vitrim.tune.finder import Candidate, Finder, Outcome, Trial

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vitrim.core.config import MethodConfig
-from vitrim.core.method_files import entries
+from vitrim.core.method import MethodConfig
+from vitrim.core.saving import entries
 from vitrim.errors import VitrimError, unknown
 from vitrim.files import write_text
 from vitrim.tune.cost import Cost

@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from vitrim.core.config import MethodConfig
-from vitrim.core.fit import described
+from vitrim.core.checks import described
+from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file

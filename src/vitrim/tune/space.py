@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from vitrim.core.config import MethodConfig
-from vitrim.core.knob import Knob
+from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import VitrimError
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.measure.bench import check_engines
 from vitrim.measure.engines import Call, Eager, Engine, compilation, engines_named
 from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, time_interleaved

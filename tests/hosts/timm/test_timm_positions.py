@@ -17,8 +17,7 @@ import tiny
 import vitrim
 from tiny_hosts.timm_eva import ROPE, eva
 from vitrim.core.assignment import prune
-from vitrim.core.places import Places
-from vitrim.core.tokens import TokenState, take
+from vitrim.core.tokens import Places, TokenState, take
 
 PATCH_DROP = {
     "rope_patch_drop": eva(**ROPE, patch_drop_rate=0.3),

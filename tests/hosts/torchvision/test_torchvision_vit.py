@@ -11,8 +11,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 import tiny
 import vitrim
-from vitrim.core.ask import ask
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 from vitrim.measure.macs import profile
 
 

@@ -15,7 +15,7 @@ from transformers import AutoImageProcessor, EomtImageProcessor, YolosImageProce
 
 import tiny
 from cli_runs import exit_code
-from vitrim.core.ask import ask
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.measure.evaluation import task_name
 from vitrim.tasks import make_task

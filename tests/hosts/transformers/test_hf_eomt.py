@@ -26,8 +26,7 @@ import vitrim
 from cli_runs import runner
 from tiny_hosts.transformers_eomt import SIZES
 from tiny_hosts.transformers_vit import hf
-from vitrim.core.ask import ask
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 from vitrim.errors import VitrimError
 from vitrim.measure.macs import count_macs
 

@@ -14,8 +14,7 @@ from torch import nn
 import tiny
 import vitrim
 from dense_models import CLASSES, segmenter
-from vitrim.core.ask import ask
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 from vitrim.hosts.vitrim.dense import DenseHost
 from vitrim.loading import create_model
 from vitrim.measure.bench import measure, random_images

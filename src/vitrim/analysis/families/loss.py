@@ -15,7 +15,7 @@ from vitrim.analysis.record import Record
 from vitrim.analysis.subject import Subject
 from vitrim.analysis.tables import Outcome, Table, named, summary
 from vitrim.analysis.watch import Decision, Watch
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.plan import plan
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output

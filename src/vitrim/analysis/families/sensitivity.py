@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitrim.analysis.subject import Subject
 from vitrim.analysis.tables import Outcome, Table
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics
 from vitrim.measure.records import Row
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrim.analysis.subject import Subject
 from vitrim.analysis.tables import Outcome, Table
 from vitrim.analysis.watch import reduced_blocks
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import host_of
 from vitrim.core.schedule import Aligned, BringBack, Keep, Remove

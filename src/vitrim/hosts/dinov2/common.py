@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import Head, HostFacts, Layout
 from vitrim.core.hooks import DenseCall
-from vitrim.core.layers import input_channels
+from vitrim.core.modules import input_channels
+from vitrim.core.plan import Head, HostFacts, Layout
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.timm.common import project_output, project_values

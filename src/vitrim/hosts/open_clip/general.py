@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from vitrim.core.ask import register_library
-from vitrim.core.facts import Part, Preprocessing
 from vitrim.core.host import Host
-from vitrim.core.layers import pair
+from vitrim.core.modules import pair
+from vitrim.core.plan import Part, Preprocessing
+from vitrim.core.registry import register_library
 
 
 @register_library("open_clip")

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import HostFacts
 from vitrim.core.hooks import DenseCall
 from vitrim.core.host import no_tokens
-from vitrim.core.multihead import attention_of, check_attention, project_output, values_of
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState, take
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.open_clip.general import OpenClipModel
+from vitrim.hosts.shared.multihead import attention_of, check_attention, project_output, values_of
 
 CALLS = ("forward", "forward_intermediates", "_embeds", "_pool", "_global_pool")
 

@@ -13,10 +13,9 @@ from torch.fx import Proxy
 
 from vitrim.core.attention import Attention, add_bias, project_parts, split_heads
 from vitrim.core.block import ReducedBlock, reduced_in
-from vitrim.core.facts import HostFacts, Starting
 from vitrim.core.hooks import DenseCall
-from vitrim.core.layers import is_bare
-from vitrim.core.sharding import class_of
+from vitrim.core.modules import class_of, is_bare
+from vitrim.core.plan import HostFacts, Starting
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError

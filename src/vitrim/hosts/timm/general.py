@@ -10,10 +10,10 @@ import numpy as np
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 
-from vitrim.core.ask import register_library
-from vitrim.core.facts import Part, Preprocessing
 from vitrim.core.host import Host
-from vitrim.core.layers import input_channels, pair
+from vitrim.core.modules import input_channels, pair
+from vitrim.core.plan import Part, Preprocessing
+from vitrim.core.registry import register_library
 from vitrim.errors import VitrimError
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")

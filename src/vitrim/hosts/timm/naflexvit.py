@@ -10,17 +10,17 @@ from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
 from vitrim.core.hooks import DenseCall
-from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.timm.common import TimmHost
 from vitrim.hosts.timm.eva import ReducedEvaBlock
 from vitrim.hosts.timm.vit import TimmViT
 
 
 class PaddedFeatures:
-    """``forward_features`` of a reduced model: padded batches run grid by grid, without padding (`core/padding.py`).
+    """``forward_features`` of a reduced model: padded batches run grid by grid (`hosts/shared/padding.py`).
 
     The patches come with a ``patch_valid`` of their own, for the head to pool by: survivors, or all patches.
     """

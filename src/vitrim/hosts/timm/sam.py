@@ -1,4 +1,4 @@
-"""timm's `VisionTransformerSAM`: SAM's image encoder and ViTDet. Windows are batch rows (`vitrim.core.windows`)."""
+"""timm's `VisionTransformerSAM`: SAM's image encoder and ViTDet. Windows are rows of a batch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from timm.models.vision_transformer_sam import Block, VisionTransformerSAM, get_
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.facts import HostFacts, Starting
 from vitrim.core.host import no_tokens
+from vitrim.core.plan import HostFacts, Starting
 from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
-from vitrim.core.windows import WindowBlock, Windows
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.shared.windows import WindowBlock, Windows
 from vitrim.hosts.timm.common import PreNorm, TimmHost, kernel, project_qkv
 
 

@@ -23,7 +23,7 @@ from timm.models.vision_transformer import (
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
-from vitrim.core.layers import is_bare
+from vitrim.core.modules import is_bare
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.timm.common import (

@@ -7,9 +7,9 @@ from typing import ClassVar, cast
 
 from torch import nn
 
-from vitrim.core.ask import register_library
-from vitrim.core.facts import Part
 from vitrim.core.host import Host
+from vitrim.core.plan import Part
+from vitrim.core.registry import register_library
 
 
 @register_library("torchvision")

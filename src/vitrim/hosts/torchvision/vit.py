@@ -10,12 +10,12 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import HostFacts
-from vitrim.core.layers import input_channels
-from vitrim.core.multihead import attention_of, check_attention, project_output, values_of
+from vitrim.core.modules import input_channels
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.hosts.shared.multihead import attention_of, check_attention, project_output, values_of
 from vitrim.hosts.torchvision.general import TorchvisionModel
 
 

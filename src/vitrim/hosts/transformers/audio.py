@@ -12,8 +12,8 @@ from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogra
     ASTModel,
 )
 
-from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.hosts.transformers.common import ReducedPlainLayer, TransformersHost
 

@@ -11,7 +11,7 @@ from transformers.models.blip.modeling_blip import BlipAttention, BlipEncoderLay
 from transformers.models.blip_2.modeling_blip_2 import Blip2Attention, Blip2EncoderLayer, Blip2VisionModel
 
 from vitrim.core.attention import Attention, project_parts, split_heads
-from vitrim.core.layers import is_bare
+from vitrim.core.modules import is_bare
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost

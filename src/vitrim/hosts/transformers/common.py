@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, KnownMap, split_heads
 from vitrim.core.block import ReducedBlock, Reducer
-from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens
-from vitrim.core.sharding import class_of
+from vitrim.core.modules import class_of
+from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError, first_line

@@ -21,9 +21,8 @@ from transformers.models.eomt_dinov3.modeling_eomt_dinov3 import (
     EomtDinov3Layer,
 )
 
-from vitrim.core.answers import Size
-from vitrim.core.facts import HostFacts, Part
-from vitrim.core.host import no_tokens
+from vitrim.core.host import Size, no_tokens
+from vitrim.core.plan import HostFacts, Part
 from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost

@@ -9,11 +9,10 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
-from vitrim.core.ask import register_library
-from vitrim.core.facts import Part, Preprocessing
 from vitrim.core.host import Host
-from vitrim.core.layers import input_channels, pair
-from vitrim.core.registry import reads_prompts
+from vitrim.core.modules import input_channels, pair
+from vitrim.core.plan import Part, Preprocessing
+from vitrim.core.registry import reads_prompts, register_library
 from vitrim.errors import VitrimError, first_line
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")

@@ -20,7 +20,7 @@ from transformers.models.owlvit.modeling_owlvit import (
     OwlViTVisionTransformer,
 )
 
-from vitrim.core.facts import HostFacts
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 

@@ -27,13 +27,13 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 )
 
 from vitrim.core.attention import Attention
-from vitrim.core.facts import HostFacts
 from vitrim.core.host import no_tokens
-from vitrim.core.padding import Group, run_groups
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import VitrimError
+from vitrim.hosts.shared.padding import Group, run_groups
 from vitrim.hosts.transformers.common import TransformersHost
 from vitrim.hosts.transformers.hooks import NoMapsHook
 from vitrim.hosts.transformers.packed_layer import PackedLayer, hand_stamp

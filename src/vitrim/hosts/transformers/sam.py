@@ -1,4 +1,4 @@
-"""Hugging Face SAM's image encoder and ViTDet: windows are batch rows (`vitrim.core.windows`)."""
+"""Hugging Face SAM's image encoder and ViTDet: windows are batch rows (`vitrim.hosts.shared.windows`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from transformers.models.vitdet.modeling_vitdet import (
 )
 
 from vitrim.core.attention import Attention, split_heads
-from vitrim.core.facts import HostFacts, Part
 from vitrim.core.host import no_tokens
+from vitrim.core.plan import HostFacts, Part
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.core.windows import WindowBlock, Windows
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.shared.windows import WindowBlock, Windows
 from vitrim.hosts.transformers.common import TransformersHost
 from vitrim.hosts.transformers.general import TransformersModel
 from vitrim.hosts.transformers.hooks import NoMapsHook

@@ -17,8 +17,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from vitrim.core.modules import access
 from vitrim.core.reduce import get_reduction, reduced_parts
-from vitrim.core.registry import access
 from vitrim.errors import VitrimError
 
 WHOLE: Any = object()

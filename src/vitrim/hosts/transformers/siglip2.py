@@ -19,9 +19,9 @@ from transformers.models.siglip2.modeling_siglip2 import (
 )
 
 from vitrim.core.host import no_tokens
-from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
+from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
 
@@ -50,7 +50,7 @@ class PaddingHook:
 
 
 class PaddedForward:
-    """The forward of the tower: padded batches run grid by grid, without their padding (`vitrim.core.padding`).
+    """The forward of the tower: padded batches run grid by grid, without their padding (`vitrim.hosts.shared.padding`).
 
     Where every patch has a value, tokens come out in as many rows as went in, padding rows 0; where patches were
     pruned, the survivors do, padded to the longest. With ``averaged`` all rows are filled: the classifier takes the

@@ -23,8 +23,8 @@ from transformers.models.vjepa2.modeling_vjepa2 import (
 )
 
 from vitrim.core.attention import Attention
-from vitrim.core.facts import Head, HostFacts
 from vitrim.core.host import no_tokens
+from vitrim.core.plan import Head, HostFacts
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError

@@ -12,7 +12,7 @@ from transformers.models.vitpose_backbone.modeling_vitpose_backbone import (
     VitPoseBackboneSelfAttention,
 )
 
-from vitrim.core.facts import HostFacts
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import TransformersHost

@@ -15,18 +15,11 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.compact import (
-    Survivors,
-    VisionLanguage,
-    check_prompt,
-    kept_in_prompt,
-    prompt_rows,
-    survivors,
-    trimmed,
-)
+from vitrim.core.host import VisionLanguage
 from vitrim.core.reduce import get_reduction, reduced_parts
 from vitrim.core.trace import Trace
 from vitrim.errors import VitrimError
+from vitrim.hosts.shared.compact import Survivors, check_prompt, kept_in_prompt, prompt_rows, survivors, trimmed
 
 PER_TOKEN = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "labels")
 """Inputs that have one entry for every token of a prompt."""
@@ -124,7 +117,7 @@ class HuggingFaceVLM(VisionLanguage):
 
     tower_name: ClassVar[str] = "vision_tower"
     cell_by_cell: ClassVar[bool] = False
-    """See `vitrim.core.facts.HostFacts`."""
+    """See `vitrim.core.plan.HostFacts`."""
     stacks: ClassVar[bool] = False
     """The model takes the features as one tensor and not as a list."""
     types: ClassVar[str | None] = None

@@ -23,7 +23,7 @@ from transformers.models.smolvlm.modeling_smolvlm import (
 )
 
 from vitrim.core.attention import Attention
-from vitrim.core.facts import HostFacts
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError

@@ -1,4 +1,4 @@
-"""Hugging Face's vision-language models whose language model can get fewer image tokens (`vitrim.core.compact`)."""
+"""Hugging Face's vision-language models whose language model can get fewer image tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.compact import Survivors
 from vitrim.core.registry import host_of, refuse_host, register_vision_language
 from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
 WINDOWED = (

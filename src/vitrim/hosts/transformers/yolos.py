@@ -17,8 +17,8 @@ from transformers.models.yolos.modeling_yolos import (
     YolosSelfAttention,
 )
 
-from vitrim.core.answers import Size
-from vitrim.core.facts import HostFacts, Part
+from vitrim.core.host import Size
+from vitrim.core.plan import HostFacts, Part
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.core.trace import Trace

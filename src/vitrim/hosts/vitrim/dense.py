@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
-from vitrim.core.facts import Head, HostFacts, Layout, Part, Preprocessing, Role
 from vitrim.core.host import METHOD, Host
+from vitrim.core.plan import Head, HostFacts, Layout, Part, Preprocessing, Role
 from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError

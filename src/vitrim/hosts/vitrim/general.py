@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.ask import register_library
-from vitrim.core.facts import Layout, Part
 from vitrim.core.host import no_tokens
+from vitrim.core.plan import Layout, Part
+from vitrim.core.registry import register_library
 from vitrim.hosts.timm.general import TimmModel
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrim.core.facts import HostFacts
 from vitrim.core.hooks import DenseCall
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState, take
 from vitrim.core.trace import Trace

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrim.core.config import MethodConfig
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction
-from vitrim.core.tables import discover, enter, entry_of
+from vitrim.core.registry import discover, enter, entry_of
 from vitrim.tasks.step import Step
 
 Losses = Callable[..., dict[str, Tensor]]

@@ -18,9 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
-from vitrim.core.places import Places
-from vitrim.core.sharding import sharded
-from vitrim.core.tokens import TokenState, is_traced
+from vitrim.core.modules import sharded
+from vitrim.core.tokens import Places, TokenState, is_traced
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 

@@ -10,11 +10,10 @@ from typing import Any
 from torch import nn
 
 from vitrim.core.block import Reducer
-from vitrim.core.config import MethodConfig, Restore
-from vitrim.core.facts import Head, HostFacts
 from vitrim.core.host import Host
-from vitrim.core.plan import Layer
-from vitrim.core.sharding import sharded
+from vitrim.core.method import MethodConfig, Restore
+from vitrim.core.modules import sharded
+from vitrim.core.plan import Head, HostFacts, Layer
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
 
@@ -228,3 +227,23 @@ def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int
     if config.strict:
         raise VitrimError(f"{message} (refused because strict=true)")
     warnings.warn(message, ReductionWarning, stacklevel=stacklevel)
+
+
+def compact_facts(config: MethodConfig, facts: HostFacts, cell: int) -> HostFacts:
+    """``facts`` of a tower whose tokens a connector reads one by one, or cell by cell, and nobody at their places.
+
+    Raises:
+        UnsupportedModelError: tokens that belong to no place in the image.
+        VitrimError: pruned patches are to come back.
+    """
+    if config.kind == "soft":
+        raise UnsupportedModelError(
+            f"{config.name} mixes patches into tokens that belong to no place, and those of a prompt stand in the "
+            "order of their places; use compact=False"
+        )
+    if restores(config):
+        raise VitrimError(
+            f"{config.name}: restore={config.restore} hands out all patches, and compact=True those that are left; "
+            "give one of them"
+        )
+    return replace(facts, dense=False, takes_maximum=True, cell=max(cell, facts.cell))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
-from vitrim.core.config import StagedConfig
+from vitrim.core.method import StagedConfig
 
 CONFIGS = pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 

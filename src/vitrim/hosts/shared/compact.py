@@ -7,101 +7,15 @@ patches. A `VisionLanguage` family says where these are; what stays and what bec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isqrt
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitrim.core.config import MethodConfig
-from vitrim.core.facts import HostFacts
-from vitrim.core.fit import restores
 from vitrim.core.tokens import TokenState
-from vitrim.core.trace import Trace
-from vitrim.errors import UnsupportedModelError, VitrimError
-
-
-class VisionLanguage:
-    """A family of vision-language models. Class methods only, like `vitrim.core.host.Host`."""
-
-    name: ClassVar[str] = ""
-    """Name of the family in the documentation; its docstring says what it is."""
-    in_cells: ClassVar[bool] = False
-    """The connector makes one token of a square of patches, so these are reduced as wholes; see `cell`."""
-    refused: ClassVar[bool] = False
-    """`check` refuses every model of the family."""
-
-    @classmethod
-    def tower(cls, model: nn.Module) -> nn.Module:
-        """The part of ``model`` that makes tokens of images: the one that is reduced."""
-        raise NotImplementedError
-
-    @classmethod
-    def check(cls, model: nn.Module) -> None:
-        """Raise `UnsupportedModelError` if this model of the family cannot get fewer image tokens faithfully."""
-
-    @classmethod
-    def cell(cls, model: nn.Module) -> int:
-        """Patches a side of the squares that the connector makes one token of; 1 where it reads each by itself."""
-        return 1
-
-    @classmethod
-    def language(cls, model: nn.Module) -> list[nn.Module]:
-        """The parts of ``model`` that read a prompt: the language model, and its head if there is one."""
-        raise NotImplementedError
-
-    @classmethod
-    def connector(cls, model: nn.Module) -> list[nn.Module]:
-        """The parts of the connector that lie in the tower; what lies in neither is the connector's anyway."""
-        return []
-
-    @classmethod
-    def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
-        """The places that each of ``images`` (B, n, C, H, W) has in a prompt of the unreduced model."""
-        raise NotImplementedError
-
-    @classmethod
-    def prompts(cls, model: nn.Module, images: Tensor, text: int, places: int) -> dict[str, Any]:
-        """The inputs of ``model`` for prompts of one text and some images, to be run as the first step of generation.
-
-        Args:
-            model: reduced or not.
-            images: (B, n, C, H, W), n images for each of B prompts.
-            text: tokens of the text, at least n: some stand before every image.
-            places: those of an image, `image_tokens`.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def install(cls, model: nn.Module, trace: Trace) -> None:
-        """Let prompts follow the images. ``trace`` is shared by the blocks of the tower."""
-        raise NotImplementedError
-
-    @classmethod
-    def uninstall(cls, model: nn.Module) -> None:
-        """Undo `install`, if it was done."""
-        raise NotImplementedError
-
-
-def compact_facts(config: MethodConfig, facts: HostFacts, cell: int) -> HostFacts:
-    """``facts`` of a tower whose tokens a connector reads one by one, or cell by cell, and nobody at their places.
-
-    Raises:
-        UnsupportedModelError: tokens that belong to no place in the image.
-        VitrimError: pruned patches are to come back.
-    """
-    if config.kind == "soft":
-        raise UnsupportedModelError(
-            f"{config.name} mixes patches into tokens that belong to no place, and those of a prompt stand in the "
-            "order of their places; use compact=False"
-        )
-    if restores(config):
-        raise VitrimError(
-            f"{config.name}: restore={config.restore} hands out all patches, and compact=True those that are left; "
-            "give one of them"
-        )
-    return replace(facts, dense=False, takes_maximum=True, cell=max(cell, facts.cell))
+from vitrim.errors import VitrimError
 
 
 @dataclass(frozen=True)

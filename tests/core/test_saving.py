@@ -12,7 +12,7 @@ import torch
 from timm.models import VisionTransformer
 
 import vitrim
-from vitrim.core.fit import described
+from vitrim.core.checks import described
 from vitrim.core.registry import host_of
 from vitrim.errors import ReductionWarning, VitrimError
 

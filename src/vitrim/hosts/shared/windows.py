@@ -18,8 +18,7 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.block import ReducedBlock
-from vitrim.core.places import Places
-from vitrim.core.tokens import STAMP, TokenState
+from vitrim.core.tokens import STAMP, Places, TokenState
 from vitrim.errors import UnsupportedModelError
 
 FIELDS = tuple(own.name for own in fields(TokenState))  # read once: torch.compile cannot

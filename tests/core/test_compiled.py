@@ -17,11 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
 import vitrim
-from vitrim.core import loops
-from vitrim.core.alternate import alternate_split, match_alternate, match_both_ways
+from vitrim.core import compiled
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
-from vitrim.core.matching import unit, unit_mean_keys
+from vitrim.core.matching import alternate_split, match_alternate, match_both_ways, unit, unit_mean_keys
 from vitrim.core.registry import parse_method
 from vitrim.core.tokens import TokenState
 
@@ -31,7 +30,7 @@ DTYPES = (torch.float32, torch.float64)
 
 @contextmanager
 def operators() -> Iterator[None]:
-    with patch.object(loops, "INSTALLED", False):
+    with patch.object(compiled, "INSTALLED", False):
         yield
 
 
@@ -62,7 +61,7 @@ def split(state: TokenState) -> tuple[int, int]:
 
 
 def test_numba_is_installed_where_tests_run() -> None:
-    assert loops.INSTALLED
+    assert compiled.INSTALLED
 
 
 @FAST
@@ -263,23 +262,23 @@ def test_a_model_predicts_the_same(method: str, host: str) -> None:
         torch.zeros(2, device="meta"),
         torch.zeros(2, dtype=torch.bfloat16),
         torch.zeros(2, dtype=torch.float16),
-        torch.zeros(loops.MOST + 1),
+        torch.zeros(compiled.MOST + 1),
         torch.zeros(0),
         torch.nn.Parameter(torch.zeros(2), requires_grad=False),  # a subclass may mean anything
     ],
     ids=["gradient", "meta", "bfloat16", "float16", "large", "empty", "subclass"],
 )
 def test_other_tensors_are_left_to_operators(x: Tensor) -> None:
-    assert loops.suit(torch.zeros(2))
-    assert not loops.suit(x)
-    assert not loops.suit(torch.zeros(2), x)
+    assert compiled.suit(torch.zeros(2))
+    assert not compiled.suit(x)
+    assert not compiled.suit(torch.zeros(2), x)
 
 
 def test_who_watches_operators_sees_them() -> None:
     seen: list[bool] = []
 
     def look(x: Tensor) -> Tensor:
-        seen.append(loops.suit(x))
+        seen.append(compiled.suit(x))
         return x * 2.0
 
     look(torch.zeros(2))
@@ -300,7 +299,7 @@ def test_who_watches_operators_sees_them() -> None:
 def test_an_exported_model_holds_operators() -> None:
     model = tiny.HOSTS["vit"]()
     vitrim.reduce_(model, vitrim.ToMe(r=6))
-    with patch.object(loops.Loop, "__call__", side_effect=AssertionError("a loop ran")):
+    with patch.object(compiled.Loop, "__call__", side_effect=AssertionError("a loop ran")):
         exported = torch.export.export(model, (tiny.images(2),)).module()
         torch.compile(model, backend="eager", fullgraph=True)(tiny.images(2))
     with torch.inference_mode():
@@ -312,7 +311,7 @@ def test_a_loop_that_cannot_be_kept_is_compiled_for_the_process() -> None:
     space: dict[str, Any] = {}
     exec("def fill(x, out):\n    for i in range(len(x)):\n        out[i] = x[i] + 1.0", space)
     filled = torch.empty(3)
-    loops.Loop(space["fill"])(torch.arange(3.0), filled)
+    compiled.Loop(space["fill"])(torch.arange(3.0), filled)
     assert filled.tolist() == [1.0, 2.0, 3.0]
 
 
@@ -327,13 +326,13 @@ def test_a_loop_that_cannot_be_kept_is_compiled_for_the_process() -> None:
 )
 def test_loops_run_on_small_images(method: str, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ran: set[str] = set()
-    own = loops.Loop.__call__
+    own = compiled.Loop.__call__
 
-    def noting(self: loops.Loop, *values: Any) -> None:
+    def noting(self: compiled.Loop, *values: Any) -> None:
         ran.add(self.function.__name__)
         own(self, *values)
 
-    monkeypatch.setattr(loops.Loop, "__call__", noting)
+    monkeypatch.setattr(compiled.Loop, "__call__", noting)
     model = tiny.HOSTS["vit"]()
     vitrim.reduce_(model, parse_method(method))
     with torch.inference_mode():
@@ -344,7 +343,7 @@ def test_loops_run_on_small_images(method: str, expected: set[str], monkeypatch:
 def test_without_numba_operators_decide() -> None:
     model = tiny.HOSTS["vit"]()
     vitrim.reduce_(model, vitrim.ToMe(r=6))
-    with torch.inference_mode(), patch.object(loops.Loop, "__call__", side_effect=AssertionError("a loop ran")):
+    with torch.inference_mode(), patch.object(compiled.Loop, "__call__", side_effect=AssertionError("a loop ran")):
         with operators():
             model(tiny.images(1))
         with pytest.raises(AssertionError, match="a loop ran"):

@@ -10,9 +10,9 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.core import padding
-from vitrim.core.padding import Group, groups_of, run_groups
 from vitrim.core.tokens import unmerge
+from vitrim.hosts.shared import padding
+from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 
 
 def test_images_of_one_number_of_patches_but_another_grid_run_apart() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import tiny
 import vitrim
 from vitrim.core.tokens import TokenState
-from vitrim.core.windows import AcrossWindows, Windows, WindowState, relative_bias
+from vitrim.hosts.shared.windows import AcrossWindows, Windows, WindowState, relative_bias
 
 GRID = Windows.of((4, 6), 2)
 

@@ -1,0 +1,414 @@
+"""Plain loops in the place of many small operators, compiled by Numba where it is installed (``vitrim[fast]``).
+
+On a CPU at batch 1 deciding costs what its operators cost, not what they compute: some eighty in a block that merges.
+A loop does the same in one call. It is an ordinary function of NumPy arrays and numbers, which fills arrays that it is
+given, beside the operators that it stands for; those run everywhere else and say what is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from vitrim.core.tokens import is_traced
+
+INSTALLED = find_spec("numba") is not None
+
+MOST = 2**18
+"""Numbers in the largest tensor that loops are for: they use one core, and operators all of them. On two cores both are
+equally fast from DeiT-S at batch 8 on, whatever is the most."""
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+class Loop:
+    """A function of arrays and numbers, compiled when it is called first; tensors are handed to it as arrays.
+
+    The function returns nothing. Tensors that it reads are made contiguous, so that it is compiled once per dtype; what
+    it fills must be.
+
+    Example:
+        >>> def double(x, out):
+        ...     for i in range(len(x)):
+        ...         out[i] = 2.0 * x[i]
+        >>> filled = torch.empty(2)
+        >>> Loop(double)(torch.tensor([1.0, 2.0]), filled)
+        >>> filled
+        tensor([2., 4.])
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+        self._compiled: Callable[..., None] | None = None
+
+    def __call__(self, *values: Any) -> None:
+        if self._compiled is None:
+            self._compiled = _compile(self.function)
+        self._compiled(*[value.contiguous().numpy() if isinstance(value, Tensor) else value for value in values])
+
+
+def suit(*tensors: Tensor) -> bool:
+    """Return whether loops take the place of operators on ``tensors``, whose values are decided by or moved.
+
+    Small tensors on a CPU in float32 or float64, not empty, whose gradient nobody asks for. A compiler, an exporter, a
+    tracer and what watches operators (counters, `torch.func`) must see operators.
+    """
+    if not INSTALLED or torch.compiler.is_compiling() or is_traced():
+        return False
+    for x in tensors:
+        own = type(x) is Tensor and x.device.type == "cpu" and x.dtype in _DTYPES
+        if not own or x.requires_grad or not 0 < x.numel() <= MOST:
+            return False
+    watchers = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    # differentiated in another way than `requires_grad` tells
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return watchers == 0 and not transformed
+
+
+def memory_of(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """The memory (S,) behind a view (B, H, N, d) of rows without gaps, and how far images, heads and tokens lie apart.
+
+    NumPy cannot tell of a view that its rows are runs, and without that they are read number by number.
+    """
+    length = sum((count - 1) * step for count, step in zip(x.shape, x.stride(), strict=True)) + 1
+    image, head, token, _ = x.stride()
+    return x.as_strided((length,), (1,)), image, head, token
+
+
+def _compile(function: Callable[..., None]) -> Callable[..., None]:
+    import numba  # takes half a second, so only where it is used
+
+    # sums in any order, so that they use whole vectors; NaN and infinity stay what they are
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+    try:
+        compiled: Callable[..., None] = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # nowhere to keep it for the next process: neither the package's folder nor the user's
+        compiled = numba.njit(**options)(function)
+    return compiled
+
+
+# ---- the loops -------------------------------------------------------------------------------------------------------
+
+
+def _pool(
+    x: Any,
+    size: Any,
+    weight: Any,
+    normalise: bool,
+    anchor: Any,
+    moved: Any,
+    into: Any,
+    pooled: Any,
+    new_size: Any,
+) -> None:
+    """Fill ``pooled`` (B, M, C) and ``new_size`` (B, M): what `Hard.pool` and sums of sizes give, as a loop."""
+    # a method outside of vitrim may be wrong, and a loop would read what lies behind the array
+    if into.shape != moved.shape or weight.shape != size.shape or not len(x) == len(anchor) == len(moved):
+        raise IndexError("tokens, their weights, those to move and what they join do not belong together")
+    if anchor.min() < 0 or moved.min() < 0 or max(anchor.max(), moved.max()) >= x.shape[1]:
+        raise IndexError("a token to keep or to move is not among those there are")
+    if into.min() < 0 or into.max() >= anchor.shape[1]:
+        raise IndexError("a token is to join one that is not kept")
+    total = np.empty(anchor.shape[1], weight.dtype)
+    for b in range(anchor.shape[0]):
+        for m in range(anchor.shape[1]):
+            a = anchor[b, m]
+            new_size[b, m] = size[b, a]
+            total[m] = weight[b, a]
+            for c in range(x.shape[2]):
+                pooled[b, m, c] = x[b, a, c] if normalise else weight[b, a] * x[b, a, c]
+        for r in range(moved.shape[1]):
+            new_size[b, into[b, r]] += size[b, moved[b, r]]
+            total[into[b, r]] += weight[b, moved[b, r]]
+        for r in range(moved.shape[1]):
+            s, m = moved[b, r], into[b, r]
+            a = anchor[b, m]
+            if normalise:
+                share = weight[b, s] / total[m]
+                for c in range(x.shape[2]):
+                    pooled[b, m, c] += share * (x[b, s, c] - x[b, a, c])
+            else:
+                for c in range(x.shape[2]):
+                    pooled[b, m, c] += weight[b, s] * x[b, s, c]
+
+
+POOL = Loop(_pool)
+
+
+def _expand(y: Any, anchor: Any, moved: Any, into: Any, places: Any) -> None:
+    """Fill ``places`` (B, n, C) as `Hard.expand` does, as a loop."""
+    n = places.shape[1]
+    if into.shape != moved.shape or anchor.shape != y.shape[:2] or len(moved) != len(y):
+        raise IndexError("tokens and their places do not belong together")
+    if anchor.min() < 0 or anchor.max() >= n:
+        raise IndexError("a token to keep is not among those there are")
+    if moved.size > 0 and (moved.min() < 0 or moved.max() >= n or into.min() < 0 or into.max() >= y.shape[1]):
+        raise IndexError("a token to move, or what it joins, is not among those there are")
+    for b in range(len(y)):
+        if anchor.shape[1] + moved.shape[1] < n:
+            places[b] = 0
+        for m in range(anchor.shape[1]):
+            places[b, anchor[b, m]] = y[b, m]
+        for r in range(moved.shape[1]):
+            places[b, moved[b, r]] = y[b, into[b, r]]
+
+
+EXPAND = Loop(_expand)
+
+
+def _unit(keys: Any, shortest: float, scaled: Any) -> None:
+    """Fill ``scaled`` (B, N, d) as `unit` does, as a loop."""
+    for b in range(keys.shape[0]):
+        for n in range(keys.shape[1]):
+            key, row = keys[b, n], scaled[b, n]
+            square = key[0] * key[0]
+            for c in range(1, len(key)):
+                square += key[c] * key[c]
+            length = max(np.sqrt(square), keys.dtype.type(shortest))
+            for c in range(len(key)):
+                row[c] = key[c] / length
+
+
+UNIT = Loop(_unit)
+
+
+def _unit_mean(
+    memory: Any, image: int, head: int, token: int, heads: int, num_prefix: int, shortest: float, scaled: Any
+) -> None:
+    """Fill ``scaled`` (B, P, d) as `unit_mean_keys` does, as a loop; see `memory_of`."""
+    dim = scaled.shape[2]
+    for b in range(scaled.shape[0]):
+        for n in range(scaled.shape[1]):
+            row, at = scaled[b, n], b * image + (num_prefix + n) * token
+            key = memory[at : at + dim]
+            for c in range(dim):
+                row[c] = key[c]
+            for h in range(1, heads):
+                key = memory[at + h * head : at + h * head + dim]
+                for c in range(dim):
+                    row[c] += key[c]
+            square = row[0] * row[0]
+            for c in range(1, dim):
+                square += row[c] * row[c]
+            # the length of the mean is a share of that of the sum
+            length = max(np.sqrt(square), scaled.dtype.type(shortest * heads))
+            for c in range(dim):
+                row[c] /= length
+
+
+UNIT_MEAN = Loop(_unit_mean)
+
+
+def _match(similarity: Any, r: int, num_prefix: int, by_position: bool, index: Any) -> None:
+    """Fill ``index``, see `merge_of`, as `match_alternate` decides, as a loop."""
+    _, sources, destinations = similarity.shape
+    first = num_prefix + num_prefix % 2  # a source is at place first + 2 s
+    kept = num_prefix + sources - r
+    worst = np.empty(sources, similarity.dtype)
+    stays = np.empty(sources, np.bool_)
+    for b in range(similarity.shape[0]):
+        for s in range(sources):
+            best = similarity[b, s, 0]
+            for d in range(1, destinations):
+                best = max(best, similarity[b, s, d])
+            worst[s] = -best
+        order = np.argsort(worst, kind="mergesort")
+        stays[:] = True
+        for m in range(r):
+            s = order[m]
+            stays[s] = False
+            partner = 0
+            for d in range(1, destinations):
+                if similarity[b, s, d] > similarity[b, s, partner]:
+                    partner = d
+            index[b, kept + destinations + m] = first + 2 * s
+            index[b, kept + destinations + r + m] = kept + partner
+        for n in range(num_prefix):
+            index[b, n] = n
+        at = num_prefix
+        for m in range(r, sources):
+            index[b, at] = first + 2 * order[m]
+            at += 1
+        if by_position:
+            at = num_prefix
+            for s in range(sources):
+                if stays[s]:
+                    index[b, at] = first + 2 * s
+                    at += 1
+        for d in range(destinations):
+            index[b, kept + d] = num_prefix + 1 - num_prefix % 2 + 2 * d
+
+
+MATCH = Loop(_match)
+
+
+def _both_ways(attraction: Any, forth: int, r: int, num_prefix: int, index: Any) -> None:
+    """Fill ``index``, see `merge_of`, as `match_both_ways` decides, as a loop."""
+    _, evens, odds = attraction.shape
+    even, odd = num_prefix + num_prefix % 2, num_prefix + 1 - num_prefix % 2  # the first token of each kind
+    kept, anchors = num_prefix + evens - forth, num_prefix + evens + odds - r
+    place, end = np.empty(evens, np.int64), np.empty(odds, np.int64)
+    worst_even, worst_odd = np.empty(evens, attraction.dtype), np.empty(odds, attraction.dtype)
+    for b in range(attraction.shape[0]):
+        moved, into = index[b, anchors : anchors + r], index[b, anchors + r :]
+        for i in range(evens):
+            worst_even[i] = -attraction[b, i].max()
+        order = np.argsort(worst_even, kind="mergesort")
+        place[:] = 0
+        for m in range(forth):
+            partner, row = 0, attraction[b, order[m]]
+            for j in range(1, odds):
+                if row[j] > row[partner]:
+                    partner = j
+            moved[m], into[m] = even + 2 * order[m], partner
+            place[order[m]] = -1  # it attracts nothing any more
+        index[b, :num_prefix] = np.arange(num_prefix)
+        at = num_prefix
+        for i in range(evens):
+            if place[i] >= 0:
+                index[b, at], place[i] = even + 2 * i, at
+                at += 1
+        worst_odd[:] = np.inf
+        for i in range(evens):
+            if place[i] >= 0 and forth < r:
+                for j in range(odds):
+                    worst_odd[j] = min(worst_odd[j], -attraction[b, i, j])
+        order = np.argsort(worst_odd, kind="mergesort") if forth < r else np.arange(odds)
+        for m in range(odds):
+            j = order[m]
+            if m < r - forth:
+                partner = -1
+                for i in range(evens):
+                    if place[i] >= 0 and (partner < 0 or attraction[b, i, j] > attraction[b, partner, j]):
+                        partner = i
+                moved[forth + m], into[forth + m] = odd + 2 * j, place[partner]
+                end[j] = place[partner]
+            else:
+                end[j] = kept + m - (r - forth)
+                index[b, end[j]] = odd + 2 * j
+        for m in range(forth):
+            into[m] = end[into[m]]  # what an odd patch received goes where it goes
+
+
+BOTH_WAYS = Loop(_both_ways)
+
+
+def _class_mean(q: Any, memory: Any, image: int, head: int, token: int, scale: float, bias: Any, mean: Any) -> None:
+    """Fill ``mean`` (B, N) as `Attention.class_mean` does from queries (B, H, d), as a loop; see `memory_of`."""
+    _, heads, dim = q.shape
+    row = np.empty(mean.shape[1], mean.dtype)
+    one = mean.dtype.type(1.0)
+    for b in range(mean.shape[0]):
+        mean[b, :] = 0
+        for h in range(heads):
+            query = q[b, h] * mean.dtype.type(scale)
+            largest = mean.dtype.type(-np.inf)
+            for n in range(len(row)):
+                at = b * image + h * head + n * token
+                key = memory[at : at + dim]
+                product = query[0] * key[0]
+                for c in range(1, dim):
+                    product += query[c] * key[c]
+                if len(bias) > 0:
+                    product += bias[b, h, n]
+                row[n] = product
+                largest = max(largest, product)
+            total = mean.dtype.type(0.0)
+            for n in range(len(row)):
+                row[n] = np.exp(row[n] - largest)
+                total += row[n]
+            share = one / (total * mean.dtype.type(heads))
+            for n in range(len(row)):
+                mean[b, n] += row[n] * share
+
+
+CLASS_MEAN = Loop(_class_mean)
+
+
+def _attract(
+    received: Any, size: Any, num_prefix: int, tau_sim: float, tau_info: float, tau_size: float, attraction: Any
+) -> None:
+    """Turn the cosines in ``attraction`` (B, E, O) into W, as `MCTFReducer.attraction` does, as a loop."""
+    single = np.empty(received.shape[1] - num_prefix, received.dtype)
+    first = num_prefix % 2
+    for b in range(attraction.shape[0]):
+        least, smallest = received[b].min(), size[b].min()
+        for i in range(len(single)):
+            single[i] = (least / received[b, num_prefix + i]) ** tau_info
+            single[i] *= (smallest / size[b, num_prefix + i]) ** tau_size
+        for i in range(attraction.shape[1]):
+            own, row = single[first + 2 * i], attraction[b, i]
+            for j in range(len(row)):
+                similarity = (row[j] + 1) / 2
+                if tau_sim != 1.0:
+                    similarity = max(similarity, 0) ** tau_sim
+                row[j] = own * single[1 - first + 2 * j] * similarity
+
+
+ATTRACT = Loop(_attract)
+
+
+def _spread(
+    x: Any, anchor: Any, joined: Any, place: Any, root: Any, before: Any, alpha: float, reduced: Any, scale: Any
+) -> None:
+    """Add to ``reduced`` (B, M, C) and ``scale`` (B, M) as `GTPReducer.propagate` does; no scales are (B, 0)."""
+    stays = np.empty(x.shape[1], np.bool_)
+    for b in range(x.shape[0]):
+        stays[:] = False
+        for m in range(anchor.shape[1]):
+            stays[anchor[b, m]] = True
+        for m in range(anchor.shape[1]):
+            a, row = anchor[b, m], reduced[b, m]
+            for n in range(len(stays)):
+                if not stays[n] and joined[b, a, place[b, n]]:
+                    weight = root.dtype.type(alpha) * root[b, a] * root[b, n]
+                    token = x[b, n]
+                    for c in range(len(row)):
+                        row[c] += weight * token[c]
+                    if scale.shape[1] > 0:
+                        scale[b, m] += weight * before[b, n]
+
+
+SPREAD = Loop(_spread)
+
+
+def _pair(similarity: Any, energy: Any, r: int, protects: bool, num_prefix: int, index: Any) -> None:
+    """Fill ``index`` with the anchors, the r moved and what they join, as `PiToMeReducer.assign` decides, as a loop."""
+    patches = similarity.shape[1]
+    taking_part = 2 * r if protects else patches
+    sources, destinations = (taking_part + 1) // 2, taking_part // 2
+    kept = num_prefix + patches - r
+    first = kept - destinations  # the destinations are the last anchors
+    best, partner = np.empty(sources, similarity.dtype), np.empty(sources, np.int64)
+    for b in range(similarity.shape[0]):
+        rank = np.argsort(-energy[b], kind="mergesort")
+        for s in range(sources):
+            row = similarity[b, rank[2 * s]]
+            partner[s], best[s] = 0, row[rank[1]]
+            for d in range(1, destinations):
+                if row[rank[2 * d + 1]] > best[s]:
+                    partner[s], best[s] = d, row[rank[2 * d + 1]]
+        order = np.arange(sources) if protects else np.argsort(-best, kind="mergesort")
+        for n in range(num_prefix):
+            index[b, n] = n
+        at = num_prefix
+        for m in range(taking_part, patches):
+            index[b, at] = num_prefix + rank[m]
+            at += 1
+        for m in range(r, sources):
+            index[b, at] = num_prefix + rank[2 * order[m]]
+            at += 1
+        for d in range(destinations):
+            index[b, first + d] = num_prefix + rank[2 * d + 1]
+        for m in range(r):
+            index[b, kept + m] = num_prefix + rank[2 * order[m]]
+            index[b, kept + r + m] = first + partner[order[m]]
+
+
+PAIR = Loop(_pair)

@@ -1,0 +1,1 @@
+"""Parts that hosts of several libraries are made of."""

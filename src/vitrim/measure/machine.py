@@ -1,0 +1,77 @@
+"""This machine: its devices and threads, and everything that a number depends on besides the command."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrim.errors import VitrimError, first_line, unknown
+
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+PACKAGES = {"open_clip": "open_clip_torch"}
+"""Packages of host libraries, where they have another name than what is imported."""
+
+
+def select_device(device: str) -> torch.device:
+    """The torch device called ``device``, if this machine has it."""
+    try:
+        selected = torch.device(device)
+    except RuntimeError:
+        raise VitrimError(
+            f"unknown device '{device}'; valid: {', '.join(DEVICES)}, or one of several, e.g. cuda:0"
+        ) from None
+    if selected.type not in DEVICES:
+        raise unknown("device", device, DEVICES)
+    if not torch.get_device_module(selected.type).is_available():
+        raise VitrimError(f"device '{device}' cannot be used here: torch finds none on this machine")
+    try:
+        torch.empty(1, device=selected)
+    except (RuntimeError, AssertionError) as error:
+        raise VitrimError(f"device '{device}' cannot be used here: {first_line(error)}") from error
+    return selected
+
+
+def set_threads(threads: int | None) -> int:
+    """Set the CPU threads if given, and return the number in force."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()
+
+
+def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
+    """Everything a number depends on besides the command: versions, device, dtype, threads, seed."""
+    import vitrim
+    from vitrim.core.registry import libraries, missing_libraries
+
+    hosts = [library for library in libraries() if library not in ("vitrim", *missing_libraries())]
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor()
+    return {
+        "vitrim": vitrim.__version__,
+        "torch": str(torch.__version__),
+        "numba": next((found.version for found in distributions(name="numba")), None),  # decisions by `core.compiled`
+        **{
+            library: found.version  # a repository on the path has none
+            for library in hosts
+            for found in distributions(name=PACKAGES.get(library, library))
+        },
+        "python": platform.python_version(),
+        "device": device,
+        "device_name": name,
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+    }
+
+
+def processor() -> str:
+    """The name of the CPU, as the system reports it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
