@@ -43,7 +43,6 @@ from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import DTYPES, one_line_errors, promised_speedup, random_images
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -55,6 +54,7 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
+from vitrim.speed.bench import DTYPES, one_line_errors, promised_speedup, random_images
 
 Row = dict[str, Any]
 

@@ -29,8 +29,6 @@ from vitrim.core.block import Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, methods
 from vitrim.errors import VitrimError, first_line
-from vitrim.measure.bench import promised_speedup
-from vitrim.measure.engines import Call, Engine, compilation
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -43,6 +41,8 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import profile
+from vitrim.speed.bench import promised_speedup
+from vitrim.speed.engines import Call, Engine, compilation
 
 T = TypeVar("T")
 

@@ -48,11 +48,11 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import load_reference, load_run
 from vitrim.measure import machine
-from vitrim.measure.bench import measure
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
 from vitrim.measure.records import Row
+from vitrim.speed.bench import measure
 from vitrim.training.checkpoint import latest
 from vitrim.training.loop import recipe_text
 from vitrim.training.recipe import Resolved, load_recipe

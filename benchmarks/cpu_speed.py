@@ -26,8 +26,8 @@ from vitrim.core.method import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import DTYPES, measure, one_line_errors, random_images
 from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.speed.bench import DTYPES, measure, one_line_errors, random_images
 
 Row = dict[str, Any]
 
@@ -44,7 +44,7 @@ def settings(dtypes: Iterable[str], batch_sizes: Iterable[int]) -> list[tuple[st
 def run(
     model: nn.Module, name: str, methods: Mapping[str, MethodConfig], dtype: str, batch_size: int, budget: Budget
 ) -> list[Row]:
-    """Rows of `vitrim.measure.bench.measure` at one setting, with the setting."""
+    """Rows of `vitrim.speed.bench.measure` at one setting, with the setting."""
     setting = {"model": name, "batch_size": batch_size, "dtype": dtype, "compiled": False}
     with one_line_errors(setting_text(setting)):
         images = random_images(model, batch_size).to(DTYPES[dtype])

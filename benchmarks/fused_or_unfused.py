@@ -24,8 +24,8 @@ from script import from_shell
 from vitrim.core.registry import host_of
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import DTYPES, random_images
 from vitrim.measure.latency import Budget, dense_copies, paired_speedup, reduced_copy, summarise, time_interleaved
+from vitrim.speed.bench import DTYPES, random_images
 
 CHOICES = ("vitrim.core.attention.unfused_is_faster", "vitrim.core.block.unfused_is_faster")
 """Where the choice is read, which is taken out of vitrim's hands here."""

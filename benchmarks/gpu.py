@@ -46,10 +46,10 @@ from vitrim.core.registry import make_method, methods
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import DTYPES, random_images
-from vitrim.measure.engines import Call, Compiled, Eager, Engine
 from vitrim.measure.latency import Budget
 from vitrim.measure.memory import peak_memory_mib
+from vitrim.speed.bench import DTYPES, random_images
+from vitrim.speed.engines import Call, Compiled, Eager, Engine
 
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")
 PARTS = ("bias", "determinism", "training", "speed")

@@ -46,7 +46,6 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import measure
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
@@ -54,6 +53,7 @@ from vitrim.measure.macs import profile
 from vitrim.measure.probes import Gauge, Values, divergence
 from vitrim.measure.records import DENSE, Batch, Row
 from vitrim.measure.run import run
+from vitrim.speed.bench import measure
 from vitrim.weights import load_checkpoint
 
 MODEL = "vit_tiny_patch16_224"

@@ -25,10 +25,10 @@ from vitrim.cli import common
 from vitrim.core.method import MethodConfig
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import random_images
 from vitrim.measure.latency import Budget
-from vitrim.tune.cost import LatencyCost, MacsCost, eager, quiet, within
-from vitrim.tune.space import Space
+from vitrim.speed.bench import random_images
+from vitrim.tuning.cost import LatencyCost, MacsCost, eager, quiet, within
+from vitrim.tuning.space import Space
 
 METHODS = ("tome", "topk:blocks=[3,6,9]")
 FOUR = 4

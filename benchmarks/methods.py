@@ -4,8 +4,8 @@
     python benchmarks/methods.py --batch-size 1 --dtype float32 --rounds 3 --method tome --method mctf
 
 DeiT-S geometry with random weights and images. "50 %" means the same for all: one option of each method is chosen by
-bisection (`vitrim.tune.match_macs`) so that its MACs come as near as possible to half of the dense model's, whatever it
-calls its amount and at whatever blocks it acts; all other options are its defaults. Which option is searched, the
+bisection (`vitrim.tuning.match_macs`) so that its MACs come as near as possible to half of the dense model's, whatever
+it calls its amount and at whatever blocks it acts; all other options are its defaults. Which option is searched, the
 method says itself (`knob`). Counts that depend on the images are matched on two of them, and what they come to on the
 timed batch is in the columns "MACs" and "tokens".
 
@@ -35,10 +35,10 @@ from vitrim.core.registry import host_of, make_method, methods, parse_method
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import measure, one_line_errors, random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
-from vitrim.tune import match_macs
+from vitrim.speed.bench import measure, one_line_errors, random_images
+from vitrim.tuning import match_macs
 
 Row = dict[str, Any]
 
@@ -111,7 +111,7 @@ def target_of(config: MethodConfig) -> Target | None:
 def run(
     model: nn.Module, configs: Iterable[MethodConfig], images: Tensor, setting: Mapping[str, Any], budget: Budget
 ) -> list[Row]:
-    """Rows of `vitrim.measure.bench.measure`, dense first, each with tokens kept, share of MACs, and target."""
+    """Rows of `vitrim.speed.bench.measure`, dense first, each with tokens kept, share of MACs, and target."""
     by_name = {config.describe(): config for config in configs}
     with one_line_errors(f"batch size {setting['batch_size']}, {setting['dtype']}"):
         rows = measure(model, by_name, images, budget=budget)

@@ -35,9 +35,9 @@ from vitrim.core.registry import methods
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import DTYPES, random_images
-from vitrim.measure.engines import Eager
 from vitrim.measure.latency import Budget
+from vitrim.speed.bench import DTYPES, random_images
+from vitrim.speed.engines import Eager
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 SIZES = (224, 384, 448, 512, 768, 1024)

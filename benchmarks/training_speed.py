@@ -29,7 +29,6 @@ from vitrim.core.method import MethodConfig
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import promised_speedup
 from vitrim.measure.latency import (
     Budget,
     dense_copies,
@@ -38,6 +37,7 @@ from vitrim.measure.latency import (
     summarise,
     time_interleaved,
 )
+from vitrim.speed.bench import promised_speedup
 
 METHODS = ("tome:r=16", "evit:keep_rate=0.495", "topk:keep_rate=0.525", "atm:alpha=0.3905,beta=0.0,theta_min=0.0")
 METHODS += ("mctf:r=20", "sit:keep_rate=0.54", "patchmerger:keep_rate=0.54")

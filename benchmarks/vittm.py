@@ -30,7 +30,6 @@ from vitrim.cli import common
 from vitrim.errors import ReductionWarning, unknown
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.bench import DTYPES, one_line_errors
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -43,6 +42,7 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
+from vitrim.speed.bench import DTYPES, one_line_errors
 
 Row = dict[str, Any]
 

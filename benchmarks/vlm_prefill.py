@@ -22,9 +22,9 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 
 from script import from_shell
 from vitrim.core.registry import parse_method
-from vitrim.measure.bench import measure, random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.prefill import Prefill
+from vitrim.speed.bench import measure, random_images
 
 TEXT_TOKENS = 32
 SIZES: dict[str, dict[str, dict[str, Any]]] = {

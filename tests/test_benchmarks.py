@@ -20,8 +20,8 @@ from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.latency import dense_copies, reduced_copy
 from vitrim.measure.macs import count_macs
-from vitrim.tune.cost import MacsCost, quiet
-from vitrim.tune.space import Space
+from vitrim.tuning.cost import MacsCost, quiet
+from vitrim.tuning.space import Space
 
 FOLDER = str(Path(__file__).parents[1] / "benchmarks")
 sys.path.append(FOLDER)  # where its scripts find each other

@@ -18,13 +18,13 @@ from vitrim.cli.speeds import advice, verdicts
 from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import create_model
-from vitrim.measure import bench as profiling
-from vitrim.measure import engines
-from vitrim.measure.bench import measure, one_line_errors, promised_speedup, random_images
-from vitrim.measure.engines import compilation
 from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.measure.macs import count_macs, profile
 from vitrim.measure.records import Row
+from vitrim.speed import bench as profiling
+from vitrim.speed import engines
+from vitrim.speed.bench import measure, one_line_errors, promised_speedup, random_images
+from vitrim.speed.engines import compilation
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
 MODEL = ["vit_tiny_patch16_224", *(f"--model-option={key}={value}" for key, value in SMALL.items())]

@@ -21,7 +21,7 @@ import vitrim
 from dense_models import detector, headless, segmenter
 from full_matrix import cells
 from vitrim.core.registry import host_of
-from vitrim.measure.bench import Front
+from vitrim.speed.bench import Front
 
 Create = Callable[[str], nn.Module]
 KINDS: dict[str, Create] = {"segmenter": segmenter, "vitdet": detector}

@@ -19,10 +19,10 @@ from vitrim.core.reduce import reduced_parts
 from vitrim.core.registry import parse_method, vision_language
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.bench import measure, random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
 from vitrim.measure.prefill import Prefill, as_measured
+from vitrim.speed.bench import measure, random_images
 
 TEXT = 5
 QUICK = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)

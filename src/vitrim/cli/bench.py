@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from vitrim.core.method import MethodConfig
     from vitrim.data import ImageDataset
-    from vitrim.measure.engines import Engine
     from vitrim.measure.latency import Budget
     from vitrim.measure.records import Row
+    from vitrim.speed.engines import Engine
 
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -125,8 +125,8 @@ def _measure(
     Raises:
         VitrimError: the machine has too little memory, or cannot compute in this dtype.
     """
-    from vitrim.measure import bench as profiling
     from vitrim.measure.records import Row
+    from vitrim.speed import bench as profiling
 
     size, name = setting["batch_size"], setting["dtype"]
     host.to(profiling.DTYPES[name])
@@ -142,12 +142,12 @@ def _engines(texts: Sequence[str] | None, compiled: bool) -> list[Engine]:
     """The engines by name, eager PyTorch if none is given.
 
     Raises:
-        VitrimError: both ways to ask for torch.compile, or as `vitrim.measure.engines.engines_named`.
+        VitrimError: both ways to ask for torch.compile, or as `vitrim.speed.engines.engines_named`.
     """
     if compiled and texts is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     names = ["eager"] if texts is None else list(dict.fromkeys(_words(texts, "--engine")))
-    from vitrim.measure import engines
+    from vitrim.speed import engines
 
     return [engines.Compiled()] if compiled else engines.engines_named(names)
 
@@ -156,8 +156,8 @@ def _check(
     host: nn.Module, methods: Mapping[str, MethodConfig], engines: Sequence[Engine], dtypes: Sequence[str]
 ) -> None:
     """Refuse what does not fit or cannot run before the first minute of timing."""
-    from vitrim.measure.bench import DTYPES, check_engines
     from vitrim.measure.latency import reduced_copy
+    from vitrim.speed.bench import DTYPES, check_engines
 
     for name in dtypes:
         check_engines(engines, methods, host, next(host.parameters()).device, DTYPES[name])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vitrim.measure.records import Row
     from vitrim.tasks import Task
-    from vitrim.tune import Result
+    from vitrim.tuning import Result
 
 FILE = "check.json"
 """The file of the rows, beside the results."""

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitrim.core.method import MethodConfig
-    from vitrim.measure.engines import Engine
     from vitrim.measure.records import Row
+    from vitrim.speed.engines import Engine
 
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
 PROMPT = "image_tokens"
@@ -31,8 +31,8 @@ def print_notes(
     seed: int,
 ) -> None:
     """Print what the numbers to come depend on, and what is not timed."""
-    from vitrim.measure.bench import cost_varies
     from vitrim.measure.prefill import Prefill
+    from vitrim.speed.bench import cost_varies
 
     if cost_varies(host):
         _say(

@@ -12,9 +12,9 @@ from vitrim.cli.setup import Record
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitrim.tune import Front, Result
-    from vitrim.tune.finder import Trial
-    from vitrim.tune.sweep import Swept
+    from vitrim.tuning import Front, Result
+    from vitrim.tuning.finder import Trial
+    from vitrim.tuning.sweep import Swept
 
 PROXIES = ("feature", "kl", "cosine", "agree")
 HEADS = {"agree": "disagree"}
@@ -160,7 +160,7 @@ def show_sweep(found: Swept, out: Path, about: dict[str, Any], record: Record) -
 
 def _draw_schedule(result: Result, model: nn.Module, file: Path) -> list[str]:
     """Draw the tokens per block of the best setting against the constant one, and say where."""
-    from vitrim.tune import Space
+    from vitrim.tuning import Space
 
     settings = {"constant": result.outcome.constant.config, "searched": result.outcome.searched.config}
     counts = {name: Space.of(model, config).counts(config) for name, config in settings.items()}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitrim.core.method import MethodConfig
-    from vitrim.tune.finder import Trial
-    from vitrim.tune.search import Options
+    from vitrim.tuning.finder import Trial
+    from vitrim.tuning.search import Options
 
 IMAGES = 3 * 2048
 """Images that are read where --limit does not say: 2,048 each for searching, selecting and checking."""
@@ -121,12 +121,12 @@ def find(
     record: Record,
 ) -> None:
     """Search for a target, or for several."""
-    from vitrim import tune
-    from vitrim.measure.engines import engines_named
-    from vitrim.tune.fitting import training_free
-    from vitrim.tune.proxy import DatasetImages, check_proxy
-    from vitrim.tune.shapes import check_shape
-    from vitrim.tune.strategies import make_strategy
+    from vitrim import tuning
+    from vitrim.speed.engines import engines_named
+    from vitrim.tuning.fitting import training_free
+    from vitrim.tuning.proxy import DatasetImages, check_proxy
+    from vitrim.tuning.shapes import check_shape
+    from vitrim.tuning.strategies import make_strategy
 
     targets, configs = _targets(target, front), parse_methods(methods)
     check_proxy(effort.proxy), make_strategy(effort.search), check_shape(effort.shape, effort.search)
@@ -149,8 +149,8 @@ def find(
             "processes": processes, "on_trial": told, "engine": effort.engines,
             "shape": effort.shape, "seconds": None if effort.minutes is None else 60.0 * effort.minutes,
         }  # fmt: skip
-        found = tune.front(dense, configs, images, targets=targets, **options) if front else None
-        result = None if found else tune.search(dense, configs, images, target=targets[0], **options)
+        found = tuning.front(dense, configs, images, targets=targets, **options) if front else None
+        result = None if found else tuning.search(dense, configs, images, target=targets[0], **options)
     if processes.index > 0:
         return
     results = [result] if result is not None else list(found.results if found else ())
@@ -172,8 +172,8 @@ def sweep_grid(
     model: Model, data: Data, texts: Sequence[str], effort: Effort, machine: Machine, record: Record
 ) -> None:
     """Evaluate a method at the points of a grid."""
-    from vitrim.tune import grid as grids
-    from vitrim.tune.sweep import sweep
+    from vitrim.tuning import grid as grids
+    from vitrim.tuning.sweep import sweep
 
     grid = grids.parse(grids.texts_of(texts))
     for point in grid.points(1):
@@ -196,8 +196,8 @@ def train_grid(recipe: str, texts: Sequence[str], data: Data, effort: Effort, ma
     """Train a recipe at the points of a grid."""
     from vitrim.files import check_folder
     from vitrim.training.running import Running
-    from vitrim.tune import grid as grids
-    from vitrim.tune.sweep import train_sweep
+    from vitrim.tuning import grid as grids
+    from vitrim.tuning.sweep import train_sweep
 
     grid = grids.parse(grids.texts_of(texts), recipe=True)
     number = len(grid.points(effort.evaluations, machine.seed))
@@ -224,7 +224,7 @@ def _start(model: Model, effort: Effort, machine: Machine) -> tuple[nn.Module, A
 
 
 def _targets(target: str | None, front: str | None) -> list[Any]:
-    from vitrim.tune import Target
+    from vitrim.tuning import Target
 
     if front is None:
         return [Target.parse(target or "")]

@@ -20,7 +20,6 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.errors import VitrimError
 from vitrim.loading import load_reference
-from vitrim.measure.bench import measure, random_images
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
@@ -28,7 +27,8 @@ from vitrim.measure.records import Row
 from vitrim.methods.atm import ATM
 from vitrim.plots.merged import plot_merged
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
-from vitrim.tune import match_macs
+from vitrim.speed.bench import measure, random_images
+from vitrim.tuning import match_macs
 
 # Amounts that cut the MACs of the digits model by about 30 and 50 %; the table shows what they really cut.
 DIGITS_METHODS = (

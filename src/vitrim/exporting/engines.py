@@ -1,4 +1,4 @@
-"""The engines of exported files, as `vitrim.measure.engines` times them: one for every format."""
+"""The engines of exported files, as `vitrim.speed.engines` times them: one for every format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.exporting.format import Format, formats
 from vitrim.exporting.timing import on_engine
-from vitrim.measure.engines import Call, Engine, register_engine
+from vitrim.speed.engines import Call, Engine, register_engine
 
 
 class FileEngine(Engine):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vitrim.errors import VitrimError, first_line, unknown
+from vitrim.version import __version__
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 PACKAGES = {"open_clip": "open_clip_torch"}
@@ -44,13 +45,12 @@ def set_threads(threads: int | None) -> int:
 
 def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
     """Everything a number depends on besides the command: versions, device, dtype, threads, seed."""
-    import vitrim
     from vitrim.core.registry import libraries, missing_libraries
 
     hosts = [library for library in libraries() if library not in ("vitrim", *missing_libraries())]
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor()
     return {
-        "vitrim": vitrim.__version__,
+        "vitrim": __version__,
         "torch": str(torch.__version__),
         "numba": next((found.version for found in distributions(name="numba")), None),  # decisions by `core.compiled`
         **{

@@ -17,10 +17,10 @@ from dense_models import CLASSES, segmenter
 from vitrim.core.registry import ask, host_of
 from vitrim.hosts.vitrim.dense import DenseHost
 from vitrim.loading import create_model
-from vitrim.measure.bench import measure, random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import count_macs, profile
 from vitrim.models.vitdet import Detector
+from vitrim.speed.bench import measure, random_images
 from vitrim.training.build import starting_model
 from vitrim.training.recipe import Recipe
 from vitrim.weights import load_host

@@ -10,7 +10,7 @@ import torch
 
 from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
 from vitrim.exporting.formats.pt2 import is_compiled, operations, packaged
-from vitrim.measure.engines import compiler_lack
+from vitrim.speed.engines import compiler_lack
 
 
 @register_format

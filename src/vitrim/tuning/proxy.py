@@ -24,7 +24,7 @@ from vitrim.measure.reading import read
 from vitrim.measure.records import Batch, as_batches
 from vitrim.measure.run import Measurement
 from vitrim.tasks.base import Task
-from vitrim.tune.cost import quiet
+from vitrim.tuning.cost import quiet
 
 Proxy = Literal["feature", "kl", "cosine", "agree"]
 """The damage that is minimised. ``feature``: distance of what the head reads to the dense model's, over the length of

@@ -17,7 +17,6 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, host_of
 from vitrim.errors import VitrimError, first_line
-from vitrim.measure.engines import Call, Compiled, Eager, Engine, compilation, engines_named
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -32,6 +31,7 @@ from vitrim.measure.latency import (
 from vitrim.measure.macs import count_macs
 from vitrim.measure.prefill import Prefill
 from vitrim.measure.records import DENSE, Row
+from vitrim.speed.engines import Call, Compiled, Eager, Engine, compilation, engines_named
 from vitrim.tasks import tasks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,7 +56,7 @@ def measure(
         model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; it is not changed.
         methods: configs by the name that the rows should carry.
         images: (B, C, H, W) on the device and in the dtype of the model; (B, n, C, H, W) for a `Prefill`.
-        engines: names (`vitrim.measure.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
+        engines: names (`vitrim.speed.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
             engines. Every model runs on each, but for methods without a fixed graph on those that need one.
         compiled: in place of ``engines``, torch.compile in its default mode alone.
         budget: how long to time.

@@ -11,8 +11,8 @@ import vitrim
 from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.tune.cost import Cost, within
-from vitrim.tune.space import Space, normal
+from vitrim.tuning.cost import Cost, within
+from vitrim.tuning.space import Space, normal
 
 WITH_KNOB = [name for name, kind in methods().items() if kind.knob is not None]
 WITH_LIST = [name for name, kind in methods().items() if kind.amounts_option is not None]

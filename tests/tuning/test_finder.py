@@ -15,13 +15,13 @@ import pytest
 import vitrim
 from full_matrix import FULL_MATRIX, cells
 from vitrim.errors import VitrimError
-from vitrim.tune.cost import Cost, within
-from vitrim.tune.finder import Finder, Outcome, Trial
-from vitrim.tune.measured import Measured
-from vitrim.tune.proxy import Part, Scores
-from vitrim.tune.space import Space
-from vitrim.tune.strategies import make_strategy
-from vitrim.tune.study import Study
+from vitrim.tuning.cost import Cost, within
+from vitrim.tuning.finder import Finder, Outcome, Trial
+from vitrim.tuning.measured import Measured
+from vitrim.tuning.proxy import Part, Scores
+from vitrim.tuning.space import Space
+from vitrim.tuning.strategies import make_strategy
+from vitrim.tuning.study import Study
 
 LIMIT = 0.62
 SPACE = Space(vitrim.ToMe(), num_layers=3, grid=(3, 4), num_prefix=1)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from vitrim.core.method import MethodConfig
 from vitrim.files import write_text
-from vitrim.tune.measured import Measured, means
-from vitrim.tune.result import Result
+from vitrim.tuning.measured import Measured, means
+from vitrim.tuning.result import Result
 
 
 @dataclass(frozen=True)

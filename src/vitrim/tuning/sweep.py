@@ -24,10 +24,10 @@ from vitrim.measure.processes import Processes
 from vitrim.measure.reading import read
 from vitrim.measure.run import Measurement
 from vitrim.tasks.base import Task
-from vitrim.tune.cost import quiet
-from vitrim.tune.front import non_dominated
-from vitrim.tune.grid import Grid, Values
-from vitrim.tune.study import Study
+from vitrim.tuning.cost import quiet
+from vitrim.tuning.front import non_dominated
+from vitrim.tuning.grid import Grid, Values
+from vitrim.tuning.study import Study
 
 if TYPE_CHECKING:
     from vitrim.training.running import Running
@@ -128,7 +128,7 @@ def sweep(
         batch_size: B.
         workers: processes that decode images.
         seed: of points that are drawn, and of methods that draw at random.
-        study, resume, about: as of `vitrim.tune.search`.
+        study, resume, about: as of `vitrim.tuning.search`.
         processes: this process and its like, which share the batches.
         on_point: called with the number of finished points.
 

@@ -20,7 +20,7 @@ from vitrim.core.registry import host_of
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, shared_copy, time_interleaved
 from vitrim.measure.macs import profile
-from vitrim.tune.space import Point, Space
+from vitrim.tuning.space import Point, Space
 
 FloatArray = NDArray[np.float64]
 

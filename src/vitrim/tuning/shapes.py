@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from vitrim.errors import VitrimError, unknown
-from vitrim.tune.space import SLOPES, Point, Space, normal
-from vitrim.tune.strategies import PARENTS, Chance, Evolution, Strategy, Told
+from vitrim.tuning.space import SLOPES, Point, Space, normal
+from vitrim.tuning.strategies import PARENTS, Chance, Evolution, Strategy, Told
 
 Shape = Literal["slope", "curve", "free"]
 """With t the depth in [0, 1], what a block removes is in proportion to: ``slope``, ``1 + s (2 t - 1)`` with ``s`` in

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 import vitrim
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.measure.engines import Eager
-from vitrim.tune import search, timers
-from vitrim.tune.cost import LatencyCost, eager, quiet
-from vitrim.tune.space import Space
-from vitrim.tune.timers import timer_on
+from vitrim.speed.engines import Eager
+from vitrim.tuning import search, timers
+from vitrim.tuning.cost import LatencyCost, eager, quiet
+from vitrim.tuning.space import Space
+from vitrim.tuning.timers import timer_on
 
 IMAGES = torch.zeros(1, 3, 32, 32)
 

@@ -10,7 +10,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import methods
 from vitrim.errors import UnsupportedModelError
-from vitrim.tune.cost import quiet
+from vitrim.tuning.cost import quiet
 
 
 def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConfig]:

@@ -14,10 +14,10 @@ from timm.models import VisionTransformer
 
 import vitrim
 from vitrim.errors import VitrimError
-from vitrim.tune import Result, search
-from vitrim.tune.shapes import Curves, bend_of, check_shape, curve, shaped, slope, starts
-from vitrim.tune.space import Space, normal
-from vitrim.tune.strategies import Chance, Evolution, Told
+from vitrim.tuning import Result, search
+from vitrim.tuning.shapes import Curves, bend_of, check_shape, curve, shaped, slope, starts
+from vitrim.tuning.space import Space, normal
+from vitrim.tuning.strategies import Chance, Evolution, Told
 
 SPACE = Space(vitrim.ToMe(), num_layers=6, grid=(8, 8), num_prefix=1)
 IMAGES = torch.randn(6, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

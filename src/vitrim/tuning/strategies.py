@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vitrim.core.method import MethodConfig
 from vitrim.errors import MissingPackageError, unknown
-from vitrim.tune.space import Point, Space, normal
+from vitrim.tuning.space import Point, Space, normal
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

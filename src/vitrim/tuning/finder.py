@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.tune.cost import Cost, cheapest, within
-from vitrim.tune.measured import Measured, joined, means
-from vitrim.tune.shapes import Shape, shaped, starts
-from vitrim.tune.space import Point, Space
-from vitrim.tune.strategies import Evolution, Strategy, Told
-from vitrim.tune.verdict import Difference, difference
+from vitrim.tuning.cost import Cost, cheapest, within
+from vitrim.tuning.measured import Measured, joined, means
+from vitrim.tuning.shapes import Shape, shaped, starts
+from vitrim.tuning.space import Point, Space
+from vitrim.tuning.strategies import Evolution, Strategy, Told
+from vitrim.tuning.verdict import Difference, difference
 
 FINALISTS = 8
 TIMED = 4

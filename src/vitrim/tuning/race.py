@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.tune.cost import Cost
-from vitrim.tune.finder import Candidate, Finder, Outcome, Trial
-from vitrim.tune.measured import Measured, joined
-from vitrim.tune.verdict import Difference, difference
+from vitrim.tuning.cost import Cost
+from vitrim.tuning.finder import Candidate, Finder, Outcome, Trial
+from vitrim.tuning.measured import Measured, joined
+from vitrim.tuning.verdict import Difference, difference
 
 ERRORS = 3.0
 """Standard errors behind the leader at which a method is out: of many methods one is often 2 behind by chance."""

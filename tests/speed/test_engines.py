@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.measure import bench, engines
-from vitrim.measure.bench import measure
-from vitrim.measure.engines import Compiled, Eager, Engine, engines_named
 from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.measure.records import Row
+from vitrim.speed import bench, engines
+from vitrim.speed.bench import measure
+from vitrim.speed.engines import Compiled, Eager, Engine, engines_named
 
 ONCE = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
 IMAGES = torch.zeros(2, 3, 32, 32)

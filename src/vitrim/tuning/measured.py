@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.tune.proxy import Part, Proxy, Scorer, Scores
-from vitrim.tune.study import Study
+from vitrim.tuning.proxy import Part, Proxy, Scorer, Scores
+from vitrim.tuning.study import Study
 
 ROUNDS = (8, 2, 1)
 """The rounds of a race end after an eighth of the images, a half, and all."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.measure.bench import check_engines
-from vitrim.measure.engines import Call, Eager, Engine, compilation, engines_named
 from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, time_interleaved
-from vitrim.tune.cost import FloatArray, Timer, eager
+from vitrim.speed.bench import check_engines
+from vitrim.speed.engines import Call, Eager, Engine, compilation, engines_named
+from vitrim.tuning.cost import FloatArray, Timer, eager
 
 TOGETHER = 6
 """Settings that are ready at the same time: each may hold a copy of the weights."""
@@ -24,7 +24,7 @@ def timer_on(names: Sequence[str | Engine]) -> Timer:
     """The timer of several engines: settings are timed on that which is the fastest for the dense model.
 
     Args:
-        names: as of `vitrim.measure.engines.engines_named`.
+        names: as of `vitrim.speed.engines.engines_named`.
 
     Raises:
         VitrimError: an engine that is unknown. The timer itself refuses one that cannot run here, and a method that

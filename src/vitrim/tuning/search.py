@@ -18,26 +18,26 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
-from vitrim.measure.bench import check_engines
-from vitrim.measure.engines import engines_named
 from vitrim.measure.evaluation import num_classes
 from vitrim.measure.latency import Budget, shared_copy
 from vitrim.measure.partial import weights_fingerprint
 from vitrim.measure.processes import Processes
+from vitrim.speed.bench import check_engines
+from vitrim.speed.engines import engines_named
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
-from vitrim.tune.cost import Cost, Fit, LatencyCost, MacsCost, Timer, quiet
-from vitrim.tune.finder import Finder, Outcome, Trial
-from vitrim.tune.front import Front
-from vitrim.tune.measured import Measured
-from vitrim.tune.proxy import PARTS, BatchImages, Images, ModelScorer, check_proxy
-from vitrim.tune.race import Raced, race
-from vitrim.tune.result import Result, Target
-from vitrim.tune.shapes import check_shape
-from vitrim.tune.space import Space
-from vitrim.tune.strategies import Strategy, make_strategy
-from vitrim.tune.study import Study
-from vitrim.tune.timers import timer_on
+from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, quiet
+from vitrim.tuning.finder import Finder, Outcome, Trial
+from vitrim.tuning.front import Front
+from vitrim.tuning.measured import Measured
+from vitrim.tuning.proxy import PARTS, BatchImages, Images, ModelScorer, check_proxy
+from vitrim.tuning.race import Raced, race
+from vitrim.tuning.result import Result, Target
+from vitrim.tuning.shapes import check_shape
+from vitrim.tuning.space import Space
+from vitrim.tuning.strategies import Strategy, make_strategy
+from vitrim.tuning.study import Study
+from vitrim.tuning.timers import timer_on
 
 HALVINGS = 5
 """Searches at other costs until the cheapest one that agrees enough is known well enough."""
@@ -69,7 +69,7 @@ class Options(TypedDict, total=False):
         proxy: the damage that is minimised: feature (default), kl, cosine or agree.
         evaluations: most settings to try for a target, default 60; the race of several methods comes on top.
         strategy: where candidates come from: evolution (default), random, or optuna's gp or tpe.
-        shape: how freely blocks may differ: free (default), slope or curve (`vitrim.tune.shapes`), for methods with
+        shape: how freely blocks may differ: free (default), slope or curve (`vitrim.tuning.shapes`), for methods with
             stages over those of their own.
         seconds: end the search when they are over, and choose among what was tried; for several targets each has its
             share. The limit is of this run, a study that was resumed ends where it did.
@@ -78,9 +78,9 @@ class Options(TypedDict, total=False):
         resume: go on from that file; the result is that of a search that was never stopped.
         about: more entries for study and result, e.g. what the images are.
         budget: time to spend on every timed setting, for ``speedup``.
-        engine: names of `vitrim.measure.engines.engines`, for ``speedup``: of several that which is the fastest for the
+        engine: names of `vitrim.speed.engines.engines`, for ``speedup``: of several that which is the fastest for the
             dense model; default eager.
-        timer: in place of ``engine``, a function that times settings (`vitrim.tune.cost.Timer`).
+        timer: in place of ``engine``, a function that times settings (`vitrim.tuning.cost.Timer`).
         processes: this process and its like. All get the same result, the first one writes.
         on_trial: called with every finished trial.
     """
@@ -109,13 +109,13 @@ def search(
 
     Candidates are searched on a third of the images and one is selected on the next third. It is returned if it beats
     the constant setting, one value for all blocks, on the last third by 2 standard errors of the paired differences;
-    otherwise the constant setting is. Several methods race on the first third (`vitrim.tune.race`), and the winner must
-    beat the best constant setting of all of them.
+    otherwise the constant setting is. Several methods race on the first third (`vitrim.tuning.race`), and the winner
+    must beat the best constant setting of all of them.
 
     Args:
         model: the dense model, on the device to search on; left as it was.
         method: config or text, or several; options other than the amount stay as they are.
-        images: in three parts, or batches in memory (`vitrim.tune.proxy.BatchImages`).
+        images: in three parts, or batches in memory (`vitrim.tuning.proxy.BatchImages`).
         target: ``Target`` or text such as ``"macs=0.5"``.
         options: see `Options`.
 

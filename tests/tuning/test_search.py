@@ -20,11 +20,11 @@ from vitrim.errors import VitrimError
 from vitrim.measure.macs import profile
 from vitrim.measure.processes import Processes
 from vitrim.tasks import make_task
-from vitrim.tune import Result, Target, search
-from vitrim.tune.cost import LatencyCost
-from vitrim.tune.finder import Outcome, Trial
-from vitrim.tune.proxy import PARTS, BatchImages, DatasetImages, ModelScorer, _in_order
-from vitrim.tune.search import reach
+from vitrim.tuning import Result, Target, search
+from vitrim.tuning.cost import LatencyCost
+from vitrim.tuning.finder import Outcome, Trial
+from vitrim.tuning.proxy import PARTS, BatchImages, DatasetImages, ModelScorer, _in_order
+from vitrim.tuning.search import reach
 
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))
@@ -266,7 +266,7 @@ def test_the_dense_model_runs_once_on_each_image(model: VisionTransformer) -> No
 
 
 def test_outputs_beyond_the_room_are_not_kept(model: VisionTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrim.tune.proxy.REMEMBERED_BYTES", 8 * (5 + model.num_features) * 4)
+    monkeypatch.setattr("vitrim.tuning.proxy.REMEMBERED_BYTES", 8 * (5 + model.num_features) * 4)
     scorer, asked = ModelScorer(model, make_task("classification", 5), images()), [vitrim.ToMe(r=4)]
     seen: list[int] = []
     scorer.dense.forward.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))

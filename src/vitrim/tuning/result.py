@@ -12,10 +12,10 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.saving import entries
 from vitrim.errors import VitrimError, unknown
 from vitrim.files import write_text
-from vitrim.tune.cost import Cost
-from vitrim.tune.finder import Outcome, Trial
-from vitrim.tune.proxy import Proxy
-from vitrim.tune.race import Raced
+from vitrim.tuning.cost import Cost
+from vitrim.tuning.finder import Outcome, Trial
+from vitrim.tuning.proxy import Proxy
+from vitrim.tuning.race import Raced
 
 Kind = Literal["macs", "speedup", "agree"]
 
