@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitrim.core.block import Reducer
     from vitrim.core.method import MethodConfig
     from vitrim.core.plan import Layer
-    from vitrim.core.reduce import Reduction, get_reduction, reduce_, restore_
+    from vitrim.core.reduce import Reduction, get_reduction, reduce_, reduced, restore_
     from vitrim.core.registry import parse_method, reduces, register_host, register_method
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
@@ -45,6 +45,7 @@ __all__ = [
     "parse_method",
     "prune",
     "reduce_",
+    "reduced",
     "reduces",
     "register_host",
     "register_method",
@@ -61,7 +62,7 @@ _HOME = {
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.exporting.exported": ("Exported",),
     "vitrim.exporting.writing": ("export",),
-    "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "restore_"),
+    "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "reduced", "restore_"),
     "vitrim.core.registry": ("parse_method", "reduces", "register_backbone", "register_host", "register_method"),
     "vitrim.core.tokens": ("TokenState", "unmerge"),
 }

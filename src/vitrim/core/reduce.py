@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrim.core import checks
-from vitrim.core.block import ReducedBlock, reduced_in
+from vitrim.core.block import ReducedBlock, Reducer, reduced_in
 from vitrim.core.cells import build_reducer
 from vitrim.core.hooks import FormOfModel, GridHook, ZeroHook, refuse_own_forward
-from vitrim.core.host import Host
+from vitrim.core.host import Host, VisionLanguage
 from vitrim.core.method import MethodConfig
-from vitrim.core.modules import access
+from vitrim.core.modules import access, class_of
 from vitrim.core.plan import HostFacts, Layer, plan
 from vitrim.core.registry import (
     check_model,
@@ -38,6 +40,8 @@ from vitrim.core.trace import Trace, refuse_while_running
 from vitrim.errors import VitrimError
 
 HANDLE = "vitrim_reduction"
+LINE = 80
+"""Columns of what `print(reduction)` writes."""
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
 
 
@@ -45,7 +49,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     """Reduce the tokens of ``model`` in place and return the handle of the reduction.
 
     The model keeps its call, its return type, its parameters and its state_dict keys; parameters learned by the method
-    live under ``*.reducer.*``. Undo with `restore_`.
+    live under ``*.reducer.*``. Undo with `restore_`. A model that is reduced already is restored first, so a cell of a
+    notebook can run twice.
 
     Args:
         model: a supported host, e.g. any ``timm`` VisionTransformer, or a model that holds one: the tower of a
@@ -62,8 +67,8 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
     Raises:
         UnsupportedModelError: the model's family or form is not supported, or cannot carry this method; or it holds
             several supported parts, which the message names.
-        VitrimError: the model is reduced already or runs in another thread, or an option does not fit the model. The
-            model is then unchanged.
+        VitrimError: the model runs in another thread, an option does not fit the model, or the model is reduced by a
+            method whose learned parameters would be lost. The model is then unchanged, reduced as it was.
 
     Warns:
         ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config. Or the
@@ -77,10 +82,65 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
         (torch.Size([1, 10]), 101)
         >>> vitrim.restore_(model)
     """
+    config = _config(method)
+    parts = reduced_parts(model)
+    if len(parts) != 1:
+        return _reduce(model, model, config, record, compact)
+    old = get_reduction(parts[0][1])
+    if any(True for block in old._blocks() for _ in block.reducer.parameters()):
+        raise VitrimError(
+            f"{access(parts[0][0])} is reduced by {old.config.name}, whose learned parameters would be lost: keep them "
+            f"with reduction.save(folder), then call vitrim.restore_({access(parts[0][0])}) first"
+        )
+    put_back = _take_off(old, model)
+    try:
+        return _reduce(model, model, config, record, compact)
+    except BaseException:
+        put_back()
+        raise
+
+
+@contextmanager
+def reduced(
+    model: nn.Module, method: MethodConfig | str, *, record: bool = False, compact: bool = False
+) -> Iterator[Reduction]:
+    """Reduce ``model`` for the time of a ``with`` statement; it is afterwards as it was, also after an error.
+
+    Args:
+        model, method, record, compact: as of `reduce_`.
+
+    Yields:
+        The handle of the reduction.
+
+    Raises:
+        VitrimError: as `reduce_`. A model that is reduced already has its own reduction again at the end.
+
+    Example:
+        >>> import timm, torch, vitrim
+        >>> model = timm.create_model("test_vit").eval()
+        >>> with vitrim.reduced(model, "tome:r=8") as reduction:
+        ...     print(reduction.tokens_per_block)
+        [93, 85, 77, 69, 61, 53]
+    """
+    config = _config(method)
+    parts = reduced_parts(model)
+    put_back = _take_off(get_reduction(parts[0][1]), model) if len(parts) == 1 else None
+    try:
+        reduction = _reduce(model, model, config, record, compact)
+        try:
+            yield reduction
+        finally:
+            restore_(model)
+    finally:
+        if put_back is not None:
+            put_back()
+
+
+def _config(method: MethodConfig | str) -> MethodConfig:
     config = parse_method(method) if isinstance(method, str) else method
     if not isinstance(config, MethodConfig):
         raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
-    return _reduce(model, model, config, record, compact)
+    return config
 
 
 def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, record: bool, compact: bool) -> Reduction:
@@ -101,7 +161,7 @@ def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, re
     checks.check_origin(config, host, model)
     checks.check_head(config, facts, within=facts.dense and not host.facts(model).dense)
     restore = checks.restoring(config, facts, len(blocks))
-    maker = checks.patch_maker(config, host, model)
+    checks.patch_maker(config, host, model)
     layers = plan(config, facts, len(blocks))
     checks.check_amounts(config, layers)
     with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
@@ -129,42 +189,92 @@ def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, re
             restore=restore,
             trace=trace,
         )
-    host.install(model, trace)
-    if maker is not None:
-        maker.register_forward_hook(GridHook(trunk, trace))
-    ZeroHook.install(model, blocks[-1], trace, config, restore)
-    if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
-        importlib.import_module("vitrim.hosts.transformers.saving")
-    if outer is not None and family is not None:
-        family.install(outer, trace)
     reduction = Reduction(model, config, trace, None if facts == host.facts(model) else facts, compact)
-    setattr(model, HANDLE, reduction)
-    trace.changing = False
+    _install(reduction, None if outer is None or family is None else (outer, family))
     return reduction
 
 
 def restore_(model: nn.Module) -> None:
-    """Undo `reduce_`, in place: the model computes what it computed before, bit for bit.
+    """Undo `reduce_`, in place: the model computes what it computed before, bit for bit. A dense model stays as it is.
 
     Raises:
-        VitrimError: the model is not reduced, or runs in another thread, or a block has a forward that was put on it
-            since.
+        VitrimError: the model runs in another thread, a block has a forward that was put on it since, several parts of
+            the model are reduced, or it is itself a part of what was reduced.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("test_vit")
+        >>> reduction = vitrim.reduce_(model, "tome:r=8")
+        >>> vitrim.restore_(model)
+        >>> vitrim.restore_(model)
     """
-    reduction, outer = get_reduction(model), model
+    if not isinstance(model, nn.Module):
+        raise VitrimError(f"expected a torch.nn.Module to restore, got {type(model).__name__}")
+    if not isinstance(getattr(model, HANDLE, None), Reduction) and not reduced_parts(model):
+        if any(isinstance(part, ReducedBlock) for part in model.modules()):
+            raise VitrimError(
+                f"this {type(model).__name__} is a part of what was reduced: call vitrim.restore_ on the model that "
+                "vitrim.reduce_ was given"
+            )
+        return
+    _take_off(get_reduction(model), model)
+
+
+def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
+    """Take ``reduction`` off its model, which ``outer`` is or holds; return what puts it back as it was.
+
+    Raises:
+        VitrimError: as `restore_`; nothing is changed then.
+    """
     model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
     host = host_of(model)
-    for block in reduction._blocks():
+    blocks = reduction._blocks()
+    for block in blocks:
         refuse_own_forward(block, block.depth, "call vitrim.restore_ again")
+    own: list[tuple[nn.Module, type[ReducedBlock], Reducer[Any], dict[str, Any]]] = []
+    families = [(part, found) for part in outer.modules() if (found := find_vision_language(part)) is not None]
+    if reduction.compact and not families:
+        raise VitrimError(
+            f"this {type(model).__name__} is the tower of a vision-language model, reduced with compact=True: give "
+            "that whole model"
+        )
     with reduction.changing():
-        for part in outer.modules():
-            if (family := find_vision_language(part)) is not None:
-                family.uninstall(part)
+        for part, family in families:
+            family.uninstall(part)
         ZeroHook.remove(model)
-        for block in reduction._blocks():  # one that was put in since then is the user's own
+        for block in blocks:  # one that was put in since then is the user's own
+            settings = {name: getattr(block, name) for name in block.OWN}
+            own.append((block, cast("type[ReducedBlock]", class_of(block)), block.reducer, settings))
             block.release()
         host.uninstall(model)
         GridHook.remove(host.patch_maker(model))
         delattr(model, HANDLE)
+
+    def put_back() -> None:
+        for block, kind, reducer, settings in own:
+            kind.adopt(block, reducer, **settings)
+        _install(reduction, families[0] if reduction.compact and families else None)
+
+    return put_back
+
+
+def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]] | None) -> None:
+    """Put on a model, whose blocks are reduced, what a reduction needs besides; ``within`` a vision-language model."""
+    model, config, trace = reduction.model, reduction.config, reduction._trace
+    host = host_of(model)
+    blocks = reduction._blocks()
+    host.install(model, trace)
+    maker = checks.patch_maker(config, host, model)
+    if maker is not None:
+        maker.register_forward_hook(GridHook(host.trunk_host(model), trace))
+    ZeroHook.install(model, host.blocks(model)[-1], trace, config, blocks[-1].restore)
+    if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
+        importlib.import_module("vitrim.hosts.transformers.saving")
+    if within is not None:
+        outer, family = within
+        family.install(outer, trace)
+    setattr(model, HANDLE, reduction)
+    trace.changing = False
 
 
 def get_reduction(model: nn.Module) -> Reduction:
@@ -211,6 +321,80 @@ class Reduction:
     def __repr__(self) -> str:
         return f"Reduction({self.config.describe()} on {type(self.model).__name__})"
 
+    def __str__(self) -> str:
+        """What the method does to this model: tokens that enter and leave every block, and MACs saved.
+
+        Example:
+            >>> import timm, vitrim
+            >>> print(vitrim.reduce_(timm.create_model("test_vit"), "tome:r=[0,40]"))
+            tome:r=[0,40] on VisionTransformer
+              block         0   1   2   3   4   5
+              tokens in   101 101  61  61  61  61
+              tokens out  101  61  61  61  61  61
+            about 30 % of the MACs of its blocks are saved; compact: no
+        """
+        lines = [f"{self.config.describe()} on {type(self.model).__name__}"]
+        counts = self._counts()
+        if counts is None:
+            lines.append(f"  {self._unknown()}")
+        else:
+            columns = [*zip(range(len(counts) - 1), counts, counts[1:], strict=False)]
+            width = 1 + max(len(f"{number:g}") for column in columns for number in column)
+            for first in range(0, len(columns), per_line := max((LINE - 12) // width, 1)):
+                part = columns[first : first + per_line]
+                for name, row in zip(("block", "tokens in", "tokens out"), zip(*part, strict=True), strict=True):
+                    lines.append(f"  {name:<10}" + "".join(f"{number:>{width}g}" for number in row))
+        return "\n".join([*lines, self._savings(counts)])
+
+    def _repr_html_(self) -> str:
+        """`__str__` for notebooks, with a bar for the tokens that leave every block."""
+        title = f"<b>{escape(self.config.describe())}</b> on {escape(type(self.model).__name__)}"
+        counts = self._counts()
+        if counts is None:
+            return f"<p>{title}<br>{escape(self._unknown())}<br>{escape(self._savings(None))}</p>"
+        rows = "".join(
+            f"<tr><td>{depth}</td><td>{before:g}</td><td>{after:g}</td><td style='text-align:left'>"
+            f"<div style='background:#3b78b5;height:0.7em;width:{round(200 * after / max(counts))}px'></div></td></tr>"
+            for depth, (before, after) in enumerate(pairwise(counts))
+        )
+        head = "<tr><th>block</th><th>tokens in</th><th>tokens out</th><th></th></tr>"
+        return f"<p>{title}</p><table>{head}{rows}</table><p>{escape(self._savings(counts))}</p>"
+
+    def _counts(self) -> list[float] | None:
+        """Tokens that enter block 0 and that leave every block; None where nothing says how many those are."""
+        recorded = self._trace.states
+        counts = self.mean_tokens_per_block if recorded else self._planned()
+        if counts is None:
+            return None
+        planned = self._facts.num_prefix + self._initial()
+        return [float(recorded[0].num_tokens if recorded else planned), *map(float, counts)]
+
+    def _unknown(self) -> str:
+        return "how many tokens stay depends on the images: reduce with record=True, run the model, and print again"
+
+    def _savings(self, counts: Sequence[float] | None) -> str:
+        compact = f"compact: {'yes' if self.compact else 'no'}"
+        if counts is None:
+            return compact
+        dense = sum(self._macs(block, counts[0], counts[0], None) for block in self._blocks())
+        layers = zip(self._blocks(), counts, counts[1:], strict=False)
+        spent = sum(self._macs(block, before, after, block.head_rows) for block, before, after in layers)
+        return f"about {100 * (1 - spent / dense):.0f} % of the MACs of its blocks are saved; {compact}"
+
+    def _macs(self, block: ReducedBlock, before: float, after: float, rows: int | None) -> float:
+        """MACs of a block that ``before`` tokens enter and ``after`` leave: projections, attention, MLP; nothing else.
+
+        Taken from the sizes of the weights. `vitrim.profile` counts what runs.
+        """
+        dim, site = self._facts.dim, block.reducer.site if before != after else "after"
+        weights = sum(p.numel() for name, p in block.named_parameters() if p.dim() > 1 and "reducer" not in name)
+        keys = after if site == "before" else before
+        queries = rows or (after if site in ("before", "query") else before)
+        left = rows or (before if site == "after" else after)
+        projected = queries if site != "query" or self.config.kind == "prune" else before
+        attention = dim * dim * (projected + 2 * keys + queries) + 2 * dim * projected * keys
+        return attention + (weights - 4 * dim * dim) * left
+
     @property
     def compact(self) -> bool:
         """True where the model is the tower of a vision-language model that gets only the tokens that are left."""
@@ -243,14 +427,47 @@ class Reduction:
 
     @property
     def tokens_per_block(self) -> list[int]:
-        """Tokens (prefix included) after every block of the last forward. Needs ``record``.
+        """Tokens (prefix included) after every block: of the last forward under ``record``, else as planned.
 
-        A last block that computes only the rows its head reads is counted with those rows. Where counts differ per
-        image, padding slots count: they are computed.
+        Without ``record`` counts are those for images of the size of this thread's last forward, or of the model's own
+        before one, and patches that come back behind the last block (``restore``) are not counted. A last block that
+        computes only the rows its head reads is counted with those rows. Where counts differ per image, padding slots
+        count: they are computed.
+
+        Raises:
+            VitrimError: counts depend on the images, and nothing was recorded.
         """
+        if not self._trace.recording:
+            planned = self._planned()
+            if planned is None:
+                raise VitrimError(
+                    f"the counts of {self.config.describe()} depend on the images, and states are kept only when "
+                    "recording: vitrim.reduce_(..., record=True)"
+                )
+            return planned
         counts = [state.num_tokens for state in self.states[1:]]
         rows = self._blocks()[-1].head_rows
         return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
+
+    @property
+    def _facts(self) -> HostFacts:
+        return self._within or host_of(self.model).facts(self.model)
+
+    def _initial(self) -> int:
+        """Patches that enter block 0: in this thread's last forward, else in one of the model's own images."""
+        rows, columns = self._facts.grid_size
+        return rows * columns if self._trace.final is None else self._trace.final.initial_patches
+
+    def _planned(self) -> list[int] | None:
+        """`tokens_per_block` as planned; None where they depend on the images."""
+        facts, blocks, final = self._facts, self._blocks(), self._trace.final
+        grid = facts.units if final is None or final.grid is None else final.grid
+        area = facts.cell**2
+        units = self.config.counts(self._initial() // area, len(blocks), grid, facts.num_prefix)
+        if units is None:
+            return None
+        counts = [facts.num_prefix + count * area for count in units]
+        return [*counts[:-1], blocks[-1].head_rows or counts[-1]]
 
     @property
     def mean_tokens_per_block(self) -> list[float]:
