@@ -233,11 +233,6 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
         refuse_own_forward(block, block.depth, "call vitrim.restore_ again")
     own: list[tuple[nn.Module, type[ReducedBlock], Reducer[Any], dict[str, Any]]] = []
     families = [(part, found) for part in outer.modules() if (found := find_vision_language(part)) is not None]
-    if reduction.compact and not families:
-        raise VitrimError(
-            f"this {type(model).__name__} is the tower of a vision-language model, reduced with compact=True: give "
-            "that whole model"
-        )
     with reduction.changing():
         for part, family in families:
             family.uninstall(part)
@@ -594,14 +589,19 @@ def _tower(model: nn.Module) -> nn.Module:
         raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
     if find_host(model) is not None:
         return model
-    _refuse_reduced(model)
+    refuse_reduced(model)
     parts = supported_parts(model)
     if len(parts) != 1:
         host_of(model)  # says why not
     return parts[0][1]
 
 
-def _refuse_reduced(model: nn.Module) -> None:
+def refuse_reduced(model: nn.Module) -> None:
+    """Refuse a model that is reduced, or a part of it, where a dense one is compared with reduced ones.
+
+    Raises:
+        VitrimError: naming the part.
+    """
     parts = reduced_parts(model)
     if parts:
         raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(parts[0][0])}) first")
@@ -610,7 +610,7 @@ def _refuse_reduced(model: nn.Module) -> None:
 def _host(model: nn.Module) -> type[Host]:
     host = host_of(model)
     if any(reduced_in(block) is not None for block in host.blocks(model)):
-        _refuse_reduced(model)
+        refuse_reduced(model)
         raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
     checks.check_shared(host, model)
     check_model(host, model)
