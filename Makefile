@@ -41,4 +41,4 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md

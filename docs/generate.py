@@ -4,7 +4,8 @@
 
 A page of docs/methods also gets the rows of docs/results.md that are about its method, so that a number stands in one
 place. The blocks in docs/methods and the table of docs/hosts.md are in git, so that they can be read there, and tests
-compare them with the code. The pages of docs/api and docs/changelog.md are not.
+compare them with the code. The pages of docs/api, docs/changelog.md and
+docs/design/measures.md are not.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ KINDS = {
     "mixed": "prunes and merges",
     "soft": "mixes: every new token is made of all",
 }
-ROOMS = ("core", "methods", "hosts", "models", "measure", "data", "tasks", "training", "tune", "analysis", "plots")
-MORE_ROOMS = ("exporting", "serve", "app", "show")
-"""Rooms that have a page as soon as they exist."""
-LOOSE = ("loading", "weights", "errors")
+ROOMS = (
+    *("core", "methods", "hosts", "models", "data", "tasks", "measure", "plots", "training", "exporting", "speed"),
+    *("analysis", "tuning", "app"),
+)
+LOOSE = ("loading", "weights", "report", "errors")
 """Modules of no room."""
 
 
@@ -273,23 +275,33 @@ def modules(room: str) -> list[str]:
 
 def api_pages() -> dict[str, str]:
     """File name and text of every page of the Python API."""
-    rooms = [room for room in (*ROOMS, *MORE_ROOMS) if (PACKAGE / room / "__init__.py").exists()]
     index = [
         "# Python API\n\nThe public names of `vitrim`. Config classes of methods, `vitrim.ToMe` and its like, are on"
         " [a page of their own](methods.md). Other modules:\n",
-        ", ".join(f"[{room}]({room}.md)" for room in (*rooms, "more")) + ".\n",
+        ", ".join(f"[{room}]({room}.md)" for room in (*ROOMS, "more")) + ".\n",
     ]
     for name in vitrim.__all__:
         index.append(f"::: {getattr(vitrim, name).__module__}.{name}\n")
     found = {"index.md": "\n".join(index)}
-    for room in rooms:
+    for room in ROOMS:
         found[f"{room}.md"] = "\n".join([f"# vitrim.{room}\n", *(f"::: {name}\n" for name in modules(room))])
     found["more.md"] = "\n".join(["# Other modules\n", *(f"::: vitrim.{name}\n" for name in LOOSE)])
     return found
 
 
+def measures_page() -> str:
+    """The page of what is counted on the code."""
+    import count  # beside this file
+
+    return (
+        "# Measures of the design\n\nCounted on the code when this page was made, by `python docs/count.py`. A walk is "
+        "the files whose functions\nPython enters while it does one thing.\n\n" + count.table(count.rows(PACKAGE))
+    )
+
+
 def write_untracked() -> None:
-    """Write docs/api and docs/changelog.md."""
+    """Write docs/api, docs/changelog.md and docs/design/measures.md."""
+    (DOCS / "design" / "measures.md").write_text(measures_page(), encoding="utf-8")
     (DOCS / "api").mkdir(exist_ok=True)
     for name, text in api_pages().items():
         (DOCS / "api" / name).write_text(text, encoding="utf-8")

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import ast
 import doctest
 import pkgutil
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -85,15 +83,3 @@ print([name for name in ("torch", "timm", "pydantic") if name in sys.modules])
     out = run(code)
     assert "profile" in out
     assert out.strip().splitlines()[-1] == "[]"
-
-
-def test_docstrings_begin_as_an_english_reader_expects() -> None:
-    """An imperative or a noun phrase, docstrings of attributes and the command line's included."""
-    found = [
-        f"{file.name}:{node.lineno}: {text}"
-        for file in sorted(Path(vitrim.__file__).parent.rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        if (text := node.value.value.strip().partition("\n")[0]).startswith(("What ", "How ", "Whether "))
-    ]
-    assert not found
