@@ -1,6 +1,7 @@
-"""Methods from files: a saved reduction, the result of a search, or a text file with one line.
+"""The files of a saved reduction: the options of its method, and what it learned; nothing of the host.
 
-What a file says of the model it was made for goes with the method, so that `vitrim.reduce_` can warn on another one.
+And methods from files (``@FILE``): a saved reduction, the result of a search, or a text file with one line. What a file
+says of the model it was made for goes with the method, so that `vitrim.reduce_` can warn on another one.
 """
 
 from __future__ import annotations

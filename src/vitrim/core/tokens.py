@@ -1,6 +1,7 @@
-"""Where the current tokens come from. Most forwards never ask, so it is computed when somebody does.
+"""The state of the tokens during a forward pass, and where they come from. `trace.py` takes it from block to block.
 
-A reduction leaves a link to what was before it; the chain is followed, once, from the first question on.
+Where tokens come from is a chain of steps: a reduction leaves a link to what was before it. Most forwards never ask, so
+the chain is followed, once, from the first question on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models shared by several threads: detecting that one of them is inside a model."""
+"""The record that the blocks of one reduced model share: the state on its way from block to block, by thread."""
 
 from __future__ import annotations
 
