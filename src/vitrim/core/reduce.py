@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from vitrim.core.registry import (
     host_of,
     make_method,
     parse_method,
+    support_libraries,
     supported_parts,
     vision_language,
 )
@@ -133,8 +132,7 @@ def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, re
     if maker is not None:
         maker.register_forward_hook(GridHook(trunk, trace))
     ZeroHook.install(model, blocks[-1], trace, config, restore)
-    if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
-        importlib.import_module("vitrim.hosts.transformers.saving")
+    support_libraries()  # a model of one of them may hold this one, and save it
     if outer is not None and family is not None:
         family.install(outer, trace)
     reduction = Reduction(model, config, trace, None if facts == host.facts(model) else facts, compact)
