@@ -131,7 +131,7 @@ def test_a_library_answers_for_the_models_of_a_user() -> None:
     with pytest.raises(vitrim.VitrimError, match=f"library '{KEY}' is registered twice"):
         register_library(KEY)(MyLibrary)
     for key in ("timm", "timm.models.vision_transformer_sam.VisionTransformerSAM"):
-        with pytest.raises(vitrim.VitrimError, match=f"library '{key}' is registered twice, by .*:"):
+        with pytest.raises(vitrim.VitrimError, match=f"library '{key}' is registered twice"):
             register_library(key)(MyLibrary)
 
 
