@@ -80,7 +80,7 @@ def task_and_data(model: torch.nn.Module, given: argparse.Namespace) -> tuple[Ta
     """What the model is for, and the images with all they have; a run's recipe says what the command line does not."""
     protocol, options = as_trained(given.model or "", parse_options(given.protocol, "protocol option"))
     options = {**options, **parse_options(given.data_option, "data option")}
-    name = ask(model).task(model)
+    name = next(iter(ask(model).tasks(model)), None)
     reads = None if name is None else tasks()[name].reads
     data = made_data() if given.data is None else load_data(given.data, task=reads, split=given.split, **options)
     task = task_of(model, data)

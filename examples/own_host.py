@@ -21,7 +21,9 @@ import vitrim
 from vitrim.core.attention import Attention, split_heads
 from vitrim.core.block import ReducedBlock
 from vitrim.core.host import Host
+from vitrim.core.library import Library
 from vitrim.core.plan import HostFacts, Preprocessing
+from vitrim.core.registry import register_library
 from vitrim.core.tokens import TokenState
 
 # ---- the model, as it was before vitrim ------------------------------------------------------------------------------
@@ -129,16 +131,19 @@ class OwnHost(Host):
         )
 
     @classmethod
-    def find_classifiers(cls, model: Any) -> list[nn.Module]:
-        return [model.head]
-
-    @classmethod
     def patch_maker(cls, model: Any) -> nn.Module:
         patches: nn.Module = model.patches
         return patches
 
-    @classmethod
-    def preprocessing(cls, model: Any) -> Preprocessing:
+
+@register_library(f"{__name__}.MyViT")
+class OwnLibrary(Library):
+    """What training and measuring ask; without it the model is treated as one with timm's conventions."""
+
+    def classifiers(self, model: Any) -> list[nn.Module]:
+        return [model.head]
+
+    def preprocessing(self, model: Any) -> Preprocessing:
         return Preprocessing(
             channels=3,
             mean=(0.5, 0.5, 0.5),

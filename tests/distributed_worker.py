@@ -28,7 +28,7 @@ from dense_models import segmenter
 from full_matrix import FULL_MATRIX
 from tiny_hosts import timm_vit, transformers_vit
 from vitrim.core.block import ReducedBlock
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 
 PROCESSES = 2
 IMAGES = 4
@@ -102,7 +102,7 @@ def images_and_labels() -> tuple[Tensor, Tensor]:
 def step(model: nn.Module, wrapped: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """One step of SGD on the loss, a mean over the images that auxiliary outputs are part of."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    logits = host_of(model).logits(wrapped(images))
+    logits = ask(model).logits(wrapped(images))
     if logits.ndim == 4:  # one label for all pixels
         labels = labels[:, None, None].expand(-1, *logits.shape[2:])
     loss = F.cross_entropy(logits, labels)
@@ -145,7 +145,7 @@ def difference(case: str, rank: int) -> float:
         assert not isinstance(block, ReducedBlock)
         assert isinstance(block, FSDPModule) == was_sharded
     with torch.no_grad():
-        outputs = [host_of(each).logits(each.eval()(images)) for each in (model, alone)]
+        outputs = [ask(each).logits(each.eval()(images)) for each in (model, alone)]
     found.append((outputs[0] - outputs[1]).abs().max())
     return float(torch.stack(found).max())
 

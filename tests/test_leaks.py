@@ -22,7 +22,7 @@ TELLING = (
 """Patterns of names that only one who knows a library writes."""
 
 ALLOWED = {
-    "core/host.py": {"image_size"},  # what a user's own model may say, by our word: `Host.preprocessing`
+    "core/library.py": {"image_size"},  # what a user's own model may say, by our word: `Library.preprocessing`
     "loading.py": {"hf:", "num_labels", "in_chans", "img_size", "image_size"},  # creates models: options and prefixes
     "demo/digits.py": {
         "VisionTransformer",

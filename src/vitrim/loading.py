@@ -162,15 +162,16 @@ def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.devi
     """
     import torch
 
-    from vitrim.core.registry import find_host
+    from vitrim.core.registry import ask
 
     need = sum(weight.numel() * weight.element_size() for weight in chain(trial.parameters(), trial.buffers()))
     have = memory(device)
     if need > have:
         raise VitrimError(f"{name} has weights of {need / 2**30:.0f} GiB; there are {have / 2**30:.0f} GiB of memory")
-    host = find_host(trial)
+    library = ask(trial)
+    host = library.host
     images_alone = getattr(trial, "main_input_name", "pixel_values") == "pixel_values"
-    if not options or host is None or not host.blocks(trial) or not images_alone or not host.runs_on_meta:
+    if not options or host is None or not host.blocks(trial) or not images_alone or not library.runs_on_meta:
         return
     try:
         with torch.no_grad(), torch.device("meta"):
@@ -280,7 +281,7 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     config, unused = transformers.AutoConfig.from_pretrained(source, return_unused_kwargs=True, **trust, **options)
     if unused:
         raise unknown(f"option of {config.model_type}", next(iter(unused)), config.to_dict())
-    from vitrim.hosts.transformers.general import class_for
+    from vitrim.hosts.transformers.library import class_for
 
     kind = class_for(config)
     transformers.utils.logging.disable_progress_bar()

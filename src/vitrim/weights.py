@@ -13,7 +13,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -102,13 +102,14 @@ def load_host(model: nn.Module, path: Path) -> None:
         >>> model.num_classes
         3
     """
-    weights, host = _read(path), ask(model)
-    found = host.classes_in(model, weights)
-    if found not in (None, host.num_classes(model)):
+    weights, library = _read(path), ask(model)
+    layers = library.class_layers(model).items()
+    found = next((len(weights[f"{name}.weight"]) - more for name, more in layers if f"{name}.weight" in weights), None)
+    if found not in (None, library.num_classes(model)):
         trial = _without_memory(model)
-        host.reset_head(trial, found)
+        library.reset_head(trial, found)
         _check_fit(trial.state_dict(), weights, path)  # before the head is replaced
-        host.reset_head(model, found)
+        library.reset_head(model, found)
     _load(model, weights, path)
 
 
@@ -137,7 +138,7 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     if not weights:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
     expected = model.state_dict()
-    trunk = _without(expected, ask(model).classifier_names(model))
+    trunk = _without(expected, ask(model).class_layers(model))
     _load(model, {**{key: value for key, value in expected.items() if key not in trunk}, **weights}, path)
 
 
@@ -256,7 +257,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _without(weights: dict[str, Tensor], layers: tuple[str, ...]) -> dict[str, Tensor]:
+def _without(weights: dict[str, Tensor], layers: Collection[str]) -> dict[str, Tensor]:
     """The weights without those of some layers."""
     return {key: value for key, value in weights.items() if key.rpartition(".")[0] not in layers}
 

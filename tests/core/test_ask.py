@@ -1,4 +1,4 @@
-"""What hosts answer, and that nobody else need know: a made-up host whose parts are called as in no library."""
+"""What libraries answer, and that nobody else need know: a made-up model whose parts are called as in no library."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import tiny
 from tiny_training import recipe
 from vitrim.core import registry
 from vitrim.core.host import Host
+from vitrim.core.library import Library
 from vitrim.core.plan import Role
-from vitrim.core.registry import ask
+from vitrim.core.registry import ask, host_of
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task
 from vitrim.training.images import geometry_of
@@ -50,7 +51,6 @@ class OddHost(Host):
     """Answers for `Odd`: what a host author writes."""
 
     name = "odd"
-    parts: ClassVar = {"tokens": ("summary",), "positions": ("whereabouts",)}
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:
@@ -60,14 +60,22 @@ class OddHost(Host):
     def patch_maker(cls, model: Any) -> nn.Module | None:
         return model.slicer  # type: ignore[no-any-return]
 
-    @classmethod
-    def find_classifiers(cls, model: Any) -> list[nn.Module]:
+
+class OddLibrary(Library):
+    """Answers for `Odd`: what one writes whose model follows no convention."""
+
+    parts: ClassVar = {"tokens": ("summary",), "positions": ("whereabouts",)}
+
+    def classifiers(self, model: Any) -> list[nn.Module]:
         return [model.verdict]
 
 
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.setitem(registry._HOSTS, f"{Odd.__module__}.{Odd.__qualname__}", OddHost)
+    monkeypatch.setattr(registry, "_HOSTS", dict(registry._HOSTS))
+    monkeypatch.setattr(registry, "_LIBRARIES", dict(registry._LIBRARIES))
+    registry.register_host(f"{Odd.__module__}.{Odd.__qualname__}")(OddHost)
+    registry.register_library(f"{Odd.__module__}.{Odd.__qualname__}")(OddLibrary)
     return Odd()
 
 
@@ -149,7 +157,7 @@ def test_every_parameter_of_every_host_has_a_role(name: str) -> None:
     roles = ask(model).roles(model)
     assert roles.keys() == dict(model.named_parameters()).keys()
     depth = len(ask(model).trunk_layers(model))
-    inside = {id(p): index for index, block in enumerate(ask(model).blocks(model), 1) for p in block.parameters()}
+    inside = {id(p): index for index, block in enumerate(host_of(model).blocks(model), 1) for p in block.parameters()}
     for key, parameter in model.named_parameters():
         assert roles[key].layer == inside[id(parameter)] if id(parameter) in inside else roles[key].part != "method"
         assert roles[key].layer in range(depth + 2)
@@ -162,19 +170,19 @@ def test_every_parameter_of_every_host_has_a_role(name: str) -> None:
 def test_a_head_is_replaced_and_nothing_else(name: str) -> None:
     model = tiny.HOSTS[name]()
     before = copy.deepcopy(model.state_dict())
-    host = ask(model)
-    assert host.num_classes(model) == tiny.GEOMETRY["num_classes"]
+    library = ask(model)
+    assert library.num_classes(model) == tiny.GEOMETRY["num_classes"]
     make_task("classification", tiny.GEOMETRY["num_classes"]).fit_head(model)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     make_task("classification", 7).fit_head(model)
-    assert (host.num_classes(model), host.facts(model).num_classes) == (7, 7)
+    assert (library.num_classes(model), host_of(model).facts(model).num_classes) == (7, 7)
     output = model(tiny.images())
-    assert host.logits(output).shape == (2, 7)
-    heads = {key for key, role in host.roles(model).items() if role.part == "head"}
+    assert library.logits(output).shape == (2, 7)
+    heads = {key for key, role in library.roles(model).items() if role.part == "head"}
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(value, before[key]) for key, value in after.items() if key not in heads)
-    where = host.classifier_names(model)
+    where = library.class_layers(model)
     assert all(f"{layer}.weight" in after for layer in where)
 
 
@@ -186,20 +194,20 @@ def test_images_are_what_the_host_says(name: str) -> None:
     if told.size is not None and not hasattr(model, "dynamic_feat_size"):
         assert geometry_of(model).size == told.size
     channels, height, width = ask(model).input_size(model) or (0, 0, 0)
-    assert (channels, height, width) == ask(model).facts(model).input_size
+    assert (channels, height, width) == host_of(model).facts(model).input_size
 
 
 def test_a_model_of_no_library_is_answered_for() -> None:
     """Nothing is known of it but what it says in timm's way."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
-    host = ask(model)
-    assert set(host.roles(model).values()) == {Role("trunk")}
-    assert (host.preprocessing(model).channels, host.preprocessing(model).size) == (1, None)
-    assert host.logits({"logits": torch.ones(1)}) == host.logits(torch.ones(1))
+    library = ask(model)
+    assert set(library.roles(model).values()) == {Role("trunk")}
+    assert (library.preprocessing(model).channels, library.preprocessing(model).size) == (1, None)
+    assert library.logits({"logits": torch.ones(1)}) == library.logits(torch.ones(1))
     for refused in (
-        lambda: host.reset_head(model, 3),
-        lambda: host.checkpoint_gradients(model),
-        lambda: host.features_and_logits(model, torch.zeros(1, 1, 4, 4)),
+        lambda: library.reset_head(model, 3),
+        lambda: library.checkpoint_gradients(model),
+        lambda: library.features_and_logits(model, torch.zeros(1, 1, 4, 4)),
         lambda: geometry_of(model),
     ):
         with pytest.raises(VitrimError, match="Sequential"):
@@ -209,12 +217,12 @@ def test_a_model_of_no_library_is_answered_for() -> None:
 @pytest.mark.parametrize("name", tiny.PLAIN)
 def test_gradients_are_checkpointed_or_refused(name: str) -> None:
     model = tiny.HOSTS[name]()
-    host = ask(model)
+    library = ask(model)
     if name.startswith("torchvision") or name in tiny.OWN_HEAD:
         with pytest.raises(VitrimError, match="cannot checkpoint gradients"):
-            host.checkpoint_gradients(model)
+            library.checkpoint_gradients(model)
         return
     for on in (True, False):
-        host.checkpoint_gradients(model, on)
+        library.checkpoint_gradients(model, on)
         switches = [vars(m)[key] for m in model.modules() for key in vars(m) if key.endswith("checkpointing")]
         assert on in switches

@@ -17,7 +17,7 @@ from timm.utils import ModelEmaV3
 import tiny
 import vitrim
 from full_matrix import FULL_MATRIX, cells
-from vitrim.core.registry import host_of, make_method
+from vitrim.core.registry import ask, make_method
 
 CONFIGS = tiny.configs()
 STATIC = tiny.static_configs()
@@ -210,7 +210,7 @@ def test_fused_and_unfused_attention_agree(host: str, config: vitrim.MethodConfi
     outputs = []
     with torch.no_grad():
         for fused in (True, False):
-            if not host_of(model).set_fused(model, fused):
+            if not ask(model).set_fused(model, fused):
                 pytest.skip("this host has one kernel")
             outputs.append(run(model.double(), images.double()))
     # the layers of EoMT that are not reduced take their softmax in float32 where it is written out

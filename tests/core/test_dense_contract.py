@@ -20,7 +20,7 @@ import tiny
 import vitrim
 from dense_models import detector, headless, segmenter
 from full_matrix import cells
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask
 from vitrim.speed.bench import Front
 
 Create = Callable[[str], nn.Module]
@@ -67,7 +67,7 @@ def front(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def part(model: nn.Module) -> nn.Module:
-    return model if host_of(model).task(model) == "segmentation" else Front(model)
+    return model if "segmentation" in ask(model).tasks(model) else Front(model)
 
 
 def everything(model: nn.Module, images: Tensor) -> list[Tensor]:
@@ -115,7 +115,7 @@ def test_gradient_checkpointing_equals_plain(cell: str) -> None:
 
     plain = gradients()
     tiny.checkpoints(model.backbone)  # skips a host that has none
-    host_of(model).checkpoint_gradients(model)
+    ask(model).checkpoint_gradients(model)
     for one, other in zip(plain, gradients(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 

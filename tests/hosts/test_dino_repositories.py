@@ -12,7 +12,7 @@ from dinov3.models.vision_transformer import DinoVisionTransformer as Dinov3
 import tiny
 import vitrim
 from tiny_hosts.common import seeded
-from vitrim.core.registry import ask
+from vitrim.core.registry import ask, host_of
 
 MODELS = {"dinov2": Dinov2, "dinov3": Dinov3}
 every_model = pytest.mark.parametrize("model", [seeded(kind)() for kind in MODELS.values()], ids=list(MODELS))
@@ -55,9 +55,9 @@ def test_other_sizes_and_the_grid_of_a_forward(model: Any) -> None:
 
 @every_model
 def test_a_dense_head_finds_its_tokens(model: Any) -> None:
-    host = ask(model)
+    library = ask(model)
     with torch.no_grad():
-        tokens = host.tokens(host.without_head(model), tiny.images())
+        tokens = library.tokens(library.without_head(model), tiny.images())
     assert tokens.shape == (2, 37, 32)
-    assert host.layout(model).patch_size == (4, 4)
-    assert host.name.endswith("DinoVisionTransformer")
+    assert library.layout(model).patch_size == (4, 4)
+    assert host_of(model).name.endswith("DinoVisionTransformer")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tiny
 import vitrim
 from full_matrix import FULL_MATRIX
-from vitrim.core.registry import host_of, make_method
+from vitrim.core.registry import ask, host_of, make_method
 
 EACH = ("tome",)
 SOME = ("topk", "mctf", "cropr")
@@ -185,7 +185,7 @@ def without_positions(model: nn.Module) -> nn.Module:
 def test_merging_equal_patches_changes_nothing(host: str) -> None:
     """Every other patch repeats its left neighbour: pooling, heads and attention weigh what is merged by its size."""
     model = without_positions(tiny.FURTHER[host]().double())
-    side = 2 * host_of(model).layout(model).patch_size[1]  # two patches
+    side = 2 * ask(model).layout(model).patch_size[1]  # two patches
     images = given(host).double().unflatten(-1, (-1, side))
     images[..., side // 2 :] = images[..., : side // 2]
     images = images.flatten(-2)

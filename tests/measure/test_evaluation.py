@@ -17,7 +17,7 @@ import vitrim.measure.evaluation
 from full_matrix import cells
 from tiny import GEOMETRY, HOSTS, images
 from vitrim.core.block import ReducedBlock
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask
 from vitrim.data import DataError
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.measure.contestants import contestants
@@ -176,11 +176,11 @@ def read_by_classifier(model, batches):
 def test_every_host_form(host):
     model = HOSTS[host]()
     batches = data(num_classes=5)
-    if host_of(model).tasks(model):  # evaluated in `hosts/transformers/test_hf_dense_tasks.py`
+    if ask(model).tasks(model):  # evaluated in `hosts/transformers/test_hf_dense_tasks.py`
         with pytest.raises(VitrimError, match=r"unknown task of .*'classification'"):
             evaluate(model, ["none"], batches)
         return
-    if not host_of(model).find_classifiers(model):
+    if not ask(model).classifiers(model):
         with pytest.raises(VitrimError, match="has no classifier"):
             evaluate(model, ["none"], batches)
         return

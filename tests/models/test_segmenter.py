@@ -218,7 +218,7 @@ def test_pruned_places_of_merged_scores_are_zero_if_nothing_comes_back() -> None
     seen: list[Tensor] = []
     model.decoder.register_forward_hook(lambda module, args, out: seen.append(out))
     with torch.no_grad():
-        tokens = model.host.tokens(model.backbone, tiny.images())
+        tokens = model.library.tokens(model.backbone, tiny.images())
         scores = model.scores(tokens, (6, 6))
     gone = reduction.state.source[:, 1:] < 0
     assert gone.any()

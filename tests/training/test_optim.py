@@ -15,7 +15,7 @@ import golden_models as golden
 import tiny
 import vitrim
 from tiny_training import recipe
-from vitrim.core.registry import host_of, make_method
+from vitrim.core.registry import ask, make_method
 from vitrim.errors import VitrimError
 from vitrim.training.optim import Rates, make_optimizer, parameter_groups, ramp_value, select_trainable
 from vitrim.training.recipe import Ramp
@@ -119,7 +119,7 @@ def test_the_backbone_is_blocks_class_token_and_last_norm(host: str) -> None:
     options = recipe(optimizer={"lr": 1.0, "weight_decay": 0.5, "backbone_scale": 0.1}).recipe
     groups = {id(p): group for group in parameter_groups(model, options, 1.0) for p in group["params"]}
     inside = {id(p): key for block in tiny.blocks(model) for key, p in block.named_parameters()}
-    heads = {id(p) for module in host_of(model).classifiers(model) for p in module.parameters()}
+    heads = {id(p) for module in ask(model).classifiers(model) for p in module.parameters()}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

@@ -23,7 +23,7 @@ from vitrim.app.settings import config_of, slide_of
 from vitrim.app.uploads import read_image
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import eval_transform
 from vitrim.errors import ReductionWarning, unknown
 from vitrim.loading import create_model
@@ -149,7 +149,7 @@ class Service:
                 torch.manual_seed(0)  # random weights stay the same when a model is loaded anew
                 model = create_model(name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=options)
             check_shown(model)
-            count = host_of(model).num_classes(model) or 0
+            count = ask(model).num_classes(model) or 0
             methods = [config.name for config in training_free(model)]
             self.loaded[name] = _Loaded(model, class_names(model, count), methods)
         self.loaded.move_to_end(name)

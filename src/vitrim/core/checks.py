@@ -14,6 +14,7 @@ from vitrim.core.host import Host
 from vitrim.core.method import MethodConfig, Restore
 from vitrim.core.modules import sharded
 from vitrim.core.plan import Head, HostFacts, Layer
+from vitrim.core.registry import ask
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
 
@@ -22,7 +23,7 @@ def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
     facts = host.facts(model)
     rows, columns = facts.grid_size
     return {
-        "model": host.architecture(model),
+        "model": ask(model).architecture(model),
         "blocks": len(host.blocks(model)),
         "patches": rows * columns,
         "channels": facts.dim,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -29,6 +27,7 @@ from vitrim.core.registry import (
     host_of,
     make_method,
     parse_method,
+    support_libraries,
     supported_parts,
     vision_language,
 )
@@ -263,8 +262,7 @@ def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]
     if maker is not None:
         maker.register_forward_hook(GridHook(host.trunk_host(model), trace))
     ZeroHook.install(model, host.blocks(model)[-1], trace, config, blocks[-1].restore)
-    if "transformers.modeling_utils" in sys.modules:  # such a model may hold this one: its save_pretrained must know
-        importlib.import_module("vitrim.hosts.transformers.saving")
+    support_libraries()  # a model of one of them may hold this one, and save it
     if within is not None:
         outer, family = within
         family.install(outer, trace)

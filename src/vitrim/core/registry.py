@@ -1,7 +1,9 @@
-"""Tables that the files of a folder enter themselves into, so that a new method, host, task or loss is one new file.
+"""Tables of methods, hosts and libraries, and `ask`, which answers for any model.
 
-A table is a dict; a decorator enters into it what it decorates, and whoever reads it first discovers the folder. An
-import error in a file surfaces: an entry that silently does not exist is worse than a traceback.
+Methods, tasks and losses enter themselves: a decorator enters what it decorates into a dict, and whoever reads it first
+imports all files of the folder. Hosts are written down: ``hosts/LIBRARY/__init__.py`` says which file knows which class
+of models, and that file alone is imported, with the library that it needs; decorators enter those of users. An import
+error in a file surfaces: an entry that silently does not exist is worse than a traceback.
 """
 
 from __future__ import annotations
@@ -10,16 +12,19 @@ import importlib
 import importlib.util
 import json
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from types import ModuleType
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from torch import nn
 
 from vitrim.core.block import Idle, Reducer
 from vitrim.core.hooks import altered, is_foreign, refuse_own_forward
 from vitrim.core.host import Host, VisionLanguage
+from vitrim.core.library import Dense, Library
 from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.modules import access
 from vitrim.core.plan import Layer
@@ -35,28 +40,6 @@ def discover(package: str) -> None:
     """Import every module of ``package``, once: what they register is then known."""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         importlib.import_module(f"{package}.{module.name}")
-
-
-@cache
-def discover_naming(package: str, text: str) -> None:
-    """Import the modules of ``package`` whose source has ``text``: those that register it, and no others.
-
-    A library has many families of models, and importing one imports the library's own file of it. Modules that come
-    without their source are imported.
-    """
-    for name, source in _sources(package).items():
-        if source is None or text in source:
-            importlib.import_module(name)
-
-
-@cache
-def _sources(package: str) -> Mapping[str, str | None]:
-    """The source of every module of ``package`` by its full name; None where it is not there."""
-    found: dict[str, str | None] = {}
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        loader: Any = getattr(importlib.util.find_spec(module.name), "loader", None)
-        found[module.name] = loader.get_source(module.name) if hasattr(loader, "get_source") else None
-    return found
 
 
 def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:
@@ -91,6 +74,7 @@ def entry_of(table: Mapping[Any, Value], kind: type) -> Value | None:
 C = TypeVar("C", bound=MethodConfig)
 H = TypeVar("H", bound=Host)
 V = TypeVar("V", bound=VisionLanguage)
+L = TypeVar("L", bound=Library)
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -98,9 +82,6 @@ Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
 """From a config and a layer to the class of its reducer; None where the method does nothing."""
 
 _METHODS: dict[str, type[MethodConfig]] = {}
-_HOSTS: dict[str, type[Host]] = {}
-_REFUSED: dict[str, str] = {}
-_VISION_LANGUAGE: dict[str, type[VisionLanguage]] = {}
 _REDUCERS: dict[type[MethodConfig], Choice] = {}
 
 
@@ -160,40 +141,6 @@ def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
     return (choice(config, layer) or Idle)(config, layer)
 
 
-def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
-    """Class decorator: register a host family for models of the given classes, each as ``module.ClassName``.
-
-    The name is a string: a model is looked up over the names of the classes it inherits from, and two libraries may
-    both have a ``VisionTransformer``.
-    """
-
-    def register(host: type[H]) -> type[H]:
-        for key in model_classes:
-            enter(_HOSTS, key, host, f"host '{key}'")
-        return host
-
-    return register
-
-
-register_backbone = register_host  # its name in 0.1.0
-
-
-def refuse_host(model_class: str, reason: str) -> None:
-    """Say why models of a class, ``module.ClassName``, are no hosts: `host_of` then gives the ``reason``."""
-    enter(_REFUSED, model_class, reason, f"refusal of '{model_class}'")
-
-
-def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:
-    """Class decorator: register a family of vision-language models, named as for `register_host`."""
-
-    def register(family: type[V]) -> type[V]:
-        for key in model_classes:
-            enter(_VISION_LANGUAGE, key, family, f"vision-language model '{key}'")
-        return family
-
-    return register
-
-
 def methods() -> dict[str, type[MethodConfig]]:
     """Every method's config class by name, sorted.
 
@@ -203,6 +150,80 @@ def methods() -> dict[str, type[MethodConfig]]:
     """
     discover("vitrim.methods")
     return dict(sorted(_METHODS.items()))
+
+
+Table = Literal["HOSTS", "VISION_LANGUAGE", "REFUSED", "LIBRARIES", "ON_REDUCE"]
+"""The dicts in ``hosts/LIBRARY/__init__.py``."""
+
+_HOSTS: dict[str, type[Host]] = {}
+_VISION_LANGUAGE: dict[str, type[VisionLanguage]] = {}
+_REFUSED: dict[str, str] = {}
+_LIBRARIES: dict[str, type[Library]] = {}
+
+OWN = "vitrim"
+"""The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
+
+MOVED = {name for name in (*vars(Dense), *vars(Library)) if not name.startswith("_")} - {"name"}
+MOVED |= {"find_classifiers", "classifier_names", "classes_in", "compared", "named_part", "task", "front_name"}
+"""What a `Host` of vitrim 0.1 answered, and a `Library` does now."""
+
+
+def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
+    """Class decorator: register a host family of one's own for models of the given classes: ``module.ClassName`` each.
+
+    The name is a string: a model is looked up over the names of the classes it inherits from, and two libraries may
+    both have a ``VisionTransformer``.
+
+    Raises:
+        VitrimError: a class has a host already, or the host answers what a `Library` is asked.
+    """
+
+    def register(host: type[H]) -> type[H]:
+        own = {name for base in host.__mro__ if issubclass(base, Host) and base is not Host for name in vars(base)}
+        if moved := sorted(own & MOVED):
+            raise VitrimError(
+                f"the host {host.__name__} has {', '.join(moved)}, which a subclass of vitrim.core.library.Library "
+                "answers now: move them there and register it with vitrim.core.registry.register_library, as "
+                "docs/deprecation.md says"
+            )
+        for key in model_classes:
+            _enter_own("HOSTS", _HOSTS, key, host, f"host '{key}'")
+        return host
+
+    return register
+
+
+register_backbone = register_host  # its name in 0.1.0
+
+
+def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:
+    """Class decorator: register a family of vision-language models, named as for `register_host`."""
+
+    def register(family: type[V]) -> type[V]:
+        for key in model_classes:
+            _enter_own("VISION_LANGUAGE", _VISION_LANGUAGE, key, family, f"vision-language model '{key}'")
+        return family
+
+    return register
+
+
+def register_library(*names: str) -> Callable[[type[L]], type[L]]:
+    """Class decorator: register what answers for all models of some libraries, or of classes: ``module.ClassName``."""
+
+    def register(adapter: type[L]) -> type[L]:
+        for key in names:
+            _enter_own("LIBRARIES", _LIBRARIES, key, adapter, f"library '{key}'")
+        return adapter
+
+    return register
+
+
+def _enter_own(table: Table, entries: dict[str, Any], key: str, value: object, what: str) -> None:
+    """`enter` what a user registers, which must not be in the written tables either."""
+    library = key.partition(".")[0]
+    written = _written(library, table) if library in libraries() else {}
+    enter({**written, **entries}, key, value, what)
+    entries[key] = value
 
 
 @cache
@@ -217,39 +238,106 @@ def missing_libraries() -> tuple[str, ...]:
     return tuple(library for library in libraries() if importlib.util.find_spec(library) is None)
 
 
-def hosts() -> dict[str, type[Host]]:
-    """Every host family of the installed libraries by the model class it serves, sorted. Imports those libraries."""
+@cache
+def _tables(library: str) -> ModuleType:
+    return importlib.import_module(f"vitrim.hosts.{library}")
+
+
+def _written(library: str, table: Table) -> Mapping[str, str]:
+    """A table of a library: where each entry is, as ``file:name`` in the library's folder."""
+    found: Mapping[str, str] = getattr(_tables(library), table, {})
+    return found
+
+
+def _load(library: str, place: str) -> Any:
+    file, _, name = place.partition(":")
+    return getattr(importlib.import_module(f".{file}", f"vitrim.hosts.{library}"), name)
+
+
+def _entry(table: Table, entries: dict[str, T], key: str) -> T | None:
+    """The entry ``key``, whose file is imported if it is in a written table; None if there is none."""
+    if key not in entries:
+        library = key.partition(".")[0]
+        place = _written(library, table).get(key) if library in libraries() else None
+        if place is None:
+            return None
+        entries[key] = _load(library, place)
+    return entries[key]
+
+
+def _find(table: Table, entries: dict[str, T], kind: type) -> T | None:
+    """The entry of a class, or else of the first that has one among those it inherits from."""
+    for base in kind.__mro__:
+        if (found := _entry(table, entries, f"{base.__module__}.{base.__qualname__}")) is not None:
+            return found
+    return None
+
+
+def _all(table: Table, entries: dict[str, T]) -> dict[str, T]:
+    """All entries of the installed libraries, sorted, and those of users."""
     missing = missing_libraries()
     for library in libraries():
         if library not in missing:
-            discover(f"vitrim.hosts.{library}")
-    return dict(sorted(_HOSTS.items()))
+            for key in _written(library, table):
+                _entry(table, entries, key)
+    return dict(sorted(entries.items()))
+
+
+def hosts() -> dict[str, type[Host]]:
+    """Every host family of the installed libraries by the model class it serves, sorted. Imports those libraries."""
+    return _all("HOSTS", _HOSTS)
 
 
 def vision_languages() -> dict[str, type[VisionLanguage]]:
     """Every family of vision-language models by the model class it serves, sorted; as `hosts`."""
-    hosts()  # they are in the same folders
-    return dict(sorted(_VISION_LANGUAGE.items()))
+    return _all("VISION_LANGUAGE", _VISION_LANGUAGE)
 
 
 def find_host(model: nn.Module) -> type[Host] | None:
     """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
-    return _find(_HOSTS, type(model))
+    return _find("HOSTS", _HOSTS, type(model))
 
 
 def find_vision_language(model: nn.Module) -> type[VisionLanguage] | None:
     """The family of vision-language models of ``model``; None if it is of none."""
-    return _find(_VISION_LANGUAGE, type(model))
+    return _find("VISION_LANGUAGE", _VISION_LANGUAGE, type(model))
+
+
+def ask(model: nn.Module) -> Library:
+    """What answers questions about ``model``, which may be any model: its library, or what stands in for one.
+
+    Example:
+        >>> import timm, torch
+        >>> ask(timm.create_model("test_vit")).host.name
+        'timm VisionTransformer'
+        >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    for base in type(model).__mro__:
+        for key in (f"{base.__module__}.{base.__qualname__}", base.__module__.partition(".")[0]):
+            if (adapter := _entry("LIBRARIES", _LIBRARIES, key)) is not None:
+                return adapter(find_host(model))
+    own = _entry("LIBRARIES", _LIBRARIES, OWN)
+    assert own is not None
+    return own(find_host(model))
+
+
+def support_libraries() -> None:
+    """Let libraries that are in use know of reduced models: runs what their tables name, where the module is loaded."""
+    for library in libraries():
+        for module, place in _written(library, "ON_REDUCE").items():
+            if module in sys.modules:
+                _load(library, place)()
 
 
 def reads_prompts(kind: type) -> bool:
-    """Tell whether models of a class are of a family of vision-language models.
+    """Whether models of a class are of a family of vision-language models.
 
     Example:
         >>> reads_prompts(nn.Linear)
         False
     """
-    return _find(_VISION_LANGUAGE, kind) is not None
+    return _find("VISION_LANGUAGE", _VISION_LANGUAGE, kind) is not None
 
 
 def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
@@ -267,20 +355,8 @@ def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
     )
 
 
-def _find(table: Mapping[str, T], kind: type) -> T | None:
-    """The entry of a class, or else of the first that has one among those it inherits from."""
-    for base in kind.__mro__:
-        library = base.__module__.partition(".")[0]
-        key = f"{base.__module__}.{base.__qualname__}"
-        if key not in table and library in libraries():
-            discover_naming(f"vitrim.hosts.{library}", f'"{key}"')  # one file of many: each imports its models
-        if key in table:
-            return table[key]
-    return None
-
-
 def has_trunk(model: nn.Module) -> bool:
-    """Tell whether the class of ``model``, or of the backbone in it, has a host family.
+    """Whether the class of ``model``, or of the backbone in it, has a host family.
 
     Example:
         >>> has_trunk(nn.Linear(2, 2))
@@ -307,7 +383,7 @@ def host_of(model: nn.Module) -> type[Host]:
         more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
         raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
     for where, part in model.named_modules():
-        if reason := _find(_REFUSED, type(part)):
+        if reason := _find("REFUSED", _REFUSED, type(part)):
             raise UnsupportedModelError(f"{access(where)} ({type(part).__name__}) is refused: {reason}")
         if where and (reason := refusal(part)):
             raise UnsupportedModelError(
@@ -460,43 +536,3 @@ def read_value(text: str, key: str) -> Any:
         return text
     except (ValueError, RecursionError):  # what JSON allows and Python does not
         raise VitrimError(f"{key}: a value of {len(text)} characters that cannot be read: {text[:20]}...") from None
-
-
-OWN = "vitrim"
-"""The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
-
-_GENERAL: dict[str, type[Host]] = {}
-
-
-def register_library(*libraries: str) -> Callable[[type[H]], type[H]]:
-    """Class decorator: register a host that answers for all models of some libraries without a family of their own."""
-
-    def register(host: type[H]) -> type[H]:
-        for library in libraries:
-            enter(_GENERAL, library, host, f"library '{library}'")
-        return host
-
-    return register
-
-
-def ask(model: nn.Module) -> type[Host]:
-    """The host that answers questions about ``model``, which may be any model.
-
-    Example:
-        >>> import timm, torch
-        >>> ask(timm.create_model("test_vit")).name
-        'timm VisionTransformer'
-        >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
-        torch.Size([2, 3])
-    """
-    host = find_host(model)
-    if host is not None:
-        return host
-    for base in type(model).__mro__:
-        library = base.__module__.partition(".")[0]
-        if library in libraries():
-            discover_naming(f"vitrim.hosts.{library}", "@register_library(")
-        if library in _GENERAL:
-            return _GENERAL[library]
-    discover_naming(f"vitrim.hosts.{OWN}", "@register_library(")
-    return _GENERAL[OWN]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def eval_transform(model: nn.Module) -> Transform:
-    """The preprocessing a model was evaluated with, as its host says (`vitrim.core.host.Host.preprocessing`): at the
-    input size the model has now, or by a transform of its own.
+    """The preprocessing a model was evaluated with (`vitrim.core.library.Library.preprocessing`): at the input size
+    that it has now, or by a transform of its own.
 
     A model with one input channel gets grey images, normalised with the average over the channels of its mean and
     standard deviation (timm sums the weights of the three channels, which has no exact counterpart).

@@ -30,7 +30,7 @@ class Program(nn.Module):
     def __init__(self, model: nn.Module, normalise: Preprocessing | None = None) -> None:
         super().__init__()
         self.model = model
-        self.host = ask(model)
+        self.library = ask(model)
         self.normalise = normalise is not None
         if normalise is not None:
             for name, value in zip(("mean", "std"), normalisation(normalise), strict=True):

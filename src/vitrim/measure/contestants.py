@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import HANDLE, Reduction, reduce_, saved_method
-from vitrim.core.registry import host_of, parse_method
+from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.counter import count_parts
 from vitrim.measure.latency import shared_copy
@@ -137,7 +137,7 @@ class _Forward(nn.Module):
             host = host_of(model)
             blocks = host.blocks(model)
             self.num_blocks = len(blocks)
-            for reader in host.compared(model):
+            for reader in ask(model).readers(model):
                 reader.register_forward_pre_hook(self._note_input)
             blocks[-1].register_forward_hook(self._note_tokens)
 

@@ -55,7 +55,7 @@ def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
     """
     own = ask(model).tasks(model)
     if wanted is None or wanted in own:
-        return wanted or ask(model).task(model)
+        return wanted or (own[0] if own else None)
     if not own:
         raise VitrimError(f"this {type(model).__name__} predicts labels of whole images: leave task {wanted} out")
     raise unknown(f"task of {type(model).__name__}", wanted, own)
@@ -68,7 +68,7 @@ def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
         VitrimError: the model has no classifier.
     """
     several = isinstance(dataset, MultiLabelDataset)
-    name = name or ask(model).task(model) or ("multilabel" if several else "classification")
+    name = name or task_name(model) or ("multilabel" if several else "classification")
     return make_task(name, num_classes(model))
 
 

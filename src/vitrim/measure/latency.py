@@ -19,7 +19,7 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
-from vitrim.core.registry import find_host
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.measure.prefill import Prefill
 
@@ -239,9 +239,9 @@ def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
         >>> [dense.blocks[0].attn.fused_attn for dense in copies.values()]
         [True, False]
     """
-    host = find_host(model)
+    library = ask(model)
     fused, unfused = shared_copy(model), shared_copy(model)
-    if host is None or not host.set_fused(fused, True):
+    if not library.set_fused(fused, True):
         return {"host": fused}
-    host.set_fused(unfused, False)
+    library.set_fused(unfused, False)
     return {"fused": fused, "unfused": unfused}

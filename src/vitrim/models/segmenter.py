@@ -151,7 +151,7 @@ class Segmenter(nn.Module):
     Images are padded with zeros at their right and bottom to whole patches, and the logits cut to the image again.
 
     Args:
-        backbone: a model whose tokens its host hands out (`vitrim.core.host.Host.tokens`), without its head.
+        backbone: a model whose tokens its library hands out (`vitrim.core.library.Library.tokens`), without its head.
         decoder: a `LinearDecoder`, a `MaskTransformer`, or any module from tokens (B, M, C) and their sizes (B, M),
             which may be None, to scores (B, M, K).
         num_classes: classes K.
@@ -176,8 +176,8 @@ class Segmenter(nn.Module):
         super().__init__()
         if decoder_tokens not in DECODER_TOKENS:
             raise unknown("decoder_tokens", decoder_tokens, DECODER_TOKENS)
-        self.host = ask(backbone)
-        self.layout = self.host.layout(backbone)
+        self.library = ask(backbone)
+        self.layout = self.library.layout(backbone)
         self.backbone = backbone
         self.decoder = decoder
         self.num_classes = num_classes
@@ -201,7 +201,7 @@ class Segmenter(nn.Module):
         """
         whole = padded(images, self.patch_size)
         grid = whole.shape[2] // self.patch_size[0], whole.shape[3] // self.patch_size[1]
-        scores = self.scores(self.host.tokens(self.backbone, whole), grid)
+        scores = self.scores(self.library.tokens(self.backbone, whole), grid)
         maps = scores.transpose(1, 2).unflatten(2, grid).contiguous()  # enlarged several times as fast
         logits = F.interpolate(maps, size=whole.shape[2:], mode="bilinear", align_corners=False)
         return logits[:, :, : images.shape[2], : images.shape[3]]
@@ -214,11 +214,11 @@ class Segmenter(nn.Module):
         """
         whole = padded(images, self.patch_size)
         grid = whole.shape[2] // self.patch_size[0], whole.shape[3] // self.patch_size[1]
-        return patch_map(self.host.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
+        return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
 
     def front(self, images: Tensor) -> Tensor:
         """Compute the tokens (B, N, C) that the decoder gets of ``images`` (B, 3, H, W), prefix in front."""
-        return self.host.tokens(self.backbone, padded(images, self.patch_size))
+        return self.library.tokens(self.backbone, padded(images, self.patch_size))
 
     def scores(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """Decode the backbone's ``tokens`` (B, N, C), prefix in front: (B, P, K) for every patch of the ``grid``."""

@@ -119,7 +119,7 @@ class Detector(nn.Module):
     """Boxes, and with ``masks`` outlines, of the objects in images.
 
     Args:
-        backbone: a model whose tokens its host hands out (`vitrim.core.host.Host.tokens`), without its head.
+        backbone: a model whose tokens its library hands out (`vitrim.core.library.Library.tokens`), without its head.
         num_classes: classes K, background not counted.
         masks: predict the mask of every box, too (Mask R-CNN).
         cascade: refine the boxes in three stages of heads (Cascade R-CNN).
@@ -160,8 +160,8 @@ class Detector(nn.Module):
         super().__init__()
         if maskness is not None and not masks:
             raise VitrimError("maskness weighs scores by masks: it goes with masks=true")
-        self.host = ask(backbone)
-        self.layout = self.host.layout(backbone)
+        self.library = ask(backbone)
+        self.layout = self.library.layout(backbone)
         if self.layout.patch_size[0] != self.layout.patch_size[1]:
             raise VitrimError(f"a pyramid needs square patches, not {self.layout.patch_size} px")
         patch = self.layout.patch_size[0]
@@ -282,7 +282,7 @@ class Detector(nn.Module):
         """Compute what the pyramid reads: (B, P, C) in raster order, and rows and columns of the patches."""
         whole = padded(images, self.layout.patch_size)
         grid = whole.shape[2] // self.patch, whole.shape[3] // self.patch
-        return patch_map(self.host.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
+        return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
 
     def reset_classifier(self, num_classes: int) -> None:
         """Make new box and mask heads for ``num_classes``; backbone, pyramid and RPN stay."""

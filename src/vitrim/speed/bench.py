@@ -163,7 +163,7 @@ def check_engines(
     Raises:
         VitrimError: saying which, and what to do.
     """
-    part = ask(model).front_name(model)
+    part = (ask(model).front(model) or (None,))[0]
     for engine in engines:
         engine.check(device, dtype)
         if isinstance(model, Prefill) and not engine.runs_prompts:
@@ -229,17 +229,19 @@ class Front(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.host = ask(model)
+        self.library = ask(model)
 
     def forward(self, images: Tensor) -> Any:
         """Compute what the heads read of ``images`` (B, C, H, W)."""
-        return self.host.front(self.model, images)
+        front = self.library.front(self.model)
+        assert front is not None
+        return front[1](images)
 
 
 def _parts(model: nn.Module) -> dict[str | None, Callable[[nn.Module], nn.Module]]:
     """The parts that are timed each by itself: how they are taken from a model, by name; None: there is only one."""
-    name = ask(model).front_name(model)
-    return {None: _itself} if name is None else {name: Front, WHOLE: _itself}
+    front = ask(model).front(model)
+    return {None: _itself} if front is None else {front[0]: Front, WHOLE: _itself}
 
 
 def _itself(model: nn.Module) -> nn.Module:
@@ -294,9 +296,8 @@ def cost_varies(model: nn.Module) -> bool:
         >>> cost_varies(nn.Linear(1, 1))
         False
     """
-    host = ask(model)
-    task = host.task(model)
-    return host.front_name(model) is not None and task is not None and tasks()[task].cost_varies
+    library = ask(model)
+    return library.front(model) is not None and tasks()[library.tasks(model)[0]].cost_varies
 
 
 @contextmanager

@@ -116,10 +116,10 @@ class Task(ABC):
         Raises:
             VitrimError: some names of the data are the model's and others are not, or one is that of several classes.
         """
-        host = ask(model)
-        known = host.class_names(model)
-        if known is not None and len(known) != (host.num_classes(model) or len(known)):  # of a head that it had before
-            known = None
+        library = ask(model)
+        known = library.class_names(model)
+        if known is not None and len(known) != (library.num_classes(model) or len(known)):
+            known = None  # of a head that it had before
         self.places = places_of(class_names, known, numbered=self.reads is not None)
         self.by_number = bool(class_names and known) and self.places is None
 
@@ -160,9 +160,9 @@ class Task(ABC):
         Raises:
             VitrimError: the model's head cannot be replaced.
         """
-        host = ask(model)
-        if host.num_classes(model) != self.num_classes:
-            host.reset_head(model, self.num_classes)
+        library = ask(model)
+        if library.num_classes(model) != self.num_classes:
+            library.reset_head(model, self.num_classes)
 
     def check_loss(self, loss: Loss) -> None:
         """Raise `VitrimError` if the task cannot learn the loss of a recipe."""

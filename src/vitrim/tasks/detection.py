@@ -95,11 +95,11 @@ class Detection(Task):
         return BoxEvalTransform(geometry, padded=not self.unpadded)
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        host = ask(model)
-        self.unpadded = host.sees_unpadded(model)
+        library = ask(model)
+        self.unpadded = library.sees_unpadded
         super().meet(model, class_names)
         if self.places is not None:
-            known = host.class_names(model)
+            known = library.class_names(model)
             self.num_classes = len(self.places)
             self.labels = torch.full((len(known or ()),), -1)
             self.labels[self.places] = torch.arange(self.num_classes)

@@ -98,11 +98,11 @@ class Segmentation(Task):
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """As of `Task`; a model of images of one size sees, where no protocol says more, windows of that size."""
         super().meet(model, class_names)
-        host = ask(model)
+        library = ask(model)
         if self.places is not None:
             self.num_classes = len(self.places)
-        size = host.input_size(model)
-        if host.takes_one_size(model) and size is not None and self.protocol.plain:
+        size = library.input_size(model)
+        if library.takes_one_size and size is not None and self.protocol.plain:
             self.protocol = Protocol(mode="slide", size=size[1], window=size[1])
 
     def eval_batch(self, batch_size: int) -> int:
@@ -134,10 +134,10 @@ class Segmentation(Task):
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
         """Logits (B, K, H, W) of ``model`` for images (B, C, H, W), by the protocol."""
-        host = ask(model)
+        library = ask(model)
 
         def forward(batch: Tensor) -> Tensor:
-            scores = host.pixel_scores(model, batch)
+            scores = library.pixel_scores(model, batch)
             return scores if self.places is None else scores[:, self.places]
 
         if self.protocol.plain:

@@ -42,10 +42,11 @@ def check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
 
 def check_model(task: Task, model: nn.Module) -> None:
     """Refuse a model of another task, whose output the loss cannot read, and training crops that end within a patch."""
-    made_for = ask(model).task(model) or ("classification" if task.reads is not None else task.name)
+    own = ask(model)
+    made_for = own.tasks(model)[0] if own.tasks(model) else ("classification" if task.reads is not None else task.name)
     if made_for != task.name:
         raise VitrimError(f"task {task.name} needs {task.learned_by}; this {type(model).__name__} is for {made_for}")
-    if not ask(model).learns(model):
+    if not own.learns:
         kind = type(model).__name__
         raise VitrimError(f"{kind} is trained by its own library; `vitrim eval` evaluates it, dense and reduced")
     if task.reads is not None:

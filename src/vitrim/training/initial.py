@@ -12,7 +12,7 @@ import torch
 from timm.layers import build_sincos2d_pos_embed
 from torch import Tensor, nn
 
-from vitrim.core.registry import find_host
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 
 QUERY_KEY = (0.7, 0.7)
@@ -36,8 +36,8 @@ def mimetic_(model: nn.Module) -> None:
         >>> import timm
         >>> mimetic_(timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2))
     """
-    host = find_host(model)
-    weights = None if host is None else host.starting(model)
+    library = ask(model)
+    host, weights = library.host, library.starting(model)
     if host is None or weights is None:
         raise VitrimError(
             f"init=mimetic sets one projection to queries, keys and values per block, and learned positions: this "

@@ -50,7 +50,7 @@ def is_new(role: Role, backbone: str = "trunk") -> bool:
     """Return whether a new task or method brings the parameter's part, which is then not of the ``backbone``.
 
     Args:
-        role: of the parameter, as its host says (`vitrim.core.host.Host.roles`).
+        role: of the parameter, as its library says (`vitrim.core.library.Library.roles`).
         backbone: ``trunk``: head, positions, stem and what a method adds are new; ``host``: only the last is.
 
     Example:

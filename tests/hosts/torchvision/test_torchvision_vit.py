@@ -77,11 +77,11 @@ def test_the_head_may_be_replaced() -> None:
     host = model()
     host.heads = nn.Linear(32, 7)
     assert host_of(host).facts(host).num_classes == 7
-    assert host_of(host).classifiers(host) == [host.heads]
+    assert ask(host).readers(host) == [host.heads]
     host.heads = nn.Identity()
     assert host_of(host).facts(host).num_classes == 0
     with pytest.raises(vitrim.UnsupportedModelError, match="no classifier"):
-        host_of(host).classifiers(host)
+        ask(host).readers(host)
 
 
 def test_dropout_is_applied_in_training_only() -> None:

@@ -89,7 +89,7 @@ def test_facts_and_roles(layers: str) -> None:
     assert (roles["query.weight"].part, roles["query.weight"].layer) == ("head", BLOCKS + 2)
     assert roles["embeddings.register_tokens"].part == roles["embeddings.cls_token"].part == "tokens"
     with pytest.raises(VitrimError, match="hands out no tokens"):
-        host.without_head(model)
+        ask(model).without_head(model)
 
 
 def oracle(model: Any, images: Tensor, banked: dict[int, Tensor]) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ import vitrim
 from tiny_hosts.transformers_vit import GEOMETRY
 from vitrim.core.registry import host_of
 from vitrim.core.tokens import take
-from vitrim.hosts.transformers import hooks
+from vitrim.hosts.transformers import common
 
 FAMILIES = ("hf_vit", "hf_deit", "hf_dinov2", "hf_dinov2_registers", "hf_clip", "hf_siglip", "hf_dinov3", "hf_beit")
 every_family = pytest.mark.parametrize("host", FAMILIES)
@@ -135,7 +135,7 @@ def test_attention_maps_come_with_hidden_states_as_tuples_and_not_from_sdpa(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(hooks.logger, "warning_once", said.append)
+    monkeypatch.setattr(common.logger, "warning_once", said.append)
     model, images = tiny.HOSTS["hf_vit"](), tiny.images()
     model.set_attn_implementation(kind)
     vitrim.reduce_(model, "tome:r=4")

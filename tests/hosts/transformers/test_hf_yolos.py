@@ -17,7 +17,7 @@ import tiny
 import vitrim
 from tiny_hosts.transformers_vit import hf
 from tiny_hosts.transformers_yolos import SIZES
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 from vitrim.measure.macs import count_macs
 
 MID = {"with": True, "without": False}
@@ -81,7 +81,7 @@ def test_facts() -> None:
     bare = hf(YolosModel, YolosConfig, **SIZES)()
     assert host_of(bare).facts(bare).head_rows is None
     with pytest.raises(vitrim.UnsupportedModelError, match="has no classifier"):
-        host_of(bare).classifiers(bare)
+        ask(bare).readers(bare)
 
 
 @pytest.mark.parametrize("method", ["tome:r=4", "topk", "evit", "cropr", "mctf:r=4", "ats"])
@@ -220,7 +220,7 @@ def test_losses_of_two_sizes_before_one_backward_under_checkpointing() -> None:
     gradients = []
     for checkpointed in (False, True):
         if checkpointed:
-            host_of(model).checkpoint_gradients(model)
+            ask(model).checkpoint_gradients(model)
         model.zero_grad()
         sum(model(batch).logits.square().sum() for batch in batches).backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
@@ -282,13 +282,13 @@ def test_detections_are_those_of_the_library_s_own_processor() -> None:
     model = tiny.shaken(detector())
     images, sizes = tiny.images()[:, :, :16], [(16, 24), (12, 20)]
     with torch.no_grad():
-        found = host_of(model).detections(model, images, sizes)
+        found = ask(model).detections(model, images, sizes)
         output = model(images)
     expected = YolosImageProcessor().post_process_object_detection(output, -1.0, torch.tensor(sizes))
     for mine, theirs in zip(found, expected, strict=True):
         for key in ("boxes", "labels", "scores"):
             torch.testing.assert_close(mine[key], theirs[key])
     with torch.no_grad():
-        whole = host_of(model).detections(model, images)
+        whole = ask(model).detections(model, images)
     same = YolosImageProcessor().post_process_object_detection(output, -1.0, torch.tensor([[16, 24]] * 2))
     torch.testing.assert_close(whole[1]["boxes"], same[1]["boxes"])

@@ -49,8 +49,7 @@ def test_facts_are_those_of_the_backbone_with_a_head_that_reads_every_place(host
     assert facts.num_classes == ask(model).num_classes(model) == CLASSES
     assert (facts.dim, facts.num_prefix, facts.grid_size) == (inner.dim, inner.num_prefix, inner.grid_size)
     assert ask(model).input_size(model) == (3, 24, 24)
-    with pytest.raises(vitrim.UnsupportedModelError, match="has no classifier"):
-        ask(model).classifiers(model)
+    assert not ask(model).classifiers(model)
 
 
 @pytest.mark.parametrize("host", tiny.PLAIN_BACKBONES)
@@ -90,9 +89,9 @@ def test_preprocessing_checkpointing_and_names_are_the_backbones() -> None:
     ask(model).checkpoint_gradients(model)
     assert model.backbone.grad_checkpointing
     model.train()(torch.zeros(1, 3, 32, 32)).sum().backward()
-    assert ask(model).classifier_names(model) == ("decoder.head",)
-    assert DenseHost.dense_feature(model) is model.decoder
-    assert DenseHost.dense_feature(detector()) is not None
+    assert ask(model).class_layers(model) == {"decoder.head": 0}
+    assert ask(model).readers(model) == [model.decoder]
+    assert ask(found := detector()).readers(found) == [found.pyramid]
 
 
 @pytest.mark.parametrize("method", ["cropr:r=2,num_queries=16", "topk:restore=last_block", "gtp:num_prop=2"])

@@ -16,7 +16,7 @@ from vitrim.analysis.tables import Outcome, Table
 from vitrim.analysis.watch import reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction
-from vitrim.core.registry import host_of
+from vitrim.core.registry import ask, host_of
 from vitrim.core.schedule import Aligned, BringBack, Keep, Remove
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import (
@@ -60,7 +60,7 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
     rows: list[tuple[object, ...]] = []
     sizes = subject.sizes or (own,)
     for size in sizes:
-        model = subject.model if size == own else host_of(subject.model).resized(subject.model, size)
+        model = subject.model if size == own else ask(subject.model).resized(subject.model, size)
         if model is None:
             raise VitrimError(
                 f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"

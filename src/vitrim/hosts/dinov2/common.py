@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
 from vitrim.core.hooks import DenseCall
-from vitrim.core.modules import input_channels
-from vitrim.core.plan import Head, HostFacts, Layout
+from vitrim.core.host import Host
+from vitrim.core.library import input_channels
+from vitrim.core.plan import Head, HostFacts
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.timm.common import project_output, project_values
-from vitrim.hosts.vitrim.general import OwnModel
 
 
 class ReducedDinoBlock(ReducedBlock):
@@ -71,7 +70,7 @@ class ReducedDinoBlock(ReducedBlock):
         raise NotImplementedError
 
 
-class DinoHost(OwnModel):
+class DinoHost(Host):
     """A `DinoVisionTransformer`. Its ``forward_features`` hands out class token and patches: they are un-merged."""
 
     heads: ClassVar[tuple[Head, ...]] = ("patches",)
@@ -125,27 +124,6 @@ class DinoHost(OwnModel):
     def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
         height, width = maker.patch_size
         return args[0].shape[2] // height, args[0].shape[3] // width
-
-    @classmethod
-    def num_classes(cls, model: nn.Module) -> int | None:
-        return None
-
-    @classmethod
-    def layout(cls, model: nn.Module) -> Layout:
-        facts, maker = cls.facts(model), cls.patch_maker(model)
-        assert maker is not None
-        return Layout(facts.dim, facts.num_prefix, maker.patch_size)  # type: ignore[arg-type]
-
-    @classmethod
-    def without_head(cls, model: Any) -> nn.Module:
-        model.head = nn.Identity()
-        return model  # type: ignore[no-any-return]
-
-    @classmethod
-    def tokens(cls, model: Any, images: Tensor) -> Tensor:
-        found = model.forward_features(images)
-        middle = next(found[key] for key in ("x_norm_regtokens", "x_storage_tokens") if key in found)
-        return torch.cat([found["x_norm_clstoken"].unsqueeze(1), middle, found["x_norm_patchtokens"]], dim=1)
 
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.modules import is_bare
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
 from vitrim.hosts.timm.common import project_qkv
@@ -73,7 +72,6 @@ class ReducedNestedTensorBlock(ReducedDinov2Block, NestedTensorBlock):
     host_class = NestedTensorBlock
 
 
-@register_host("dinov2.models.vision_transformer.DinoVisionTransformer")
 class Dinov2(DinoHost):
     """DINOv2 of facebookresearch, with and without registers."""
 

@@ -11,7 +11,6 @@ from dinov3.models.vision_transformer import DinoVisionTransformer
 from torch import Tensor
 
 from vitrim.core.attention import Attention
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
 from vitrim.hosts.timm.common import project_qkv
@@ -60,7 +59,6 @@ def _rotated(x: Tensor, sin: Tensor, cos: Tensor, num_prefix: int) -> Tensor:
     return torch.cat([prefix, turned.to(x.dtype)], dim=2)
 
 
-@register_host("dinov3.models.vision_transformer.DinoVisionTransformer")
 class Dinov3(DinoHost):
     """DINOv3 of facebookresearch: class token, storage tokens (registers), rotary positions."""
 

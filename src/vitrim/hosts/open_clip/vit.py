@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.block import ReducedBlock
 from vitrim.core.hooks import DenseCall
-from vitrim.core.host import no_tokens
+from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState, take
 from vitrim.core.trace import Trace
-from vitrim.errors import UnsupportedModelError, VitrimError
-from vitrim.hosts.open_clip.general import OpenClipModel
+from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.multihead import attention_of, check_attention, project_output, values_of
 
 CALLS = ("forward", "forward_intermediates", "_embeds", "_pool", "_global_pool")
@@ -157,8 +155,7 @@ class OwnPool:
         return VisionTransformer._pool(self.model, x)  # type: ignore[no-any-return]
 
 
-@register_host("open_clip.transformer.VisionTransformer")
-class OpenClipViT(OpenClipModel):
+class OpenClipViT(Host):
     """The image tower, alone or in a model of two (CLIP, CoCa): it pools the class token, patches, or attends."""
 
     name = "open_clip VisionTransformer"
@@ -213,31 +210,6 @@ class OpenClipViT(OpenClipModel):
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:
         return model.conv1  # type: ignore[no-any-return]
-
-    @classmethod
-    def patch_dropout(cls, model: Any) -> Any | None:
-        return model.patch_dropout if hasattr(model.patch_dropout, "prob") else None
-
-    @classmethod
-    def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:
-        model.set_grad_checkpointing(on)
-
-    @classmethod
-    def without_head(cls, model: Any) -> nn.Module:
-        if model.attn_pool is not None:
-            raise no_tokens(model)
-        model.proj = None
-        return model  # type: ignore[no-any-return]
-
-    @classmethod
-    def tokens(cls, model: Any, images: Tensor) -> Tensor:
-        size = (images.shape[2], images.shape[3])
-        if size != tuple(model.image_size):
-            raise VitrimError(
-                f"images of {size[0]} x {size[1]} px: this VisionTransformer of open_clip takes "
-                f"{model.image_size[0]} x {model.image_size[1]} only; create it with force_image_size"
-            )
-        return model.ln_post(model.transformer(model._embeds(images)))  # type: ignore[no-any-return]
 
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:

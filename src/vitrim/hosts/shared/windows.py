@@ -208,7 +208,7 @@ class WindowBlock(ReducedBlock):
 
     @property
     def crosses(self) -> bool:
-        """Tell whether this block attends across windows, in a model that has some."""
+        """Whether this block attends across windows, in a model that has some."""
         raise NotImplementedError
 
     def windows_of(self, x: Tensor) -> Windows:

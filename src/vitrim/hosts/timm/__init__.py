@@ -1,0 +1,17 @@
+"""Which file of this folder knows which class of models; see `vitrim.hosts`."""
+
+HOSTS: dict[str, str] = {
+    "timm.models.beit.Beit": "beit:TimmBeit",
+    "timm.models.eva.Eva": "eva:TimmEva",
+    "timm.models.naflexvit.NaFlexVit": "naflexvit:TimmNaFlexViT",
+    "timm.models.vision_transformer_relpos.VisionTransformerRelPos": "relpos:TimmRelPos",
+    "timm.models.vision_transformer_sam.VisionTransformerSAM": "sam:TimmSam",
+    "timm.models.vision_transformer.VisionTransformer": "vit:TimmViT",
+}
+"""The host of each class of models."""
+
+LIBRARIES: dict[str, str] = {
+    "timm": "library:TimmLibrary",
+    "timm.models.vision_transformer_sam.VisionTransformerSAM": "sam:TimmSamLibrary",
+}
+"""What answers for all models of the library, and for those of some classes."""

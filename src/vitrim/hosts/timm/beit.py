@@ -9,7 +9,6 @@ from timm.models.beit import Beit, Block
 from torch import Tensor
 
 from vitrim.core.attention import Attention, add_bias
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.timm.common import PreNormGamma, TimmHost, position_bias, project_qkv
 
@@ -31,7 +30,6 @@ class ReducedBeitBlock(PreNormGamma, Block):
         return self.attention_of(attn, state, q, k, v, bias=bias)
 
 
-@register_host("timm.models.beit.Beit")
 class TimmBeit(TimmHost):
     """BEiT, BEiT v2. The relative position bias is gathered by rows and columns."""
 

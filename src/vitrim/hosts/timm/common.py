@@ -14,12 +14,12 @@ from torch.fx import Proxy
 from vitrim.core.attention import Attention, add_bias, project_parts, split_heads
 from vitrim.core.block import ReducedBlock, reduced_in
 from vitrim.core.hooks import DenseCall
+from vitrim.core.host import Host
 from vitrim.core.modules import class_of, is_bare
-from vitrim.core.plan import HostFacts, Starting
+from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.errors import UnsupportedModelError, VitrimError
-from vitrim.hosts.timm.general import TimmModel
+from vitrim.errors import UnsupportedModelError
 
 
 def kernel(attn: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _comes_apart(attn: Any) -> bool:
 
 
 def _calls_weight(attn: Any) -> bool:
-    """Return whether attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a bias beside it."""
+    """Whether attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a bias beside it."""
     return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
 
 
@@ -207,22 +207,7 @@ class PostNorm(SerialBlock):
         return self.drop_path2(self.norm2(self.mlp(x)))  # type: ignore[no-any-return]
 
 
-def check_size(model: Any, images: Tensor) -> None:
-    """Refuse images (B, C, H, W) of a size that the model was not made for, if it takes no other.
-
-    Raises:
-        VitrimError: saying so.
-    """
-    embed: Any = getattr(model, "patch_embed", None)
-    size = images.shape[2], images.shape[3]
-    if getattr(embed, "strict_img_size", False) and size != tuple(embed.img_size):
-        raise VitrimError(
-            f"images of {size[0]} x {size[1]} px: this {type(model).__name__} takes {embed.img_size[0]} x "
-            f"{embed.img_size[1]} only; create it with img_size={list(size)}, or dynamic_img_size=true if it has that"
-        )
-
-
-class TimmHost(TimmModel):
+class TimmHost(Host):
     """A timm model with a list of ``blocks``, a ``head`` and ``forward_intermediates``.
 
     Subclasses name the model classes whose forward they know, and the calls that make it up.
@@ -321,7 +306,7 @@ class TimmHost(TimmModel):
 
     @classmethod
     def has_class_token(cls, model: Any) -> bool:
-        """Tell whether token 0 of ``model`` is a class token."""
+        """Whether token 0 of ``model`` is a class token."""
         return model.cls_token is not None
 
     @classmethod
@@ -354,51 +339,8 @@ class TimmHost(TimmModel):
         return cls.head_rows(model), None if grid_size is None else tuple(grid_size)
 
     @classmethod
-    def input_size(cls, model: Any) -> tuple[int, int, int] | None:
-        return cls.facts(model).input_size
-
-    @classmethod
-    def find_classifiers(cls, model: Any) -> list[nn.Module]:
-        return [model.head]
-
-    @classmethod
     def hands_out_tokens(cls, model: Any) -> bool:
         return getattr(model, "attn_pool", None) is None and not model.global_pool
-
-    @classmethod
-    def without_head(cls, model: Any) -> nn.Module:
-        model.reset_classifier(0, "")  # an attention pooling goes, too; a norm behind the mean stays
-        return model  # type: ignore[no-any-return]
-
-    @classmethod
-    def tokens(cls, model: Any, images: Tensor) -> Tensor:
-        check_size(model, images)
-        found = model.forward_features(images)
-        tokens: Tensor = found["patches"] if isinstance(found, dict) else found  # a dict of NaFlexVit
-        norm = getattr(model, "fc_norm", None)
-        return tokens if norm is None else norm(tokens)
-
-    @classmethod
-    def starting(cls, model: Any) -> Starting | None:
-        positions: Tensor | None = getattr(model, "pos_embed", None)
-        attentions: list[Any] = [getattr(block, "attn", None) for block in cls.blocks(model)]
-        joint = [getattr(attn, "qkv", None) for attn in attentions]
-        square = all(isinstance(qkv, nn.Linear) and qkv.out_features == 3 * qkv.in_features for qkv in joint)
-        if positions is None or not square:
-            return None
-        rows, columns = cls.facts(model).grid_size
-        return Starting(
-            tuple((*attn.qkv.weight.detach().chunk(3), attn.proj.weight.detach()) for attn in attentions),
-            positions.detach()[0, -rows * columns :],
-        )
-
-    @classmethod
-    def set_fused(cls, model: nn.Module, fused: bool) -> bool:
-        module: Any
-        for module in model.modules():  # attention pooling has the switch, too
-            if hasattr(module, "fused_attn"):
-                module.fused_attn = fused
-        return True
 
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:

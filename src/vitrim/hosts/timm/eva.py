@@ -16,7 +16,6 @@ from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
 from torch import Tensor
 
 from vitrim.core.attention import Attention
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.timm.common import (
     PostNorm,
@@ -93,7 +92,6 @@ class ReducedEvaBlockPostNorm(PostNorm, ReducedRopeBlock, EvaBlockPostNorm):
     host_class = EvaBlockPostNorm
 
 
-@register_host("timm.models.eva.Eva")
 class TimmEva(TimmHost):
     """EVA, EVA-02, DINOv3, `vit_*_rope`, Perception Encoder, whose attention pool reads the prefix tokens, too.
 

@@ -10,7 +10,6 @@ from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
 from vitrim.core.hooks import DenseCall
-from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
@@ -91,7 +90,6 @@ def split(patch_coord: Tensor, patch_valid: Tensor) -> list[Group]:
     return groups
 
 
-@register_host("timm.models.naflexvit.NaFlexVit")
 class TimmNaFlexViT(TimmHost):
     """Images, and [padded batches](#padded-batches) of patches. Its own image size is that of the position table."""
 

@@ -13,7 +13,6 @@ from timm.models.vision_transformer_relpos import (
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.timm.common import PostNorm, PreNorm, SerialBlock, TimmHost, position_bias, project_qkv
 
@@ -51,7 +50,6 @@ class ReducedResPostRelPosBlock(PostNorm, ReducedBiasBlock, ResPostRelPosBlock):
     host_class = ResPostRelPosBlock
 
 
-@register_host("timm.models.vision_transformer_relpos.VisionTransformerRelPos")
 class TimmRelPos(TimmHost):
     """ViT with relative positions: the bias, per block or shared, is gathered by rows and columns."""
 

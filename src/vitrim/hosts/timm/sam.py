@@ -10,13 +10,13 @@ from timm.models.vision_transformer_sam import Block, VisionTransformerSAM, get_
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.host import no_tokens
+from vitrim.core.library import no_tokens
 from vitrim.core.plan import HostFacts, Starting
-from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.windows import WindowBlock, Windows
 from vitrim.hosts.timm.common import PreNorm, TimmHost, kernel, project_qkv
+from vitrim.hosts.timm.library import TimmLibrary
 
 
 class ReducedSamBlock(PreNorm, WindowBlock, Block):
@@ -74,7 +74,6 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
         return height, width
 
 
-@register_host("timm.models.vision_transformer_sam.VisionTransformerSAM")
 class TimmSam(TimmHost):
     """SAM's image encoder and ViTDet, whose neck reads a map: [windows](#windows)."""
 
@@ -118,22 +117,6 @@ class TimmSam(TimmHost):
         return ()  # its head reads the neck's map, however it pools
 
     @classmethod
-    def find_classifiers(cls, model: Any) -> list[nn.Module]:
-        return [model.head.fc] if isinstance(model.head.fc, nn.Linear) else []
-
-    @classmethod
-    def starting(cls, model: Any) -> Starting | None:
-        return None
-
-    @classmethod
-    def without_head(cls, model: Any) -> nn.Module:
-        raise no_tokens(model)  # it hands out the map of its neck
-
-    @classmethod
-    def tokens(cls, model: Any, images: Tensor) -> Tensor:
-        raise no_tokens(model)
-
-    @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
         super().install(model, trace)
         side = cls.side(model)
@@ -145,3 +128,19 @@ class TimmSam(TimmHost):
         super().uninstall(model)
         for block in model.blocks:
             del block.side
+
+
+class TimmSamLibrary(TimmLibrary):
+    """Hands out the map of its neck and no tokens."""
+
+    def classifiers(self, model: Any) -> list[nn.Module]:
+        return [model.head.fc] if isinstance(model.head.fc, nn.Linear) else []
+
+    def starting(self, model: nn.Module) -> Starting | None:
+        return None
+
+    def without_head(self, model: nn.Module) -> nn.Module:
+        raise no_tokens(model)
+
+    def tokens(self, model: nn.Module, images: Tensor) -> Tensor:
+        raise no_tokens(model)

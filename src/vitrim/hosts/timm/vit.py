@@ -6,7 +6,6 @@ parallel blocks have a reduced form each.
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.modules import is_bare
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.timm.common import (
     PostNorm,
@@ -185,7 +183,6 @@ class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
         return torch.stack([ffn(x) for ffn in self.ffns]).sum(dim=0)
 
 
-@register_host("timm.models.vision_transformer.VisionTransformer")
 class TimmViT(TimmHost):
     """ViT, DeiT, DeiT III, distilled DeiT, AugReg, MAE, DINOv2 (and registers), CLIP and SigLIP towers.
 
@@ -201,15 +198,3 @@ class TimmViT(TimmHost):
     @classmethod
     def head_rows(cls, model: Any) -> int | None:
         return 2 if isinstance(model, VisionTransformerDistilled) else super().head_rows(model)
-
-    @classmethod
-    def find_classifiers(cls, model: Any) -> list[nn.Module]:
-        return [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]
-
-    @classmethod
-    def resized(cls, model: Any, size: int) -> nn.Module | None:
-        if size % max(model.patch_embed.patch_size):
-            return None
-        found = copy.deepcopy(model)
-        found.set_input_size((size, size))
-        return found  # type: ignore[no-any-return]

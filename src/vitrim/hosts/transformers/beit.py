@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers.models.beit.modeling_beit import BeitAttention, BeitForImageClassification, BeitLayer, BeitModel
 
 from vitrim.core.attention import Attention, add_bias
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost, refuse_mask
 
@@ -72,12 +71,6 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
         return self.drop_path(update)  # type: ignore[no-any-return]
 
 
-@register_host(
-    "transformers.models.beit.modeling_beit.BeitModel",
-    "transformers.models.beit.modeling_beit.BeitForImageClassification",
-    "transformers.models.beit.modeling_beit.BeitForSemanticSegmentation",
-    "transformers.models.beit.modeling_beit.BeitBackbone",
-)
 class HFBeit(TransformersHost):
     """Hugging Face BEiT. Its classifier averages the patches, or reads the class token, as the config says."""
 

@@ -12,7 +12,6 @@ from transformers.models.blip_2.modeling_blip_2 import Blip2Attention, Blip2Enco
 
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.modules import is_bare
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
@@ -84,10 +83,6 @@ class ReducedBlip2EncoderLayer(ReducedPackedLayer, Blip2EncoderLayer):
     attention_class = Blip2Attention
 
 
-@register_host(
-    "transformers.models.blip.modeling_blip.BlipVisionModel",
-    "transformers.models.blip.modeling_blip.BlipModel",
-)
 class HFBlip(TransformersHost):
     """Hugging Face BLIP: `BlipModel` reads the class token; decoders of text attend to all tokens of the bare tower."""
 
@@ -96,18 +91,14 @@ class HFBlip(TransformersHost):
     heads = ("class token", "patches")
     reduced_blocks = (ReducedBlipEncoderLayer,)
     trunk_classes = (BlipVisionModel,)
+    chooses_kernel = False
     layers_name = "encoder.layers"
 
     @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:
         return 1 if isinstance(model, BlipModel) else None
 
-    @classmethod
-    def set_fused(cls, model: nn.Module, fused: bool) -> bool:
-        return False
 
-
-@register_host("transformers.models.blip_2.modeling_blip_2.Blip2VisionModel")
 class HFBlip2(TransformersHost):
     """Hugging Face BLIP-2: the image tower; queries attend to all of its tokens."""
 

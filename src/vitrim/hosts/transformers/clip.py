@@ -11,7 +11,6 @@ from transformers.models.clip.modeling_clip import (
     CLIPVisionModelWithProjection,
 )
 
-from vitrim.core.registry import register_host
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
 
@@ -22,12 +21,6 @@ class ReducedCLIPEncoderLayer(ReducedClipLayer, CLIPEncoderLayer):
     attention_class = CLIPAttention
 
 
-@register_host(
-    "transformers.models.clip.modeling_clip.CLIPVisionModel",
-    "transformers.models.clip.modeling_clip.CLIPVisionModelWithProjection",
-    "transformers.models.clip.modeling_clip.CLIPModel",
-    "transformers.models.clip.modeling_clip.CLIPForImageClassification",
-)
 class HFCLIP(TransformersHost):
     """Hugging Face CLIP. The text tower, whose layers have the same class, is left as it is.
 

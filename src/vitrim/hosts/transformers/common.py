@@ -1,28 +1,28 @@
-"""Code shared by the hosts of Hugging Face transformers: layers with q_proj, k_proj, v_proj, and the trunk around them.
+"""Code shared by the hosts of Hugging Face transformers: reduced layers, and the module around them.
 
-A family's file says where a layer keeps its norms, attention and MLP, and which of its model classes own the layers.
-"""
+A family's file says where a layer keeps its norms, attention and MLP, and which of its model classes own the layers."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import logging
 
 from vitrim.core.attention import Attention, KnownMap, split_heads
 from vitrim.core.block import ReducedBlock, Reducer
-from vitrim.core.host import no_tokens
+from vitrim.core.host import Host
 from vitrim.core.modules import class_of
 from vitrim.core.plan import HostFacts
-from vitrim.core.tokens import TokenState
+from vitrim.core.tokens import STAMP, TokenState, unmerge
 from vitrim.core.trace import Trace
-from vitrim.errors import UnsupportedModelError, VitrimError, first_line
-from vitrim.hosts.transformers.general import TransformersModel
-from vitrim.hosts.transformers.hooks import HiddenHook, TrunkHook
+from vitrim.errors import UnsupportedModelError
+
+CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
+"""Names of the last layers of the library's image classifiers."""
 
 
 class ReducedLayer(ReducedBlock):
@@ -111,7 +111,7 @@ class ReducedLayer(ReducedBlock):
 
 
 def attends_plainly(reducer: Reducer[Any]) -> bool:
-    """Return whether a method leaves attention as it is: the map of the layer is then that of its output."""
+    """Whether a method leaves attention as it is: the map of the layer is then that of its output."""
     own = type(reducer)
     return all(
         getattr(own, name) is getattr(Reducer, name) for name in ("prepare", "attend", "query", "attend_reduced")
@@ -204,7 +204,150 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
         )
 
 
-class TransformersHost(TransformersModel):
+class ReducedOlderLayer(ReducedLayer):
+    """A layer of the library's older form: ``attention.attention`` projects, ``attention.output`` projects back."""
+
+    projections = ("query", "key", "value")
+    head_dim_name = "attention_head_size"
+    dropout_name = "dropout_prob"
+
+    attention: Any
+    intermediate: Any
+    output: Any
+    layernorm_before: Any
+    layernorm_after: Any
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [block.attention, block.attention.attention, block.output]  # the last adds what it is given
+
+    @property
+    def attn(self) -> Any:
+        return self.attention.attention
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.layernorm_before(x)  # type: ignore[no-any-return]
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        return self.attention.output(out, None)  # type: ignore[no-any-return]
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        hidden = self.intermediate(self.layernorm_after(x))
+        return self.output.dropout(self.output.dense(hidden))  # type: ignore[no-any-return]
+
+
+class PackedLayer(ReducedLayer):
+    """A layer that is told how many images its sequence has, and gives them on as the second host argument."""
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # outside of what gradient checkpointing repeats: by then the trace may hold another forward's images
+        table = self.trace.table
+        images = 1 if table is None else table.shape[0]
+        return super().__call__(hidden_states, *args, images=images, **kwargs)
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        mask_or_lengths: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        images: int = 1,
+        **kwargs: Any,
+    ) -> Tensor:
+        return self.run(hidden_states, position_embeddings, images)
+
+
+def hand_stamp(source: Tensor, target: Tensor) -> None:
+    """Let the state that is stamped on ``source`` go on with ``target``, the same tokens in another shape."""
+    if hasattr(source, STAMP):
+        setattr(target, STAMP, getattr(source, STAMP))
+
+
+logger = logging.get_logger(__name__)
+
+
+class TrunkHook:
+    """Hook that runs before the forward of the module that owns the layers and decides what this forward hands out.
+
+    With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
+    un-merged after every layer. With ``output_attentions``: the map of every layer over the tokens it has, as in the
+    dense model where attention is eager only. Masks over the full sequence are refused. A hook and not a forward of its
+    own, because export and trainers read the signature of ``model.forward``. An object and not a function, so that the
+    model can still be copied and pickled.
+    """
+
+    def __init__(self, trace: Trace, positional: tuple[str, ...], pools: bool) -> None:
+        self.trace = trace
+        self.positional = positional  # names of the trunk's arguments, in order: a mask may be given by its place
+        self.pools = pools  # a head reads all tokens, and is to read the same ones whatever is handed out beside
+
+    def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        maps = _wanted("output_attentions", trunk, kwargs)
+        if maps and trunk.config._attn_implementation != "eager":
+            logger.warning_once(  # in the words of the library, whose own attention does not run here
+                f"`{trunk.config._attn_implementation}` attention does not support `output_attentions=True`. Please "
+                "set your attention to `eager` if you want any of these features."
+            )
+            maps = False
+        self.trace.hand_out_maps(maps)
+        for name in ("attention_mask", "bool_masked_pos"):
+            if kwargs.get(name) is not None:
+                raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
+        is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
+        hidden = _wanted("output_hidden_states", trunk, kwargs) and not self.trace.compact
+        self.trace.next_dense(is_backbone or hidden, spare_last=self.pools and not is_backbone)
+
+
+class HiddenHook:
+    """Hook that runs after the forward of such a module and lays the last hidden state out on the full grid.
+
+    Where a head reads all tokens, the last block hands out what it does without hidden states (`TrunkHook`): a mean
+    over patches, or a probe's attention, must not read the zeros of pruned ones.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def __call__(self, trunk: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not self.trace.spares_last:
+            return None
+        if not isinstance(output, tuple):
+            output.hidden_states = self.spread(output.hidden_states)
+            return output
+        # attention maps have four axes
+        return tuple(
+            self.spread(part) if isinstance(part, tuple) and any(x is not None and x.dim() == 3 for x in part) else part
+            for part in output
+        )
+
+    def spread(self, hidden: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """The hidden states with the last one un-merged, if it is there and has not all tokens."""
+        last, state = hidden[-1], self.trace.final
+        if last is None or state is None or last.shape[1] == state.num_inputs:
+            return hidden
+        return (*hidden[:-1], unmerge(last, state))
+
+
+class NoMapsHook(TrunkHook):
+    """`TrunkHook` that refuses attention maps, of models that lay out tokens otherwise than by image."""
+
+    def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__call__(trunk, args, kwargs)
+        if self.trace.maps or {**dict(zip(self.positional, args, strict=False)), **kwargs}.get("output_attentions"):
+            self.trace.hand_out_maps(False)
+            raise UnsupportedModelError(
+                f"a reduced {type(trunk).__name__} hands out no attention maps; vitrim.restore_(model) first"
+            )
+
+
+def _wanted(name: str, trunk: Any, kwargs: dict[str, Any]) -> bool:
+    value = kwargs.get(name)
+    if value is None:
+        value = getattr(trunk.config, name, None)
+    return value is not None and value is not False  # a list of layers is a wish, too
+
+
+class TransformersHost(Host):
     """A family of Hugging Face models. Subclasses name their classes and where the layers are."""
 
     trunk_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -214,6 +357,10 @@ class TransformersHost(TransformersModel):
     hook_class: ClassVar[type[TrunkHook]] = TrunkHook
     num_prefix: ClassVar[int] = 1
     has_class_token: ClassVar[bool] = True
+    tokens_of_images: ClassVar[bool] = True
+    """The trunk makes tokens (B, N, C) of images (B, C, H, W); False: of something else, or it hands out maps."""
+    chooses_kernel: ClassVar[bool] = True
+    """The config says whether attention runs fused."""
 
     @classmethod
     def trunk(cls, model: nn.Module) -> Any:
@@ -262,7 +409,7 @@ class TransformersHost(TransformersModel):
         return HostFacts(
             dim=config.hidden_size,
             num_heads=config.num_attention_heads,
-            num_classes=sum(_outputs(layer) for layer in cls.find_classifiers(model)[:1]),
+            num_classes=sum(_outputs(layer) for layer in classifiers(model)[:1]),
             num_prefix=cls.prefix_of(trunk),
             has_class_token=cls.has_class_token,
             grid_size=(height // patch_height, width // patch_width),
@@ -289,43 +436,9 @@ class TransformersHost(TransformersModel):
         return cls.num_prefix + int(getattr(trunk.config, "num_register_tokens", 0))
 
     @classmethod
-    def features_and_logits(cls, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        cls.classifiers(model)
-        seen: list[Tensor] = []
-        # a classifier's own output has no last hidden states, and `output_hidden_states` asks for full grids
-        hook = cls.trunk(model).register_forward_hook(lambda trunk, args, output: seen.append(output[0]))
-        try:
-            logits = cls.logits(model(images))
-        finally:
-            hook.remove()
-        return seen[0], logits
-
-    @classmethod
     def hands_out_tokens(cls, model: nn.Module) -> bool:
         trunk = cls.trunk(model)  # of an AutoBackbone the maps are full grids anyway
         return trunk is model and cls.head_rows(model) is None and not hasattr(trunk, "forward_with_filtered_kwargs")
-
-    @classmethod
-    def without_head(cls, model: nn.Module) -> nn.Module:
-        trunk = cls.trunk(model)
-        if hasattr(trunk, "forward_with_filtered_kwargs"):  # an AutoBackbone: maps of some layers
-            raise no_tokens(trunk)
-        return trunk  # type: ignore[no-any-return]
-
-    @classmethod
-    def tokens(cls, model: Any, images: Tensor) -> Tensor:
-        size = images.shape[2], images.shape[3]
-        resized = size != cls.image_size(model.config) and "interpolate_pos_encoding" in _arguments(model.__class__)
-        options = {"interpolate_pos_encoding": True} if resized else {}
-        try:
-            return model(images, **options).last_hidden_state  # type: ignore[no-any-return]
-        except ValueError as error:
-            raise VitrimError(f"{type(model).__name__} does not take these images: {first_line(error)}") from error
-
-    @classmethod
-    def set_fused(cls, model: nn.Module, fused: bool) -> bool:
-        cls.trunk(model).config._attn_implementation = "sdpa" if fused else "eager"
-        return True
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
@@ -344,14 +457,13 @@ class TransformersHost(TransformersModel):
         del trunk.vitrim_hook, trunk.vitrim_hidden_hook
 
 
-@cache
-def _arguments(kind: Any) -> frozenset[str]:
-    """The names of the arguments of the forward of a class."""
-    return frozenset(inspect.signature(kind.forward).parameters)
-
-
 def _pair(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def classifiers(model: nn.Module) -> list[nn.Module]:
+    """The last layers of one of the library's image classifiers; none of another model."""
+    return [getattr(model, name) for name in CLASSIFIERS if hasattr(model, name)]
 
 
 def _outputs(layer: nn.Module) -> int:

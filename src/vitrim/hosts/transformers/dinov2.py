@@ -10,7 +10,6 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
     Dinov2WithRegistersModel,
 )
 
-from vitrim.core.registry import register_host
 from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost
 
 
@@ -34,11 +33,6 @@ class _Dino(TransformersHost):
     layers_name = "encoder.layer"
 
 
-@register_host(
-    "transformers.models.dinov2.modeling_dinov2.Dinov2Model",
-    "transformers.models.dinov2.modeling_dinov2.Dinov2ForImageClassification",
-    "transformers.models.dinov2.modeling_dinov2.Dinov2Backbone",
-)
 class HFDinov2(_Dino):
     """Hugging Face DINOv2."""
 
@@ -48,11 +42,6 @@ class HFDinov2(_Dino):
     trunk_classes = (Dinov2Model, Dinov2Backbone)
 
 
-@register_host(
-    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel",
-    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersForImageClassification",
-    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersBackbone",
-)
 class HFDinov2WithRegisters(_Dino):
     """Hugging Face DINOv2 with register tokens, which are protected like the class token."""
 

@@ -16,7 +16,6 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import (
 )
 
 from vitrim.core.attention import Attention
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, refuse_mask
 
@@ -61,10 +60,6 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, num_prefix: int) -> Tensor:
     return torch.cat([prefix, patches * cos + rotate_half(patches) * sin], dim=2)
 
 
-@register_host(
-    "transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTModel",
-    "transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTBackbone",
-)
 class HFDINOv3(TransformersHost):
     """Hugging Face DINOv3: class token, registers, rotary positions."""
 

@@ -21,14 +21,12 @@ from transformers.models.eomt_dinov3.modeling_eomt_dinov3 import (
     EomtDinov3Layer,
 )
 
-from vitrim.core.host import Size, no_tokens
+from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
-from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost
+from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, TrunkHook
 from vitrim.hosts.transformers.dinov3 import ReducedRotaryLayer
-from vitrim.hosts.transformers.general import TransformersModel
-from vitrim.hosts.transformers.hooks import TrunkHook
+from vitrim.hosts.transformers.library import TransformersLibrary
 
 
 class ReducedEomtLayer(ReducedDinoLayer, EomtLayer):
@@ -90,14 +88,9 @@ def _objects(logits: Tensor, labels: Tensor, scores: Tensor, size: Size) -> dict
 
 class _Eomt(TransformersHost):
     heads = ("grid",)
-    runs_on_meta = False  # it reads whether attention is masked from a buffer
     layers_name = "layers"
     hook_class = SquareHook
-    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
-        **TransformersModel.parts,
-        "tokens": ("*_token", "*_tokens"),
-        "head": ("query", "upscale_block", "mask_head", "class_predictor"),
-    }
+    tokens_of_images = False  # its own head cannot be taken off: queries run through the last layers
 
     @classmethod
     def check(cls, model: Any) -> None:
@@ -111,51 +104,64 @@ class _Eomt(TransformersHost):
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:
-        return cls.trunk_layers(model)[: model.num_hidden_layers - model.config.num_blocks]
-
-    @classmethod
-    def trunk_layers(cls, model: nn.Module) -> list[nn.Module]:
-        return super().blocks(model)
+        return list(model.layers)[: model.num_hidden_layers - model.config.num_blocks]
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
         return replace(super().facts(model), dense=True, num_classes=model.config.num_labels)
 
-    @classmethod
-    def num_classes(cls, model: Any) -> int:
+
+class HFEomt(_Eomt):
+    """Masks and classes of queries that join in the last layers: those before are reduced. Square images only."""
+
+    name = "transformers EoMT"
+    purpose = "segmentation, detection, poses, depth"
+    reduced_blocks = (ReducedEomtLayer,)
+    trunk_classes = (EomtForUniversalSegmentation,)
+
+
+class HFEomtDinov3(_Eomt):
+    """EoMT on DINOv3: as EoMT, with rotary positions."""
+
+    name = "transformers EoMT DINOv3"
+    purpose = "segmentation, detection, poses, depth"
+    reduced_blocks = (ReducedEomtDinov3Layer,)
+    trunk_classes = (EomtDinov3ForUniversalSegmentation,)
+
+
+class EomtLibrary(TransformersLibrary):
+    """Segments, and finds objects: what its queries predict."""
+
+    runs_on_meta = False  # it reads whether attention is masked from a buffer
+    learns = False
+    takes_one_size = True
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        **TransformersLibrary.parts,
+        "tokens": ("*_token", "*_tokens"),
+        "head": ("query", "upscale_block", "mask_head", "class_predictor"),
+    }
+
+    def num_classes(self, model: Any) -> int:
         return model.config.num_labels  # type: ignore[no-any-return]
 
-    @classmethod
-    def task(cls, model: nn.Module) -> str:
-        return "segmentation"
-
-    @classmethod
-    def tasks(cls, model: nn.Module) -> tuple[str, ...]:
+    def tasks(self, model: nn.Module) -> tuple[str, ...]:
         return ("segmentation", "instances", "detection")  # by its weights; the config does not say which
 
-    @classmethod
-    def learns(cls, model: nn.Module) -> bool:
-        return False
+    def trunk_layers(self, model: Any) -> list[nn.Module]:
+        return list(model.layers)
 
-    @classmethod
-    def takes_one_size(cls, model: nn.Module) -> bool:
-        return True
+    def readers(self, model: Any) -> list[nn.Module]:
+        return [model.layers[len(_Eomt.blocks(model))]]  # the first that the queries run through
 
-    @classmethod
-    def compared(cls, model: nn.Module) -> list[nn.Module]:
-        return [cls.trunk_layers(model)[len(cls.blocks(model))]]  # the first that the queries run through
-
-    @classmethod
-    def pixel_scores(cls, model: nn.Module, images: Tensor) -> Tensor:
+    def pixel_scores(self, model: nn.Module, images: Tensor) -> Tensor:
         """The sum over the queries of class probability times mask probability, as the library's post-processing."""
         output = model(images)
         masks = _enlarged(output, images).sigmoid()
         classes = output.class_queries_logits.float().softmax(-1)[..., :-1]
         return torch.einsum("bqk,bqhw->bkhw", classes, masks)
 
-    @classmethod
     def detections(
-        cls, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
+        self, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
     ) -> list[dict[str, Tensor]]:
         """One object per query with a mask, of its best class, as the library's post-processing without a threshold.
 
@@ -166,31 +172,3 @@ class _Eomt(TransformersHost):
         scores, labels = output.class_queries_logits.float().softmax(-1)[..., :-1].max(-1)
         found = zip(_enlarged(output, images), labels, scores, whole, strict=True)
         return [_objects(*one) for one in found]
-
-    @classmethod
-    def without_head(cls, model: nn.Module) -> nn.Module:
-        raise no_tokens(model)  # its own head cannot be taken off: queries run through the last layers
-
-    @classmethod
-    def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
-        raise no_tokens(model)
-
-
-@register_host("transformers.models.eomt.modeling_eomt.EomtForUniversalSegmentation")
-class HFEomt(_Eomt):
-    """Masks and classes of queries that join in the last layers: those before are reduced. Square images only."""
-
-    name = "transformers EoMT"
-    purpose = "segmentation, detection, poses, depth"
-    reduced_blocks = (ReducedEomtLayer,)
-    trunk_classes = (EomtForUniversalSegmentation,)
-
-
-@register_host("transformers.models.eomt_dinov3.modeling_eomt_dinov3.EomtDinov3ForUniversalSegmentation")
-class HFEomtDinov3(_Eomt):
-    """EoMT on DINOv3: as EoMT, with rotary positions."""
-
-    name = "transformers EoMT DINOv3"
-    purpose = "segmentation, detection, poses, depth"
-    reduced_blocks = (ReducedEomtDinov3Layer,)
-    trunk_classes = (EomtDinov3ForUniversalSegmentation,)

@@ -7,7 +7,6 @@ from transformers.models.ijepa.modeling_ijepa import IJepaAttention, IJepaLayer,
 from transformers.models.vit_mae.modeling_vit_mae import ViTMAEAttention, ViTMAELayer, ViTMAEModel
 from transformers.models.vit_msn.modeling_vit_msn import ViTMSNAttention, ViTMSNLayer, ViTMSNModel
 
-from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedPlainLayer
 from vitrim.hosts.transformers.vit import PlainHost
@@ -34,7 +33,6 @@ class ReducedIJepaLayer(ReducedPlainLayer, IJepaLayer):
     attention_class = IJepaAttention
 
 
-@register_host("transformers.models.vit_mae.modeling_vit_mae.ViTMAEModel")
 class HFViTMAE(PlainHost):
     """Hugging Face ViTMAE: the encoder on whole images, ``mask_ratio=0``.
 
@@ -66,10 +64,6 @@ class HFViTMAE(PlainHost):
         return None  # the patches are shuffled behind it
 
 
-@register_host(
-    "transformers.models.vit_msn.modeling_vit_msn.ViTMSNModel",
-    "transformers.models.vit_msn.modeling_vit_msn.ViTMSNForImageClassification",
-)
 class HFViTMSN(PlainHost):
     """Hugging Face ViT-MSN: its classifier reads the class token."""
 
@@ -79,10 +73,6 @@ class HFViTMSN(PlainHost):
     trunk_classes = (ViTMSNModel,)
 
 
-@register_host(
-    "transformers.models.ijepa.modeling_ijepa.IJepaModel",
-    "transformers.models.ijepa.modeling_ijepa.IJepaForImageClassification",
-)
 class HFIJepa(PlainHost):
     """Hugging Face I-JEPA: no class token; its classifier averages the patches."""
 

@@ -21,7 +21,6 @@ from transformers.models.owlvit.modeling_owlvit import (
 )
 
 from vitrim.core.plan import HostFacts
-from vitrim.core.registry import register_host
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
 
@@ -55,11 +54,6 @@ class _Owl(TransformersHost):
         return replace(super().facts(model), dense=detects)
 
 
-@register_host(
-    "transformers.models.owlvit.modeling_owlvit.OwlViTVisionModel",
-    "transformers.models.owlvit.modeling_owlvit.OwlViTModel",
-    "transformers.models.owlvit.modeling_owlvit.OwlViTForObjectDetection",
-)
 class HFOwlViT(_Owl):
     """Hugging Face OWL-ViT: the detector has a box and a class for every patch, so pruned ones come back."""
 
@@ -69,11 +63,6 @@ class HFOwlViT(_Owl):
     trunk_classes = (OwlViTVisionTransformer,)
 
 
-@register_host(
-    "transformers.models.owlv2.modeling_owlv2.Owlv2VisionModel",
-    "transformers.models.owlv2.modeling_owlv2.Owlv2Model",
-    "transformers.models.owlv2.modeling_owlv2.Owlv2ForObjectDetection",
-)
 class HFOwlv2(_Owl):
     """Hugging Face OWLv2: as OWL-ViT."""
 

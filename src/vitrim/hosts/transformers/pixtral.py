@@ -17,15 +17,11 @@ from transformers.models.pixtral.modeling_pixtral import (
 )
 
 from vitrim.core.attention import Attention
-from vitrim.core.host import no_tokens
 from vitrim.core.plan import HostFacts
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.hosts.shared.padding import Group, run_groups
-from vitrim.hosts.transformers.common import TransformersHost
-from vitrim.hosts.transformers.hooks import NoMapsHook
-from vitrim.hosts.transformers.packed_layer import PackedLayer, hand_stamp
+from vitrim.hosts.transformers.common import NoMapsHook, PackedLayer, TransformersHost, hand_stamp
 
 Grid = tuple[int, int]
 
@@ -140,7 +136,6 @@ def _map(output: Any, change: Any) -> Any:
     return tuple(_map(value, change) for value in output) if isinstance(output, tuple) else output
 
 
-@register_host("transformers.models.pixtral.modeling_pixtral.PixtralVisionModel")
 class HFPixtral(TransformersHost):
     """Hugging Face Pixtral: the image tower. What follows joins neighbouring tokens: it reads every patch."""
 
@@ -153,6 +148,7 @@ class HFPixtral(TransformersHost):
     layers_name = "transformer.layers"
     num_prefix = 0
     has_class_token = False
+    tokens_of_images = False  # it hands out one sequence of all images
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
@@ -161,14 +157,6 @@ class HFPixtral(TransformersHost):
     @classmethod
     def patch_maker(cls, model: nn.Module) -> nn.Module | None:
         return cls.trunk(model).patch_conv  # type: ignore[no-any-return]
-
-    @classmethod
-    def without_head(cls, model: nn.Module) -> nn.Module:
-        raise no_tokens(model)  # it hands out one sequence of all images
-
-    @classmethod
-    def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
-        raise no_tokens(model)
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:

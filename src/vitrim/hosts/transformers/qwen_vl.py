@@ -27,16 +27,12 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 )
 
 from vitrim.core.attention import Attention
-from vitrim.core.host import no_tokens
 from vitrim.core.plan import HostFacts
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.padding import Group, run_groups
-from vitrim.hosts.transformers.common import TransformersHost
-from vitrim.hosts.transformers.hooks import NoMapsHook
-from vitrim.hosts.transformers.packed_layer import PackedLayer, hand_stamp
+from vitrim.hosts.transformers.common import NoMapsHook, PackedLayer, TransformersHost, hand_stamp
 
 USUAL_SIDE = 32
 """Patches a side for which amounts are checked, where the model does not say: 448 pixels."""
@@ -214,6 +210,7 @@ class _QwenTower(TransformersHost):
     layers_name = "blocks"
     num_prefix = 0
     has_class_token = False
+    tokens_of_images = False  # but of patches, and hands out one sequence of all images
     every_block: ClassVar[bool] = False
 
     @classmethod
@@ -249,14 +246,6 @@ class _QwenTower(TransformersHost):
         return None  # its output shows no rows and columns
 
     @classmethod
-    def without_head(cls, model: nn.Module) -> nn.Module:
-        raise no_tokens(model)  # it takes patches, and hands out one sequence of all images
-
-    @classmethod
-    def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
-        raise no_tokens(model)
-
-    @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
         super().install(model, trace)
         trunk = cls.trunk(model)
@@ -268,7 +257,6 @@ class _QwenTower(TransformersHost):
         del cls.trunk(model).forward
 
 
-@register_host("transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel")
 class HFQwen2VL(_QwenTower):
     """Hugging Face Qwen2-VL: the image tower, on packed images and videos. [Cells](#cells) of 2 x 2 patches."""
 
@@ -282,7 +270,6 @@ class HFQwen2VL(_QwenTower):
         return config.embed_dim  # type: ignore[no-any-return]
 
 
-@register_host("transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionModel")
 class HFQwen3VL(_QwenTower):
     """Hugging Face Qwen3-VL: as Qwen2-VL. Some blocks' outputs go to the language model: all of them un-merge."""
 

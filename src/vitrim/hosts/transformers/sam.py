@@ -22,16 +22,13 @@ from transformers.models.vitdet.modeling_vitdet import (
 )
 
 from vitrim.core.attention import Attention, split_heads
-from vitrim.core.host import no_tokens
 from vitrim.core.plan import HostFacts, Part
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.windows import WindowBlock, Windows
-from vitrim.hosts.transformers.common import TransformersHost
-from vitrim.hosts.transformers.general import TransformersModel
-from vitrim.hosts.transformers.hooks import NoMapsHook
+from vitrim.hosts.transformers.common import NoMapsHook, TransformersHost
+from vitrim.hosts.transformers.library import TransformersLibrary
 
 
 class _ReducedWindowLayer(WindowBlock):
@@ -161,6 +158,8 @@ class _Windowed(TransformersHost):
     hook_class = NoMapsHook
     num_prefix = 0
     has_class_token = False
+    tokens_of_images = False  # it hands out maps, of a neck or of its own layout
+    chooses_kernel = False  # the class of the attention says which it is
 
     @classmethod
     def side(cls, model: nn.Module) -> int:
@@ -202,18 +201,6 @@ class _Windowed(TransformersHost):
         )
 
     @classmethod
-    def without_head(cls, model: nn.Module) -> nn.Module:
-        raise no_tokens(model)  # it hands out maps, of a neck or of its own layout
-
-    @classmethod
-    def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
-        raise no_tokens(model)
-
-    @classmethod
-    def set_fused(cls, model: nn.Module, fused: bool) -> bool:
-        return False  # the class of the attention says which it is
-
-    @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
         super().install(model, trace)
         side = cls.side(model)
@@ -227,10 +214,6 @@ class _Windowed(TransformersHost):
             del block.side
 
 
-@register_host(
-    "transformers.models.sam.modeling_sam.SamVisionEncoder",
-    "transformers.models.sam.modeling_sam.SamVisionModel",
-)
 class HFSam(_Windowed):
     """The image encoder, whose neck reads every patch at its place: [windows](#windows)."""
 
@@ -239,21 +222,12 @@ class HFSam(_Windowed):
     reduced_blocks = (ReducedSamVisionLayer,)
     trunk_classes = (SamVisionEncoder,)
     layers_name = "layers"
-    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
-        **TransformersModel.parts,
-        "head": ("neck",),
-        "positions": ("pos_embed",),
-    }
 
     @classmethod
     def patch_maker(cls, model: nn.Module) -> nn.Module | None:
         return cls.trunk(model).patch_embed  # type: ignore[no-any-return]
 
 
-@register_host(
-    "transformers.models.vitdet.modeling_vitdet.VitDetModel",
-    "transformers.models.vitdet.modeling_vitdet.VitDetBackbone",
-)
 class HFVitDet(_Windowed):
     """ViTDet without the convolutional blocks that some have between their layers: [windows](#windows)."""
 
@@ -275,3 +249,13 @@ class HFVitDet(_Windowed):
     @classmethod
     def patch_maker(cls, model: nn.Module) -> nn.Module | None:
         return cls.trunk(model).embeddings.projection  # type: ignore[no-any-return]
+
+
+class HFSamLibrary(TransformersLibrary):
+    """The neck is the head."""
+
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        **TransformersLibrary.parts,
+        "head": ("neck",),
+        "positions": ("pos_embed",),
+    }

@@ -60,4 +60,6 @@ def with_reduction(save_pretrained: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-PreTrainedModel.save_pretrained = with_reduction(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
+def support() -> None:
+    """Change the call in the class of all models of the library; done once."""
+    PreTrainedModel.save_pretrained = with_reduction(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from transformers.models.siglip.modeling_siglip import SiglipAttention, SiglipEncoderLayer, SiglipVisionModel
 
-from vitrim.core.registry import register_host
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
 
@@ -15,11 +14,6 @@ class ReducedSiglipEncoderLayer(ReducedClipLayer, SiglipEncoderLayer):
     attention_class = SiglipAttention
 
 
-@register_host(
-    "transformers.models.siglip.modeling_siglip.SiglipVisionModel",
-    "transformers.models.siglip.modeling_siglip.SiglipModel",
-    "transformers.models.siglip.modeling_siglip.SiglipForImageClassification",
-)
 class HFSiglip(TransformersHost):
     """Hugging Face SigLIP: no class token; its heads attend to the patches with a probe, or average them.
 

@@ -18,8 +18,6 @@ from transformers.models.siglip2.modeling_siglip2 import (
     Siglip2VisionModel,
 )
 
-from vitrim.core.host import no_tokens
-from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
@@ -100,11 +98,6 @@ def fill(output: Any, num_patches: int) -> Any:
     return output
 
 
-@register_host(
-    "transformers.models.siglip2.modeling_siglip2.Siglip2VisionModel",
-    "transformers.models.siglip2.modeling_siglip2.Siglip2Model",
-    "transformers.models.siglip2.modeling_siglip2.Siglip2ForImageClassification",
-)
 class HFSiglip2(TransformersHost):
     """No class token; its heads attend to patches with a probe, or average them: [padded batches](#padded-batches)."""
 
@@ -115,6 +108,7 @@ class HFSiglip2(TransformersHost):
     trunk_classes = (Siglip2VisionModel,)
     num_prefix = 0
     has_class_token = False
+    tokens_of_images = False  # but of patches
     layers_name = "encoder.layers"
 
     @classmethod
@@ -130,10 +124,6 @@ class HFSiglip2(TransformersHost):
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
         shapes = args[1].tolist()  # rows and columns of every image, which the embedding reads, too
         return tuple(shapes[0]) if shapes and all(shape == shapes[0] for shape in shapes) else None
-
-    @classmethod
-    def without_head(cls, model: nn.Module) -> nn.Module:
-        raise no_tokens(model)  # it takes patches, not images
 
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:

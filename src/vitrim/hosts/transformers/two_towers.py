@@ -22,7 +22,6 @@ from transformers.models.chinese_clip.modeling_chinese_clip import (
     ChineseCLIPVisionModel,
 )
 
-from vitrim.core.registry import register_host
 from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost
 
 
@@ -73,10 +72,6 @@ class _ClassTokenTower(TransformersHost):
         return 1 if isinstance(model, AltCLIPModel | ChineseCLIPModel) else None
 
 
-@register_host(
-    "transformers.models.altclip.modeling_altclip.AltCLIPVisionModel",
-    "transformers.models.altclip.modeling_altclip.AltCLIPModel",
-)
 class HFAltCLIP(_ClassTokenTower):
     """Hugging Face AltCLIP: the image tower, alone or next to the text tower."""
 
@@ -86,10 +81,6 @@ class HFAltCLIP(_ClassTokenTower):
     trunk_classes = (AltCLIPVisionModel,)
 
 
-@register_host(
-    "transformers.models.chinese_clip.modeling_chinese_clip.ChineseCLIPVisionModel",
-    "transformers.models.chinese_clip.modeling_chinese_clip.ChineseCLIPModel",
-)
 class HFChineseCLIP(_ClassTokenTower):
     """Hugging Face Chinese-CLIP: the image tower, alone or next to the text tower."""
 
@@ -99,10 +90,6 @@ class HFChineseCLIP(_ClassTokenTower):
     trunk_classes = (ChineseCLIPVisionModel,)
 
 
-@register_host(
-    "transformers.models.aimv2.modeling_aimv2.Aimv2VisionModel",
-    "transformers.models.aimv2.modeling_aimv2.Aimv2Model",
-)
 class HFAimv2(TransformersHost):
     """Hugging Face AIMv2: no class token; its head, if it has one, attends to the patches with a probe."""
 

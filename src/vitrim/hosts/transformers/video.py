@@ -23,13 +23,10 @@ from transformers.models.vjepa2.modeling_vjepa2 import (
 )
 
 from vitrim.core.attention import Attention
-from vitrim.core.host import no_tokens
 from vitrim.core.plan import Head, HostFacts
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
-from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
+from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, TransformersHost
 
 
 class ReducedVideoMAELayer(ReducedOlderLayer, VideoMAELayer):
@@ -82,6 +79,7 @@ class _Video(TransformersHost):
     num_prefix = 0
     has_class_token = False
     layers_name = "encoder.layer"
+    tokens_of_images = False  # but of clips
 
     @classmethod
     def frames(cls, config: Any) -> int:
@@ -98,19 +96,7 @@ class _Video(TransformersHost):
     def patch_maker(cls, model: nn.Module) -> None:
         return None  # its map has three axes
 
-    @classmethod
-    def without_head(cls, model: nn.Module) -> nn.Module:
-        raise no_tokens(model)  # it takes clips, not images
 
-    @classmethod
-    def tokens(cls, model: nn.Module, images: Tensor) -> Tensor:
-        raise no_tokens(model)
-
-
-@register_host(
-    "transformers.models.videomae.modeling_videomae.VideoMAEModel",
-    "transformers.models.videomae.modeling_videomae.VideoMAEForVideoClassification",
-)
 class HFVideoMAE(_Video):
     """Hugging Face VideoMAE: the encoder on whole clips; the classifier averages the tokens."""
 
@@ -133,10 +119,6 @@ class HFVideoMAE(_Video):
         return config.num_frames  # type: ignore[no-any-return]
 
 
-@register_host(
-    "transformers.models.vjepa2.modeling_vjepa2.VJEPA2Model",
-    "transformers.models.vjepa2.modeling_vjepa2.VJEPA2ForVideoClassification",
-)
 class HFVJEPA2(_Video):
     """Hugging Face V-JEPA 2: the encoder. Its classifier attends to tokens; its predictor reads each at its place."""
 

@@ -6,8 +6,7 @@ from torch import nn
 from transformers.models.deit.modeling_deit import DeiTAttention, DeiTLayer, DeiTModel
 from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer, ViTModel
 
-from vitrim.core.registry import register_host
-from vitrim.hosts.transformers.common import ReducedPlainLayer, TransformersHost
+from vitrim.hosts.transformers.common import ReducedPlainLayer, TransformersHost, classifiers
 
 
 class ReducedViTLayer(ReducedPlainLayer, ViTLayer):
@@ -31,13 +30,9 @@ class PlainHost(TransformersHost):
 
     @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:
-        return len(cls.find_classifiers(model)) or None  # one classifier per prefix token
+        return len(classifiers(model)) or None  # one classifier per prefix token
 
 
-@register_host(
-    "transformers.models.vit.modeling_vit.ViTModel",
-    "transformers.models.vit.modeling_vit.ViTForImageClassification",
-)
 class HFViT(PlainHost):
     """Hugging Face ViT."""
 
@@ -47,11 +42,6 @@ class HFViT(PlainHost):
     trunk_classes = (ViTModel,)
 
 
-@register_host(
-    "transformers.models.deit.modeling_deit.DeiTModel",
-    "transformers.models.deit.modeling_deit.DeiTForImageClassification",
-    "transformers.models.deit.modeling_deit.DeiTForImageClassificationWithTeacher",
-)
 class HFDeiT(PlainHost):
     """Hugging Face DeiT: a class and a distillation token; its classifiers read one or both."""
 

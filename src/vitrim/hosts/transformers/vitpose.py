@@ -13,10 +13,8 @@ from transformers.models.vitpose_backbone.modeling_vitpose_backbone import (
 )
 
 from vitrim.core.plan import HostFacts
-from vitrim.core.registry import register_host
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import TransformersHost
-from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
+from vitrim.hosts.transformers.common import ReducedOlderLayer, TransformersHost
 
 
 class ReducedVitPoseBackboneLayer(ReducedOlderLayer, VitPoseBackboneLayer):
@@ -38,10 +36,6 @@ class ReducedVitPoseBackboneLayer(ReducedOlderLayer, VitPoseBackboneLayer):
         return self.mlp(self.layernorm_after(x))  # type: ignore[no-any-return]
 
 
-@register_host(
-    "transformers.models.vitpose_backbone.modeling_vitpose_backbone.VitPoseBackbone",
-    "transformers.models.vitpose.modeling_vitpose.VitPoseForPoseEstimation",
-)
 class HFVitPose(TransformersHost):
     """Hugging Face ViTPose of one expert."""
 

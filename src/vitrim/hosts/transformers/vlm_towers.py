@@ -24,11 +24,9 @@ from transformers.models.smolvlm.modeling_smolvlm import (
 
 from vitrim.core.attention import Attention
 from vitrim.core.plan import HostFacts
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost
-from vitrim.hosts.transformers.hooks import TrunkHook
+from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost, TrunkHook
 
 
 class _UnmaskedLayer(ReducedClipLayer):
@@ -115,7 +113,6 @@ class _Padded(_Tower):
     has_class_token = False
 
 
-@register_host("transformers.models.idefics3.modeling_idefics3.Idefics3VisionTransformer")
 class HFIdefics3(_Padded):
     """Hugging Face Idefics3: the image tower, on images without padding."""
 
@@ -125,7 +122,6 @@ class HFIdefics3(_Padded):
     trunk_classes = (Idefics3VisionTransformer,)
 
 
-@register_host("transformers.models.smolvlm.modeling_smolvlm.SmolVLMVisionTransformer")
 class HFSmolVLM(_Padded):
     """Hugging Face SmolVLM: the image tower, on images without padding."""
 
@@ -135,7 +131,6 @@ class HFSmolVLM(_Padded):
     trunk_classes = (SmolVLMVisionTransformer,)
 
 
-@register_host("transformers.models.internvl.modeling_internvl.InternVLVisionModel")
 class HFInternVL(_Tower):
     """Hugging Face InternVL: the image tower."""
 

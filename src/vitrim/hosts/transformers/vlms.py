@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.registry import host_of, refuse_host, register_vision_language
+from vitrim.core.registry import host_of
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
@@ -18,7 +18,6 @@ WINDOWED = (
     "Qwen2.5-VL attends within windows of 4 x 4 cells in most blocks, and those at the edges of an image have fewer: "
     "windows would keep other numbers of tokens, so its tower is not reduced"
 )
-refuse_host("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel", WINDOWED)
 
 
 def _layers(model: Any, given: Mapping[str, Any]) -> list[int]:
@@ -28,10 +27,6 @@ def _layers(model: Any, given: Mapping[str, Any]) -> list[int]:
     return [layer] if isinstance(layer, int) else list(layer)
 
 
-@register_vision_language(
-    "transformers.models.llava.modeling_llava.LlavaModel",
-    "transformers.models.llava.modeling_llava.LlavaForConditionalGeneration",
-)
 class Llava(HuggingFaceVLM):
     """A projector reads each token by itself, from one block before the last one or from several.
 
@@ -66,10 +61,6 @@ class Llava(HuggingFaceVLM):
         return given.get("image_sizes") is not None or super().reads_all(model, given)
 
 
-@register_vision_language(
-    "transformers.models.vipllava.modeling_vipllava.VipLlavaModel",
-    "transformers.models.vipllava.modeling_vipllava.VipLlavaForConditionalGeneration",
-)
 class VipLlava(Llava):
     """A projector reads each token by itself, the outputs of several blocks side by side."""
 
@@ -81,10 +72,6 @@ class VipLlava(Llava):
         return 1
 
 
-@register_vision_language(
-    "transformers.models.paligemma.modeling_paligemma.PaliGemmaModel",
-    "transformers.models.paligemma.modeling_paligemma.PaliGemmaForConditionalGeneration",
-)
 class PaliGemma(HuggingFaceVLM):
     """A linear layer reads each token by itself. PaliGemma 2 is of the same class."""
 
@@ -93,10 +80,6 @@ class PaliGemma(HuggingFaceVLM):
     types = "token_type_ids"
 
 
-@register_vision_language(
-    "transformers.models.gemma3.modeling_gemma3.Gemma3Model",
-    "transformers.models.gemma3.modeling_gemma3.Gemma3ForConditionalGeneration",
-)
 class Gemma3(HuggingFaceVLM):
     """A mean over cells of patches, 4 x 4 in the published models, which are reduced as wholes."""
 
@@ -124,12 +107,6 @@ class Gemma3(HuggingFaceVLM):
             )
 
 
-@register_vision_language(
-    "transformers.models.idefics3.modeling_idefics3.Idefics3Model",
-    "transformers.models.idefics3.modeling_idefics3.Idefics3ForConditionalGeneration",
-    "transformers.models.smolvlm.modeling_smolvlm.SmolVLMModel",
-    "transformers.models.smolvlm.modeling_smolvlm.SmolVLMForConditionalGeneration",
-)
 class Idefics3(HuggingFaceVLM):
     """A pixel shuffle joins cells of patches, which are reduced as wholes, on images without padding."""
 
@@ -152,10 +129,6 @@ class Idefics3(HuggingFaceVLM):
         return list(together.unflatten(0, (number, together.shape[0] // number)))
 
 
-@register_vision_language(
-    "transformers.models.internvl.modeling_internvl.InternVLModel",
-    "transformers.models.internvl.modeling_internvl.InternVLForConditionalGeneration",
-)
 class InternVL(HuggingFaceVLM):
     """A pixel shuffle joins cells of 2 x 2 patches, which are reduced as wholes."""
 
@@ -172,14 +145,6 @@ class InternVL(HuggingFaceVLM):
         return _layers(model, given)
 
 
-@register_vision_language(
-    "transformers.models.llava_next.modeling_llava_next.LlavaNextModel",
-    "transformers.models.llava_next.modeling_llava_next.LlavaNextForConditionalGeneration",
-    "transformers.models.llava_next_video.modeling_llava_next_video.LlavaNextVideoModel",
-    "transformers.models.llava_next_video.modeling_llava_next_video.LlavaNextVideoForConditionalGeneration",
-    "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevisionModel",
-    "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevisionForConditionalGeneration",
-)
 class LlavaNext(HuggingFaceVLM):
     """Refused: tiles are put together as a map, cut to the shape of the image, and get a token after every row."""
 
@@ -243,20 +208,12 @@ class _Qwen(HuggingFaceVLM):
         return {**given, "position_ids": torch.cat([order.clamp_min(0).unsqueeze(0), places])}
 
 
-@register_vision_language(
-    "transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLModel",
-    "transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLForConditionalGeneration",
-)
 class Qwen2VL(_Qwen):
     """A merger joins cells of 2 x 2 patches, which are reduced as wholes. Images, not videos."""
 
     name = "Qwen2-VL"
 
 
-@register_vision_language(
-    "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLModel",
-    "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLForConditionalGeneration",
-)
 class Qwen3VL(_Qwen):
     """As Qwen2-VL. What the language model gets from earlier blocks of the tower is that of the anchors."""
 
@@ -271,10 +228,6 @@ class Qwen3VL(_Qwen):
         return super().taken(output, left, full)
 
 
-@register_vision_language(
-    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLModel",
-    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLForConditionalGeneration",
-)
 class Qwen25VL(_Qwen):
     """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches."""
 

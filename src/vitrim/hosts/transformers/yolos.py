@@ -17,15 +17,12 @@ from transformers.models.yolos.modeling_yolos import (
     YolosSelfAttention,
 )
 
-from vitrim.core.host import Size
+from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import STAMP, TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import TransformersHost, refuse_mask
-from vitrim.hosts.transformers.general import TransformersModel
-from vitrim.hosts.transformers.hooks import TrunkHook
-from vitrim.hosts.transformers.older_layer import ReducedOlderLayer
+from vitrim.hosts.transformers.common import ReducedOlderLayer, TransformersHost, TrunkHook, refuse_mask
+from vitrim.hosts.transformers.library import TransformersLibrary
 
 
 def prefix_in_front(x: Tensor, behind: int) -> Tensor:
@@ -130,10 +127,6 @@ class TableHook:
         return output.new_zeros(output.shape[0], 1, 1, 1)
 
 
-@register_host(
-    "transformers.models.yolos.modeling_yolos.YolosModel",
-    "transformers.models.yolos.modeling_yolos.YolosForObjectDetection",
-)
 class HFYolos(TransformersHost):
     """The detector reads the detection tokens, which are protected like the class token; mid positions are gathered.
 
@@ -147,12 +140,6 @@ class HFYolos(TransformersHost):
     trunk_classes = (YolosModel,)
     layers_name = "encoder.layer"
     hook_class = DetectorHook
-    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
-        **TransformersModel.parts,
-        "tokens": ("*_token", "*_tokens"),
-        "head": ("class_labels_classifier", "bbox_predictor"),
-        "positions": ("position_embeddings", "mid_position_embeddings"),
-    }
 
     @classmethod
     def prefix_of(cls, trunk: Any) -> int:
@@ -164,47 +151,8 @@ class HFYolos(TransformersHost):
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
-        return replace(super().facts(model), num_classes=cls.num_classes(model) or 0)
-
-    @classmethod
-    def num_classes(cls, model: Any) -> int | None:
-        return model.config.num_labels if isinstance(model, YolosForObjectDetection) else None
-
-    @classmethod
-    def task(cls, model: nn.Module) -> str | None:
-        return "detection" if isinstance(model, YolosForObjectDetection) else None
-
-    @classmethod
-    def learns(cls, model: nn.Module) -> bool:
-        return False
-
-    @classmethod
-    def compared(cls, model: Any) -> list[nn.Module]:
-        return [model.class_labels_classifier]
-
-    @classmethod
-    def sees_unpadded(cls, model: nn.Module) -> bool:
-        return True
-
-    @classmethod
-    def detections(
-        cls, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
-    ) -> list[dict[str, Tensor]]:
-        """One object per detection token, of its best class, as the library's post-processing without a threshold.
-
-        Boxes are relative to the image without its padding.
-        """
-        output = model(images)
-        scores, labels = output.logits.float().softmax(-1)[..., :-1].max(-1)
-        boxes = box_convert(output.pred_boxes.float(), "cxcywh", "xyxy")
-        whole = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else sizes
-        scales = boxes.new_tensor([(width, height, width, height) for height, width in whole])
-        found = zip(boxes * scales[:, None], labels, scores, strict=True)
-        return [{"boxes": box, "labels": label, "scores": score} for box, label, score in found]
-
-    @classmethod
-    def tokens(cls, model: Any, images: Tensor) -> Tensor:
-        return prefix_in_front(super().tokens(model, images), cls.prefix_of(model) - 1)
+        detects = isinstance(model, YolosForObjectDetection)
+        return replace(super().facts(model), num_classes=model.config.num_labels if detects else 0)
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
@@ -221,3 +169,43 @@ class HFYolos(TransformersHost):
         if encoder.interpolation is not None:
             encoder.vitrim_hook.remove()
             del encoder.vitrim_hook
+
+
+class YolosLibrary(TransformersLibrary):
+    """Detects objects, by its detection tokens."""
+
+    learns = False
+    sees_unpadded = True
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        **TransformersLibrary.parts,
+        "tokens": ("*_token", "*_tokens"),
+        "head": ("class_labels_classifier", "bbox_predictor"),
+        "positions": ("position_embeddings", "mid_position_embeddings"),
+    }
+
+    def num_classes(self, model: Any) -> int | None:
+        return model.config.num_labels if isinstance(model, YolosForObjectDetection) else None
+
+    def tasks(self, model: nn.Module) -> tuple[str, ...]:
+        return ("detection",) if isinstance(model, YolosForObjectDetection) else ()
+
+    def readers(self, model: Any) -> list[nn.Module]:
+        return [model.class_labels_classifier] if hasattr(model, "class_labels_classifier") else super().readers(model)
+
+    def detections(
+        self, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
+    ) -> list[dict[str, Tensor]]:
+        """One object per detection token, of its best class, as the library's post-processing without a threshold.
+
+        Boxes are relative to the image without its padding.
+        """
+        output = model(images)
+        scores, labels = output.logits.float().softmax(-1)[..., :-1].max(-1)
+        boxes = box_convert(output.pred_boxes.float(), "cxcywh", "xyxy")
+        whole = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else sizes
+        scales = boxes.new_tensor([(width, height, width, height) for height, width in whole])
+        found = zip(boxes * scales[:, None], labels, scores, strict=True)
+        return [{"boxes": box, "labels": label, "scores": score} for box, label, score in found]
+
+    def tokens(self, model: Any, images: Tensor) -> Tensor:
+        return prefix_in_front(super().tokens(model, images), HFYolos.prefix_of(model) - 1)

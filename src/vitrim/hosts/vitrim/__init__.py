@@ -1,1 +1,16 @@
-"""Hosts of vitrim's own models, `vitrim.models`."""
+"""Which file of this folder knows which class of models; see `vitrim.hosts`."""
+
+HOSTS: dict[str, str] = {
+    "vitrim.models.segmenter.Segmenter": "dense:DenseHost",
+    "vitrim.models.vitdet.Detector": "dense:DenseHost",
+    "vitrim.models.lv_vit.LVViT": "lv_vit:LVViTHost",
+    "vitrim.models.t2t_vit.T2TViT": "t2t_vit:T2TViTHost",
+}
+"""The host of each class of models."""
+
+LIBRARIES: dict[str, str] = {
+    "vitrim": "library:OwnLibrary",
+    "vitrim.models.segmenter.Segmenter": "dense:DenseLibrary",
+    "vitrim.models.vitdet.Detector": "dense:DenseLibrary",
+}
+"""What answers for all models of the library, and for those of some classes."""

@@ -6,25 +6,23 @@ and measured.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
-from vitrim.core.host import METHOD, Host
+from vitrim.core.host import Host
+from vitrim.core.library import METHOD, Library
 from vitrim.core.plan import Head, HostFacts, Layout, Part, Preprocessing, Role
-from vitrim.core.registry import register_host
 from vitrim.core.trace import Trace
-from vitrim.errors import UnsupportedModelError
 
 BACKBONE = "backbone."
-SCORES = ("roi_heads.box_predictor.cls_score.weight", "roi_heads.box_predictors.0.cls_score.weight")
+SCORES = ("roi_heads.box_predictor.cls_score", "roi_heads.box_predictors.0.cls_score")
 """The layer of a `Detector` that scores classes, and the first of a cascade's."""
 
 
-@register_host("vitrim.models.segmenter.Segmenter", "vitrim.models.vitdet.Detector")
 class DenseHost(Host):
     """`segmenter:` and `vitdet:` models around any supported backbone: [dense tasks](dense.md)."""
 
@@ -54,118 +52,12 @@ class DenseHost(Host):
         return replace(own, dense=True, head_rows=None, takes_maximum=False, num_classes=model.num_classes)
 
     @classmethod
-    def layout(cls, model: Any) -> Layout:
-        """The layout of the backbone, which may have none of the `facts` of a host of blocks: ViTTM."""
-        return _inner(model).layout(model.backbone)
-
-    @classmethod
     def form(cls, model: Any) -> Hashable:
         return _inner(model).form(model.backbone)
 
     @classmethod
-    def classifiers(cls, model: nn.Module) -> list[nn.Module]:
-        raise UnsupportedModelError(f"{type(model).__name__} has no classifier: its head reads every patch")
-
-    @classmethod
-    def dense_feature(cls, model: Any) -> nn.Module:
-        """The module whose input (the tokens of all patches, or their map) stands for what the backbone hands out."""
-        return model.decoder if hasattr(model, "decoder") else model.pyramid  # type: ignore[no-any-return]
-
-    @classmethod
-    def compared(cls, model: Any) -> list[nn.Module]:
-        return [cls.dense_feature(model)]
-
-    @classmethod
-    def front_name(cls, model: Any) -> str:
-        return model.front_name  # type: ignore[no-any-return]
-
-    @classmethod
-    def front(cls, model: Any, images: Tensor) -> Any:
-        return model.front(images)
-
-    @classmethod
-    def task(cls, model: Any) -> str:
-        return model.task  # type: ignore[no-any-return]
-
-    @classmethod
-    def num_classes(cls, model: Any) -> int:
-        return model.num_classes  # type: ignore[no-any-return]
-
-    @classmethod
-    def classifier_names(cls, model: Any) -> tuple[str, ...]:
-        # layers with one row per class; those of a Detector have one more, for the background
-        names = ("decoder.head", "decoder.mask_norm")
-        return tuple(name for name, _ in model.named_modules() if name in names)
-
-    @classmethod
-    def classes_in(cls, model: Any, weights: Mapping[str, Tensor]) -> int | None:
-        rows = [len(weights[name]) for name in SCORES if name in weights]
-        return rows[0] - 1 if rows else super().classes_in(model, weights)  # one row is the background's
-
-    @classmethod
-    def reset_head(cls, model: Any, num_classes: int) -> None:
-        model.reset_classifier(num_classes)
-
-    @classmethod
-    def roles(cls, model: Any) -> dict[str, Role]:
-        inner = _inner(model).roles(model.backbone)
-        deepest = max((role.layer for role in inner.values() if role.layer is not None), default=None)
-        blocks = cls.blocks(model)
-        head = len(blocks) + 1 if blocks else None if deepest is None else deepest + 1
-        undecayed = cls.undecayed(model)
-        found: dict[str, Role] = {}
-        for name, _ in model.named_parameters():
-            if name.startswith(BACKBONE):
-                found[name] = inner[name.removeprefix(BACKBONE)]
-            else:
-                part: Part = "method" if METHOD in name.split(".") else "head"
-                found[name] = Role(part, head, name not in undecayed)
-        return found
-
-    @classmethod
-    def undecayed(cls, model: Any) -> Collection[str]:
-        decoder: Any = getattr(model, "decoder", None)
-        names = decoder.no_weight_decay() if hasattr(decoder, "no_weight_decay") else ()
-        return {f"decoder.{name}" for name in names}
-
-    @classmethod
-    def preprocessing(cls, model: Any) -> Preprocessing:
-        return _inner(model).preprocessing(model.backbone)
-
-    @classmethod
-    def input_size(cls, model: Any) -> tuple[int, int, int] | None:
-        return _inner(model).input_size(model.backbone)
-
-    @classmethod
-    def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:
-        _inner(model).checkpoint_gradients(model.backbone, on)
-
-    @classmethod
-    def has_idle_parameters(cls, model: Any) -> bool:
-        return _inner(model).has_idle_parameters(model.backbone)
-
-    @classmethod
-    def patch_dropout(cls, model: Any) -> Any | None:
-        return _inner(model).patch_dropout(model.backbone)
-
-    @classmethod
-    def architecture(cls, model: Any) -> str:
-        kind = "segmenter" if hasattr(model, "decoder") else "vitdet"
-        return f"{kind}:{_inner(model).architecture(model.backbone)}"
-
-    @classmethod
-    def set_fused(cls, model: Any, fused: bool) -> bool:
-        return _inner(model).set_fused(model.backbone, fused)
-
-    @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:
         return _inner(model).patch_maker(model.backbone)
-
-    @classmethod
-    def tokens(cls, model: Any, images: Tensor) -> Tensor:
-        """Tokens (B, P, C) of all patches, without prefix, as the head reads them."""
-        tokens, _ = model.tokens(images)
-        return tokens  # type: ignore[no-any-return]
 
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
@@ -183,4 +75,79 @@ class DenseHost(Host):
 
 def _inner(model: Any) -> type[Host]:
     """The host of the backbone, which the model looked up when it was made: `form` is asked in every forward."""
-    return model.host  # type: ignore[no-any-return]
+    return model.library.host or Host
+
+
+class DenseLibrary(Library):
+    """What concerns the backbone is asked of its own library."""
+
+    name = "vitrim"
+
+    def tasks(self, model: Any) -> tuple[str, ...]:
+        return (model.task,)
+
+    def front(self, model: Any) -> tuple[str, Callable[[Tensor], Any]]:
+        return model.front_name, model.front
+
+    def readers(self, model: Any) -> list[nn.Module]:
+        """What reads the tokens of all patches, or their map, as the backbone hands them out."""
+        return [model.decoder if hasattr(model, "decoder") else model.pyramid]
+
+    def class_layers(self, model: Any) -> dict[str, int]:
+        decoder = {name: 0 for name, _ in model.named_modules() if name in ("decoder.head", "decoder.mask_norm")}
+        return decoder or dict.fromkeys(SCORES, 1)  # the background has a row, too
+
+    def num_classes(self, model: Any) -> int:
+        return model.num_classes  # type: ignore[no-any-return]
+
+    def reset_head(self, model: Any, num_classes: int) -> None:
+        model.reset_classifier(num_classes)
+
+    def layout(self, model: Any) -> Layout:
+        inner: Library = model.library
+        return inner.layout(model.backbone)
+
+    def tokens(self, model: Any, images: Tensor) -> Tensor:
+        """Tokens (B, P, C) of all patches, without prefix, as the head reads them."""
+        tokens, _ = model.tokens(images)
+        return tokens  # type: ignore[no-any-return]
+
+    def roles(self, model: Any) -> dict[str, Role]:
+        inner: dict[str, Role] = model.library.roles(model.backbone)
+        deepest = max((role.layer for role in inner.values() if role.layer is not None), default=None)
+        blocks = self.trunk_layers(model)
+        head = len(blocks) + 1 if blocks else None if deepest is None else deepest + 1
+        decoder: Any = getattr(model, "decoder", None)
+        named = decoder.no_weight_decay() if hasattr(decoder, "no_weight_decay") else ()
+        undecayed = {f"decoder.{name}" for name in named}
+        found: dict[str, Role] = {}
+        for name, _ in model.named_parameters():
+            if name.startswith(BACKBONE):
+                found[name] = inner[name.removeprefix(BACKBONE)]
+            else:
+                part: Part = "method" if METHOD in name.split(".") else "head"
+                found[name] = Role(part, head, name not in undecayed)
+        return found
+
+    def has_idle_parameters(self, model: Any) -> bool:
+        return model.library.has_idle_parameters(model.backbone)  # type: ignore[no-any-return]
+
+    def preprocessing(self, model: Any) -> Preprocessing:
+        inner: Library = model.library
+        return inner.preprocessing(model.backbone)
+
+    def input_size(self, model: Any) -> tuple[int, int, int] | None:
+        return model.library.input_size(model.backbone)  # type: ignore[no-any-return]
+
+    def checkpoint_gradients(self, model: Any, on: bool = True) -> None:
+        model.library.checkpoint_gradients(model.backbone, on)
+
+    def patch_dropout(self, model: Any) -> Any | None:
+        return model.library.patch_dropout(model.backbone)
+
+    def set_fused(self, model: Any, fused: bool) -> bool:
+        return model.library.set_fused(model.backbone, fused)  # type: ignore[no-any-return]
+
+    def architecture(self, model: Any) -> str:
+        kind = "segmenter" if hasattr(model, "decoder") else "vitdet"
+        return f"{kind}:{model.library.architecture(model.backbone)}"

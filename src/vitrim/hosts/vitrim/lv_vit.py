@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vitrim.core.hooks import DenseCall
 from vitrim.core.plan import HostFacts
-from vitrim.core.registry import register_host
 from vitrim.core.tokens import TokenState, take
 from vitrim.core.trace import Trace
 from vitrim.hosts.timm.common import TimmHost
@@ -47,7 +46,6 @@ def without_padding(x: Tensor, state: TokenState) -> Tensor:
     return take(x, torch.where(state.mask, own, first))
 
 
-@register_host("vitrim.models.lv_vit.LVViT")
 class LVViTHost(TimmHost):
     """LV-ViT, with the auxiliary head or without. See [models](models/README.md).
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from vitrim.core.registry import register_host
 from vitrim.hosts.timm.common import TimmHost
 from vitrim.hosts.timm.vit import ReducedTimmBlock
 from vitrim.models.t2t_vit import T2TViT
 
 
-@register_host("vitrim.models.t2t_vit.T2TViT")
 class T2TViTHost(TimmHost):
     """T2T-ViT: its blocks are timm's; the stem is not reduced. See [models](models/README.md)."""
 

@@ -1,7 +1,8 @@
-"""Answers that hold for all timm models, including the convolutional ones that vitrim does not reduce."""
+"""What is known of all timm models, including the convolutional ones that vitrim does not reduce."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Any, ClassVar, cast
@@ -10,18 +11,16 @@ import numpy as np
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 
-from vitrim.core.host import Host
-from vitrim.core.modules import input_channels, pair
-from vitrim.core.plan import Part, Preprocessing
-from vitrim.core.registry import register_library
+from vitrim.core.library import Library, input_channels, no_tokens, pair
+from vitrim.core.plan import Part, Preprocessing, Starting
 from vitrim.errors import VitrimError
+from vitrim.hosts.timm.common import TimmHost
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
 """Interpolation modes of timm."""
 
 
-@register_library("timm")
-class TimmModel(Host):
+class TimmLibrary(Library):
     """Any model with timm's conventions: ``pretrained_cfg``, ``reset_classifier``, ``group_matcher`` and so on.
 
     Each is asked for only if the model has it.
@@ -35,30 +34,84 @@ class TimmModel(Host):
         "stem": ("patch_embed", "embed", "embeds"),
     }
 
-    @classmethod
-    def find_classifiers(cls, model: Any) -> list[nn.Module]:
+    def family(self) -> type[TimmHost] | None:
+        """The family of the model if its models are laid out as timm's are."""
+        return self.host if self.host is not None and issubclass(self.host, TimmHost) else None
+
+    def classifiers(self, model: Any) -> list[nn.Module]:
         if not hasattr(model, "get_classifier"):
             return []
         found = model.get_classifier()
         return [layer for layer in (found if isinstance(found, tuple | list) else (found,)) if layer is not None]
 
-    @classmethod
-    def classifier_names(cls, model: nn.Module) -> tuple[str, ...]:
+    def class_layers(self, model: nn.Module) -> dict[str, int]:
         names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
-        return (names,) if isinstance(names, str) else tuple(names)
+        return dict.fromkeys((names,) if isinstance(names, str) else names, 0)
 
-    @classmethod
-    def num_classes(cls, model: nn.Module) -> int | None:
-        return cast("int | None", getattr(model, "num_classes", None))
-
-    @classmethod
-    def class_names(cls, model: nn.Module) -> Sequence[str] | None:
+    def class_names(self, model: nn.Module) -> Sequence[str] | None:
         own = super().class_names(model)
-        told: Sequence[str] | None = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
-        return told if own is None else own
+        named: Sequence[str] | None = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
+        return named if own is None else own
 
-    @classmethod
-    def resampled(cls, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def reset_head(self, model: Any, num_classes: int) -> None:
+        if not hasattr(model, "reset_classifier"):
+            super().reset_head(model, num_classes)
+        model.reset_classifier(num_classes)
+
+    def features_and_logits(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        if not hasattr(model, "forward_features") or not hasattr(model, "forward_head"):
+            return super().features_and_logits(model, images)
+        tokens: Tensor = model.forward_features(images)
+        return tokens, model.forward_head(tokens)
+
+    def without_head(self, model: Any) -> nn.Module:
+        if self.family() is None:
+            raise no_tokens(model)
+        model.reset_classifier(0, "")  # an attention pooling goes, too; a norm behind the mean stays
+        return model  # type: ignore[no-any-return]
+
+    def tokens(self, model: Any, images: Tensor) -> Tensor:
+        if self.family() is None:
+            raise no_tokens(model)
+        embed: Any = getattr(model, "patch_embed", None)
+        size = images.shape[2], images.shape[3]
+        if getattr(embed, "strict_img_size", False) and size != tuple(embed.img_size):
+            raise VitrimError(
+                f"images of {size[0]} x {size[1]} px: this {type(model).__name__} takes {embed.img_size[0]} x "
+                f"{embed.img_size[1]} only; create it with img_size={list(size)}, or dynamic_img_size=true if it has "
+                "that"
+            )
+        found = model.forward_features(images)
+        tokens: Tensor = found["patches"] if isinstance(found, dict) else found  # a dict of NaFlexVit
+        norm = getattr(model, "fc_norm", None)
+        return tokens if norm is None else norm(tokens)
+
+    def layers(self, model: Any, parts: Mapping[str, Part]) -> Mapping[str, int] | None:
+        if not hasattr(model, "group_matcher"):
+            return super().layers(model, parts)
+        from timm.models import group_parameters
+
+        found = cast("dict[str, int]", group_parameters(model, model.group_matcher(coarse=False), reverse=True))
+        return {name: found[name] for name in parts}
+
+    def undecayed(self, model: Any) -> Collection[str]:
+        return cast("Collection[str]", model.no_weight_decay()) if hasattr(model, "no_weight_decay") else ()
+
+    def starting(self, model: Any) -> Starting | None:
+        family, positions = self.family(), getattr(model, "pos_embed", None)
+        if family is None or positions is None:
+            return None
+        attentions: list[Any] = [getattr(block, "attn", None) for block in family.blocks(model)]
+        joint = [getattr(attn, "qkv", None) for attn in attentions]
+        if not all(isinstance(qkv, nn.Linear) and qkv.out_features == 3 * qkv.in_features for qkv in joint):
+            return None
+        rows, columns = family.facts(model).grid_size
+        return Starting(
+            tuple((*attn.qkv.weight.detach().chunk(3), attn.proj.weight.detach()) for attn in attentions),
+            positions.detach()[0, -rows * columns :],
+        )
+
+    def resampled(self, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         found = dict(weights)
         kernel, own = found.get("patch_embed.proj.weight"), getattr(getattr(model, "patch_embed", None), "proj", None)
         if kernel is not None and own is not None and kernel.shape[2:] != own.weight.shape[2:]:
@@ -70,34 +123,7 @@ class TimmModel(Host):
             found["pos_embed"] = resample_abs_pos_embed(table, grid, num_prefix_tokens=prefix)
         return found
 
-    @classmethod
-    def reset_head(cls, model: Any, num_classes: int) -> None:
-        if not hasattr(model, "reset_classifier"):
-            super().reset_head(model, num_classes)
-        model.reset_classifier(num_classes)
-
-    @classmethod
-    def features_and_logits(cls, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-        if not hasattr(model, "forward_features") or not hasattr(model, "forward_head"):
-            return super().features_and_logits(model, images)
-        tokens: Tensor = model.forward_features(images)
-        return tokens, model.forward_head(tokens)
-
-    @classmethod
-    def layers(cls, model: Any, parts: Mapping[str, Part]) -> Mapping[str, int] | None:
-        if not hasattr(model, "group_matcher"):
-            return super().layers(model, parts)
-        from timm.models import group_parameters
-
-        found = cast("dict[str, int]", group_parameters(model, model.group_matcher(coarse=False), reverse=True))
-        return {name: found[name] for name in parts}
-
-    @classmethod
-    def undecayed(cls, model: Any) -> Collection[str]:
-        return cast("Collection[str]", model.no_weight_decay()) if hasattr(model, "no_weight_decay") else ()
-
-    @classmethod
-    def preprocessing(cls, model: nn.Module) -> Preprocessing:
+    def preprocessing(self, model: nn.Module) -> Preprocessing:
         if not _says_its_images(model):
             return super().preprocessing(model)
         config = _image_config(model)
@@ -117,27 +143,41 @@ class TimmModel(Host):
             transform=getattr(model, "eval_transform", None),
         )
 
-    @classmethod
-    def input_size(cls, model: Any) -> tuple[int, int, int] | None:
-        if not hasattr(model, "pretrained_cfg"):
-            return None
+    def input_size(self, model: Any) -> tuple[int, int, int] | None:
+        if self.host is not None or not hasattr(model, "pretrained_cfg"):
+            return super().input_size(model)
         channels, *size = model.pretrained_cfg["input_size"]
         height, width = getattr(model, "img_size", size)
         return getattr(model, "in_chans", channels), height, width
 
-    @classmethod
-    def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:
+    def resized(self, model: Any, size: int) -> nn.Module | None:
+        from timm.models.vision_transformer import VisionTransformer
+
+        if not isinstance(model, VisionTransformer) or size % max(model.patch_embed.patch_size):
+            return None
+        found = copy.deepcopy(model)
+        found.set_input_size((size, size))
+        return found
+
+    def checkpoint_gradients(self, model: Any, on: bool = True) -> None:
         if not hasattr(model, "set_grad_checkpointing"):
             super().checkpoint_gradients(model, on)
         model.set_grad_checkpointing(on)
 
-    @classmethod
-    def patch_dropout(cls, model: nn.Module) -> Any | None:
+    def patch_dropout(self, model: nn.Module) -> Any | None:
         found = getattr(model, "patch_drop", None)
         return found if hasattr(found, "prob") else None
 
-    @classmethod
-    def architecture(cls, model: nn.Module) -> str:
+    def set_fused(self, model: nn.Module, fused: bool) -> bool:
+        if self.family() is None:
+            return False
+        module: Any
+        for module in model.modules():  # attention pooling has the switch, too
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
+        return True
+
+    def architecture(self, model: nn.Module) -> str:
         config = getattr(model, "pretrained_cfg", None)
         named = config.get("architecture") if isinstance(config, dict) else None
         return named or super().architecture(model)

@@ -1,22 +1,21 @@
-"""Answers that hold for all Hugging Face models, including the convolutional ones that vitrim does not reduce."""
+"""What is known of all Hugging Face models, including the convolutional ones that vitrim does not reduce."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import transformers
 from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
-from vitrim.core.host import Host
-from vitrim.core.modules import input_channels, pair
+from vitrim.core.library import Library, input_channels, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing
-from vitrim.core.registry import reads_prompts, register_library
+from vitrim.core.registry import reads_prompts
 from vitrim.errors import VitrimError, first_line
-
-CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
-"""Names of the last layers of the library's image classifiers."""
+from vitrim.hosts.transformers.common import CLASSIFIERS, TransformersHost, classifiers
 
 
 class Processed:
@@ -39,8 +38,7 @@ class Processed:
         return pixels
 
 
-@register_library("transformers")
-class TransformersModel(Host):
+class TransformersLibrary(Library):
     """Any model of Hugging Face transformers."""
 
     name = "transformers"
@@ -51,22 +49,19 @@ class TransformersModel(Host):
         "stem": ("embeddings", "patch_embed"),
     }
 
-    @classmethod
-    def find_classifiers(cls, model: nn.Module) -> list[nn.Module]:
-        return [getattr(model, name) for name in CLASSIFIERS if hasattr(model, name)]
+    def family(self) -> type[TransformersHost] | None:
+        """The family of the model, if it has one."""
+        return self.host if self.host is not None and issubclass(self.host, TransformersHost) else None
 
-    @classmethod
-    def undecayed(cls, model: nn.Module) -> Collection[str]:
-        return cls.parts["tokens"]  # the library itself does not say
+    def classifiers(self, model: nn.Module) -> list[nn.Module]:
+        return classifiers(model)
 
-    @classmethod
-    def num_classes(cls, model: Any) -> int | None:
-        if not cls.find_classifiers(model):
+    def num_classes(self, model: Any) -> int | None:
+        if not self.classifiers(model):
             return None
         return model.config.num_labels  # type: ignore[no-any-return]
 
-    @classmethod
-    def class_names(cls, model: Any) -> Sequence[str] | None:
+    def class_names(self, model: Any) -> Sequence[str] | None:
         own = super().class_names(model)
         if own is not None:  # of a run, which may have trained the head for other classes
             return own
@@ -74,10 +69,9 @@ class TransformersModel(Host):
         unnamed = all(name == f"LABEL_{label}" for label, name in enumerate(names))  # as the library fills them in
         return None if unnamed else names
 
-    @classmethod
-    def reset_head(cls, model: Any, num_classes: int) -> None:
-        names = cls.classifier_names(model)
-        if not names or len(names) != len(cls.find_classifiers(model)):
+    def reset_head(self, model: Any, num_classes: int) -> None:
+        names = self.class_layers(model)
+        if not names or len(names) != len(self.classifiers(model)):
             super().reset_head(model, num_classes)
         for name in names:
             old = model.get_submodule(name)
@@ -87,14 +81,54 @@ class TransformersModel(Host):
             model.set_submodule(name, new)
         model.config.num_labels = model.num_labels = num_classes
 
-    @classmethod
-    def logits(cls, output: Any) -> Tensor:
+    def logits(self, output: Any) -> Tensor:
         return output[0] if isinstance(output, tuple) else super().logits(output)  # return_dict=False
 
-    @classmethod
-    def preprocessing(cls, model: Any) -> Preprocessing:
+    def features_and_logits(self, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        family = self.family()
+        if family is None:
+            return super().features_and_logits(model, images)
+        self.readers(model)  # refuses a model without
+        seen: list[Tensor] = []
+        # a classifier's own output has no last hidden states, and `output_hidden_states` asks for full grids
+        hook = family.trunk(model).register_forward_hook(lambda trunk, args, output: seen.append(output[0]))
+        try:
+            logits = self.logits(model(images))
+        finally:
+            hook.remove()
+        return seen[0], logits
+
+    def without_head(self, model: nn.Module) -> nn.Module:
+        family = self.family()
+        if family is None or not family.tokens_of_images:
+            raise no_tokens(model)
+        trunk: nn.Module = family.trunk(model)
+        if hasattr(trunk, "forward_with_filtered_kwargs"):  # an AutoBackbone: maps of some layers
+            raise no_tokens(trunk)
+        return trunk
+
+    def tokens(self, model: Any, images: Tensor) -> Tensor:
+        family = self.family()
+        if family is None or not family.tokens_of_images:
+            raise no_tokens(model)
+        size = images.shape[2], images.shape[3]
+        resized = size != family.image_size(model.config) and "interpolate_pos_encoding" in _arguments(model.__class__)
+        options = {"interpolate_pos_encoding": True} if resized else {}
+        try:
+            return model(images, **options).last_hidden_state  # type: ignore[no-any-return]
+        except ValueError as error:
+            raise VitrimError(f"{type(model).__name__} does not take these images: {first_line(error)}") from error
+
+    def undecayed(self, model: nn.Module) -> Collection[str]:
+        return self.parts["tokens"]  # the library itself does not say
+
+    def has_idle_parameters(self, model: nn.Module) -> bool:
+        return True  # some classifiers have poolers and second towers that classification does not reach
+
+    def preprocessing(self, model: Any) -> Preprocessing:
         own = super().preprocessing(model)
-        size = own.size or cls.configured_size(model.config)
+        config = getattr(model.config, "vision_config", model.config)
+        size = own.size or pair(getattr(config, "image_size", None))
         if own.transform is not None:
             return Preprocessing(own.channels, size, own.mean, own.std, transform=own.transform)
         source = model.config._name_or_path
@@ -104,13 +138,7 @@ class TransformersModel(Host):
         mean, std = tuple(processed.processor.image_mean), tuple(processed.processor.image_std)
         return Preprocessing(own.channels, size, mean, std, transform=processed)
 
-    @classmethod
-    def configured_size(cls, config: Any) -> tuple[int, int] | None:
-        """Height and width of the images according to a model's config, or to its vision part."""
-        return pair(getattr(getattr(config, "vision_config", config), "image_size", None))
-
-    @classmethod
-    def checkpoint_gradients(cls, model: Any, on: bool = True) -> None:
+    def checkpoint_gradients(self, model: Any, on: bool = True) -> None:
         if not getattr(model, "supports_gradient_checkpointing", False):
             super().checkpoint_gradients(model, on)
         if on:
@@ -118,9 +146,18 @@ class TransformersModel(Host):
         else:
             model.gradient_checkpointing_disable()
 
-    @classmethod
-    def has_idle_parameters(cls, model: nn.Module) -> bool:
-        return True  # some classifiers have poolers and second towers that classification does not reach
+    def set_fused(self, model: nn.Module, fused: bool) -> bool:
+        family = self.family()
+        if family is None or not family.chooses_kernel:
+            return False
+        family.trunk(model).config._attn_implementation = "sdpa" if fused else "eager"
+        return True
+
+
+@cache
+def _arguments(kind: Any) -> frozenset[str]:
+    """The names of the arguments of the forward of a class."""
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def class_for(config: Any) -> Any:

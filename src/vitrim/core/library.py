@@ -1,0 +1,345 @@
+"""`Library`: what training and measuring ask of any model, answered once per library of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from vitrim.core.host import Host
+from vitrim.core.plan import Layout, Part, Preprocessing, Role, Starting
+from vitrim.errors import UnsupportedModelError, VitrimError
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+METHOD = "reducer"
+"""The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
+
+
+class Dense:
+    """What only models for segmentation and detection answer; the defaults are of a model for labels of images."""
+
+    learns: ClassVar[bool] = True
+    """Models can be trained on their task here, and not only by their library."""
+    takes_one_size: ClassVar[bool] = False
+    """Models take images of their own size only, which a larger image must be cut into."""
+    sees_unpadded: ClassVar[bool] = False
+    """A detector takes images of any size and shape, one by one, and was trained without padding."""
+
+    def tasks(self, model: nn.Module) -> tuple[str, ...]:
+        """The tasks that ``model`` can be evaluated in, the one it is made for first; empty: labels of whole images."""
+        return ()
+
+    def pixel_scores(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Class scores (B, K, H, W) of every pixel of ``images`` (B, C, H, W)."""
+        return self.logits(model(images))
+
+    def detections(
+        self, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
+    ) -> list[dict[str, Tensor]]:
+        """The objects in ``images`` (B, C, H, W), per image as `vitrim.models.vitdet.Detector` gives them.
+
+        ``sizes`` are those of each image in its top left corner, where the rest is padding.
+        """
+        found: list[dict[str, Tensor]] = model(images) if sizes is None else model(images, sizes)
+        return found
+
+    def front(self, model: nn.Module) -> tuple[str, Callable[[Tensor], Any]] | None:
+        """The part of the forward before the heads, which a reduction makes faster: its name, and a function of images.
+
+        None: the model is measured as a whole.
+        """
+        return None
+
+    def logits(self, output: Any) -> Tensor:
+        """Logits from the output of the model."""
+        raise NotImplementedError
+
+
+class Library(Dense):
+    """What is known of every model of a library, whether it can be reduced or not.
+
+    `vitrim.core.registry.ask(model)` makes one. A subclass answers for one library; where a family of models differs,
+    a subclass of that one answers for the family.
+
+    Attributes:
+        host: the family of the model, which is asked for blocks and facts; None where there is none.
+    """
+
+    name: ClassVar[str] = ""
+    """Name of the library."""
+    runs_on_meta: ClassVar[bool] = True
+    """The forward follows from shapes: it reads no value, so that it runs on the meta device."""
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {}
+    """The library's names for what is not trunk: patterns of one part of a dotted name, ``{"tokens": ("*_token",)}``.
+    Where several match, the part that is listed first counts. Classifiers and the `Host.patch_maker` need no name."""
+
+    def __init__(self, host: type[Host] | None = None) -> None:
+        self.host = host
+
+    # ---- classes and heads
+
+    def classifiers(self, model: nn.Module) -> list[nn.Module]:
+        """The layers that turn the feature (B, C) into logits; none in a bare feature extractor."""
+        return []
+
+    def readers(self, model: nn.Module) -> list[nn.Module]:
+        """The modules whose inputs are compared with the dense model's: by default the classifiers.
+
+        Raises:
+            UnsupportedModelError: a model without a classifier, such as a bare feature extractor.
+        """
+        found = self.classifiers(model)
+        if not found:
+            raise UnsupportedModelError(f"{type(model).__name__} has no classifier")
+        return found
+
+    def class_layers(self, model: nn.Module) -> dict[str, int]:
+        """The layers of ``model`` with one row per class, by name: how many rows they have besides (a background's)."""
+        layers = [layer for found in self.classifiers(model) for layer in found.modules()]
+        linear = {id(layer) for layer in layers if isinstance(layer, nn.Linear)}
+        return {name: 0 for name, module in model.named_modules() if id(module) in linear}
+
+    def num_classes(self, model: nn.Module) -> int | None:
+        """Classes of the head; None where the model does not say."""
+        own: int | None = getattr(model, "num_classes", None)
+        return own if own is not None or self.host is None else self.host.facts(model).num_classes
+
+    def class_names(self, model: nn.Module) -> Sequence[str] | None:
+        """The names of the classes that ``model`` predicts, in order; None where it does not say.
+
+        A model of a run has them as its ``class_names``.
+        """
+        return getattr(model, "class_names", None)
+
+    def reset_head(self, model: nn.Module, num_classes: int) -> None:
+        """Give ``model`` a new head for ``num_classes``, with fresh weights as its library makes them.
+
+        Raises:
+            VitrimError: the head of such a model cannot be replaced.
+        """
+        raise VitrimError(
+            f"{type(model).__name__} cannot be given {num_classes} classes: create it with that many (model_options), "
+            "as vitrim does not know how to replace its head"
+        )
+
+    def logits(self, output: Any) -> Tensor:
+        """(B, K) logits from the output of the model: the tensor itself, or its entry ``logits``."""
+        if isinstance(output, Tensor):
+            return output
+        logits: Tensor = output["logits"] if isinstance(output, dict) else output.logits
+        return logits
+
+    # ---- tokens
+
+    def features_and_logits(self, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B, N, C) that the head reads, and logits (B, K), of one forward on ``images`` (B, C, H, W).
+
+        Raises:
+            VitrimError: the model does not come apart into its two halves.
+        """
+        raise VitrimError(
+            f"this loss compares tokens, and {type(model).__name__} does not give them: it needs a forward in two "
+            "halves, tokens and then the head"
+        )
+
+    def without_head(self, model: nn.Module) -> nn.Module:
+        """The model without pooling and classifiers, or the part of it that makes tokens: the backbone of a dense head.
+
+        ``model`` itself may be changed.
+
+        Raises:
+            UnsupportedModelError: nothing is known about its tokens.
+        """
+        raise no_tokens(model)
+
+    def tokens(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Tokens (B, N, C) of ``images`` (B, C, H, W) after the last norm, prefix in front, patches in raster order.
+
+        Args:
+            model: as `without_head` leaves it, reduced or not.
+            images: of whole patches.
+
+        Raises:
+            VitrimError: the model hands out no tokens, or takes images of another size only.
+        """
+        raise no_tokens(model)
+
+    def layout(self, model: nn.Module) -> Layout:
+        """The layout of `tokens`.
+
+        Raises:
+            UnsupportedModelError: as `without_head`.
+        """
+        if self.host is None:
+            raise no_tokens(model)
+        facts = self.host.facts(model)
+        (rows, columns), (_, height, width) = facts.grid_size, facts.input_size
+        # images need not be whole patches; where several convolutions make the patches, they pad
+        patch_size = _stride_of(self.host.patch_maker(model)) or (height // rows, width // columns)
+        return Layout(facts.dim, facts.num_prefix, patch_size)
+
+    # ---- parameters
+
+    def roles(self, model: nn.Module) -> dict[str, Role]:
+        """The role of every parameter of ``model``, by name, reduced or not.
+
+        They follow from the blocks, the classifiers, the `Host.patch_maker` and the names in `parts`.
+        """
+        heads = {id(p) for module in self.classifiers(model) for p in module.parameters()}
+        maker = None if self.host is None else self.host.patch_maker(model)
+        stem = set() if maker is None else {id(p) for p in maker.parameters()}
+        parts: dict[str, Part] = {}
+        for name, parameter in model.named_parameters():
+            known: Part = "head" if id(parameter) in heads else "stem" if id(parameter) in stem else "trunk"
+            parts[name] = "method" if METHOD in name.split(".") else _named_part(self.parts, name) or known
+        layers, undecayed = self.layers(model, parts), self.undecayed(model)
+        return {
+            name: Role(
+                part,
+                None if layers is None else layers[name],
+                not any(fnmatchcase(name, pattern) for pattern in undecayed),
+            )
+            for name, part in parts.items()
+        }
+
+    def layers(self, model: nn.Module, parts: Mapping[str, Part]) -> Mapping[str, int] | None:
+        """The layer of every parameter in ``parts``, see `Role`; None if the model does not name its layers.
+
+        By default what a model registers in front of its blocks is layer 0, and a norm behind them is of the last one.
+        """
+        blocks = self.trunk_layers(model)
+        if not blocks:
+            return None
+        inside = {id(p): depth for depth, block in enumerate(blocks, 1) for p in block.parameters()}
+        layers: dict[str, int] = {}
+        passed = 0
+        for name, parameter in model.named_parameters():
+            depth = inside.get(id(parameter))
+            if depth is None:
+                depth = {"trunk": passed, "head": len(blocks) + 1}.get(parts[name], 0)
+            else:
+                passed = len(blocks)
+            layers[name] = depth
+        return layers
+
+    def trunk_layers(self, model: nn.Module) -> list[nn.Module]:
+        """The blocks, and the layers of their kind behind them that are never reduced."""
+        return [] if self.host is None else self.host.blocks(model)
+
+    def undecayed(self, model: nn.Module) -> Collection[str]:
+        """Name patterns of parameters that weight decay leaves alone, besides vectors and positions."""
+        return ()
+
+    def starting(self, model: nn.Module) -> Starting | None:
+        """The weights of attention and the learned positions of ``model``, to be initialised; None without them."""
+        return None
+
+    def resampled(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """``weights`` of such a model with patch kernels and position tables of the sizes that ``model`` has."""
+        return weights
+
+    def has_idle_parameters(self, model: nn.Module) -> bool:
+        """Whether classification may leave parameters without a gradient: distributed runs must know."""
+        return False
+
+    # ---- images
+
+    def preprocessing(self, model: nn.Module) -> Preprocessing:
+        """The preprocessing of the images of ``model``.
+
+        By default a model may have an ``eval_transform``, from a PIL image in RGB to (C, H, W), with its ``mean`` and
+        ``std``, and an ``image_size``, one number or height and width.
+
+        Raises:
+            VitrimError: what the model says cannot be read, or is no preprocessing.
+        """
+        own: Any = getattr(model, "eval_transform", None)
+        normalises = own is not None and hasattr(own, "mean") and hasattr(own, "std")
+        return Preprocessing(
+            channels=input_channels(model),
+            size=pair(getattr(model, "image_size", None)),
+            mean=tuple(own.mean) if normalises else None,
+            std=tuple(own.std) if normalises else None,
+            transform=own,
+        )
+
+    def input_size(self, model: nn.Module) -> tuple[int, int, int] | None:
+        """Channels, height and width of the images ``model`` was made for; None where it does not say."""
+        return self.host.facts(model).input_size if self.host is not None and self.host.blocks(model) else None
+
+    def resized(self, model: nn.Module, size: int) -> nn.Module | None:
+        """A copy of ``model`` for square images of ``size`` pixels a side; None where its library cannot make one."""
+        return None
+
+    # ---- switches
+
+    def checkpoint_gradients(self, model: nn.Module, on: bool = True) -> None:
+        """Recompute activations in the backward pass instead of keeping them, or stop doing so.
+
+        Raises:
+            VitrimError: the model has no such switch.
+        """
+        raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
+
+    def patch_dropout(self, model: nn.Module) -> Any | None:
+        """The module that drops patches in training, a share of ``prob``; None if the model has none."""
+        return None
+
+    def set_fused(self, model: nn.Module, fused: bool) -> bool:
+        """Let attention run fused or written out; return whether the family has that choice."""
+        return False
+
+    def architecture(self, model: nn.Module) -> str:
+        """The library's name of the model, else its class."""
+        return type(model).__name__
+
+
+def no_tokens(model: nn.Module) -> UnsupportedModelError:
+    """The refusal of a backbone about whose tokens nothing is known."""
+    return UnsupportedModelError(
+        f"{type(model).__name__} hands out no tokens that a dense head could read: take a supported host "
+        "(`vitrim list hosts` prints them)"
+    )
+
+
+def input_channels(model: nn.Module) -> int:
+    """Channels of the images a model takes, 3 where nothing says otherwise.
+
+    Example:
+        >>> input_channels(nn.Sequential(nn.Conv2d(1, 8, 4))), input_channels(nn.Linear(3, 2))
+        (1, 3)
+    """
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return 3 if first is None else first.in_channels
+
+
+def pair(size: Any) -> tuple[int, int] | None:
+    """Height and width from one number for both, or from two; None stays None.
+
+    Example:
+        >>> pair(224), pair([32, 48]), pair(None)
+        ((224, 224), (32, 48), None)
+    """
+    if size is None or isinstance(size, int):
+        return None if size is None else (size, size)
+    return int(size[0]), int(size[1])
+
+
+def _stride_of(maker: nn.Module | None) -> tuple[int, int] | None:
+    """The stride of the one convolution in ``maker``; None if there is none, or several."""
+    found = [] if maker is None else [module for module in maker.modules() if isinstance(module, nn.Conv2d)]
+    return pair(found[0].stride) if len(found) == 1 else None
+
+
+def _named_part(parts: Mapping[Part, tuple[str, ...]], name: str) -> Part | None:
+    """The part that a parameter belongs to by its name alone."""
+    words = name.split(".")
+    for part, patterns in parts.items():
+        # a token is one tensor; a head or a stem may be a module of many
+        if any(fnmatchcase(word, pattern) for word in words[-1 if part == "tokens" else 0 :] for pattern in patterns):
+            return part
+    return None

@@ -1,0 +1,86 @@
+"""What is known of all torchvision models. Their `preprocessing` is that of an ``eval_transform``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.vision_transformer import VisionTransformer
+
+from vitrim.core.library import Library
+from vitrim.core.plan import Part
+from vitrim.errors import VitrimError
+
+
+class TorchvisionLibrary(Library):
+    """Any model of torchvision; the `VisionTransformer` has ``heads``, of which the last linear layer classifies."""
+
+    name = "torchvision"
+    parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        "tokens": ("*_token",),
+        "head": ("head", "heads", "fc", "classifier"),
+        "positions": ("pos_embedding",),
+        "stem": ("conv_proj",),
+    }
+
+    def classifiers(self, model: Any) -> list[nn.Module]:
+        return [model.heads] if self.last_linear(model) else []
+
+    def last_linear(self, model: Any) -> dict[str, nn.Linear]:
+        """The classifying layer of a `VisionTransformer` by its name; nothing if there is none."""
+        layers = model.heads.named_modules(prefix="heads") if isinstance(model, VisionTransformer) else ()
+        return dict([(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)][-1:])
+
+    def class_layers(self, model: nn.Module) -> dict[str, int]:
+        return dict.fromkeys(self.last_linear(model), 0)
+
+    def num_classes(self, model: Any) -> int | None:
+        if not isinstance(model, VisionTransformer):
+            return super().num_classes(model)
+        return sum(layer.out_features for layer in self.last_linear(model).values())
+
+    def reset_head(self, model: Any, num_classes: int) -> None:
+        found = self.last_linear(model)
+        if not found:
+            super().reset_head(model, num_classes)
+        for name, old in found.items():  # one
+            new = nn.Linear(old.in_features, num_classes, device=old.weight.device, dtype=old.weight.dtype)
+            nn.init.zeros_(new.weight)  # as the library starts it
+            nn.init.zeros_(new.bias)
+            model.set_submodule(name, new)
+        model.num_classes = num_classes
+
+    def features_and_logits(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(model, VisionTransformer):
+            return super().features_and_logits(model, images)
+        self.readers(model)  # refuses a model without
+        tokens = self.tokens_of(model, images)
+        return tokens, model.heads(tokens[:, 0])
+
+    def without_head(self, model: Any) -> nn.Module:
+        if not isinstance(model, VisionTransformer):
+            return super().without_head(model)
+        model.heads = nn.Identity()
+        return model  # type: ignore[no-any-return]
+
+    def tokens(self, model: Any, images: Tensor) -> Tensor:
+        if not isinstance(model, VisionTransformer):
+            return super().tokens(model, images)
+        height, width = images.shape[2:]
+        if (height, width) != (model.image_size, model.image_size):
+            raise VitrimError(
+                f"images of {height} x {width} px: this VisionTransformer of torchvision takes {model.image_size} x "
+                f"{model.image_size} only; create it with image_size"
+            )
+        return self.tokens_of(model, images)
+
+    def tokens_of(self, model: Any, images: Tensor) -> Tensor:
+        """As in ``VisionTransformer.forward``, which hands out no tokens."""
+        patches = model._process_input(images)
+        token = model.class_token.expand(patches.shape[0], -1, -1)
+        return model.encoder(torch.cat((token, patches), dim=1))  # type: ignore[no-any-return]
+
+    def undecayed(self, model: nn.Module) -> Collection[str]:
+        return self.parts["tokens"]  # the library itself does not say

@@ -1,0 +1,141 @@
+"""The written tables of ``hosts/LIBRARY/__init__.py``: they name what there is, and everything that there is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import timm
+from torch import nn
+
+import vitrim
+from vitrim.core import registry
+from vitrim.core.host import Host, VisionLanguage
+from vitrim.core.library import Library
+from vitrim.core.plan import Preprocessing
+from vitrim.core.registry import ask, hosts, libraries, missing_libraries, register_library, vision_languages
+from vitrim.hosts.timm.library import TimmLibrary
+
+INSTALLED = sorted(set(libraries()) - set(missing_libraries()))
+KINDS: dict[registry.Table, Any] = {"HOSTS": Host, "VISION_LANGUAGE": VisionLanguage, "LIBRARIES": Library}
+
+
+def resolved(library: str, place: str) -> Any:
+    file, _, name = place.partition(":")
+    return getattr(importlib.import_module(f".{file}", f"vitrim.hosts.{library}"), name)
+
+
+def modules(library: str) -> list[Any]:
+    """The files of a folder."""
+    registry.discover(f"vitrim.hosts.{library}")
+    prefix = f"vitrim.hosts.{library}."
+    return [module for name, module in sys.modules.items() if name.startswith(prefix)]
+
+
+@pytest.mark.parametrize("library", INSTALLED)
+def test_every_entry_is_there(library: str) -> None:
+    for table, kind in KINDS.items():
+        for key, place in registry._written(library, table).items():
+            assert issubclass(resolved(library, place), kind), key
+            where, _, name = key.rpartition(".")
+            assert key == library or isinstance(getattr(importlib.import_module(where), name), type), key
+            assert key.partition(".")[0] == library, "it is looked for in the folder of its library alone"
+    assert all(isinstance(resolved(library, place), str) for place in registry._written(library, "REFUSED").values())
+    assert all(callable(resolved(library, place)) for place in registry._written(library, "ON_REDUCE").values())
+
+
+@pytest.mark.parametrize("library", INSTALLED)
+def test_every_family_is_in_its_table(library: str) -> None:
+    """What has a name of its own, beside bases that several families share."""
+    for table, kind in KINDS.items():
+        written = {resolved(library, place) for place in registry._written(library, table).values()}
+        for module in modules(library):
+            for value in vars(module).values():
+                own = inspect.isclass(value) and issubclass(value, kind) and value.__module__ == module.__name__
+                if own and "name" in vars(value) and not value.__name__.startswith("_"):
+                    assert value in written or library == "dinov2", value
+
+
+def test_only_the_file_of_a_family_is_imported() -> None:
+    code = """
+import sys
+import transformers
+from transformers import ViTConfig, ViTModel
+import vitrim
+from vitrim.core.registry import ask, find_host
+model = ViTModel(ViTConfig(num_hidden_layers=1))
+find_host(model), ask(model)
+print(sorted(name for name in sys.modules if name.startswith("vitrim.hosts.transformers.")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    files = ["common", "library", "vit"]
+    assert done.stdout.strip() == str([f"vitrim.hosts.transformers.{file}" for file in files])
+
+
+def test_hosts_and_families_of_vision_language_models_are_listed() -> None:
+    for library in INSTALLED:
+        assert set(registry._written(library, "HOSTS")) <= set(hosts())
+        assert set(registry._written(library, "VISION_LANGUAGE")) <= set(vision_languages())
+
+
+# ---- hosts and libraries of users ------------------------------------------------------------------------------------
+
+
+class Mine(nn.Module):
+    """A model of no library."""
+
+
+KEY = f"{Mine.__module__}.{Mine.__qualname__}"
+
+
+@pytest.fixture(autouse=True)
+def _own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_HOSTS", "_LIBRARIES"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
+@pytest.mark.parametrize("name", ["preprocessing", "roles", "find_classifiers", "parts", "task"])
+def test_a_host_of_before_says_what_moved_where(name: str) -> None:
+    old = type("OldHost", (Host,), {name: None, "name": "old"})
+    with pytest.raises(
+        vitrim.VitrimError, match=f"^the host OldHost has {name}, which a subclass of .*Library"
+    ) as said:
+        vitrim.register_host(KEY)(old)
+    assert "\n" not in str(said.value)
+    assert registry.find_host(Mine()) is None
+
+
+def test_no_host_of_ours_has_what_moved() -> None:
+    for host in set(hosts().values()):
+        assert not {name for base in host.__mro__ if base is not Host for name in vars(base)} & registry.MOVED, host
+
+
+def test_a_host_is_small() -> None:
+    """What is asked for one caller's sake belongs to that caller; four class attributes and eleven methods are many."""
+    assert len([name for name in vars(Host) if not name.startswith("_")]) <= 16
+
+
+def test_a_library_answers_for_the_models_of_a_user() -> None:
+    assert isinstance(ask(Mine()), TimmLibrary)  # whose conventions are everybody's
+
+    @register_library(KEY)
+    class MyLibrary(Library):
+        def preprocessing(self, model: nn.Module) -> Preprocessing:
+            return Preprocessing(channels=1, size=(8, 8))
+
+    assert ask(Mine()).preprocessing(Mine()).size == (8, 8)
+    with pytest.raises(vitrim.VitrimError, match=f"library '{KEY}' is registered twice"):
+        register_library(KEY)(MyLibrary)
+    for key in ("timm", "timm.models.vision_transformer_sam.VisionTransformerSAM"):
+        with pytest.raises(vitrim.VitrimError, match=f"library '{key}' is registered twice"):
+            register_library(key)(MyLibrary)
+
+
+def test_a_library_knows_the_family() -> None:
+    model = timm.create_model("test_vit")
+    assert ask(model).host is registry.host_of(model)
+    assert ask(timm.create_model("test_resnet")).host is None
