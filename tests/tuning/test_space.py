@@ -15,9 +15,7 @@ from vitrim.tuning.cost import Cost, within
 from vitrim.tuning.space import Space, normal
 
 TUNABLE = [name for name, kind in methods().items() if kind.tunable is not None]
-WITH_LIST = [
-    name for name, kind in methods().items() if kind.tunable is not None and kind.tunable.per_layer is not None
-]
+WITH_LIST = [name for name in TUNABLE if getattr(methods()[name].tunable, "per_layer", None) is not None]
 
 MODEL = create_model("test_vit", options={"img_size": 64, "patch_size": 8, "depth": 6})
 
@@ -28,7 +26,7 @@ def space(name: str, **options: object) -> Space:
 
 @pytest.mark.parametrize("name", TUNABLE)
 def test_a_setting_has_a_value_for_all_blocks_or_one_for_each(name: str) -> None:
-    kind, one = methods()[name], space(name)
+    one = space(name)
     constant = one.constant(0.3)
     assert not isinstance(getattr(constant, one.tunable.option), tuple)
     stages = one.base.stages(6)

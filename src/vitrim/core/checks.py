@@ -87,7 +87,7 @@ def head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
 
 
 def restores(config: MethodConfig) -> bool:
-    """Tell whether the options themselves ask for pruned patches to come back."""
+    """Whether the options themselves ask for pruned patches to come back."""
     return config.restore not in (None, "zeros")
 
 
@@ -172,16 +172,19 @@ def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.
     return maker
 
 
-def check_last_block(config: MethodConfig, reducer: Reducer[Any], rows: int | None) -> None:
-    """Raise `UnsupportedModelError` if the last block computes only some ``rows``, and its reducer needs all."""
-    if rows is not None and reducer.needs_full_last_block:
+def check_reducers(
+    config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]], rows: int | None
+) -> None:
+    """Refuse reducers that the ``blocks`` cannot carry; of the last block only some ``rows`` are computed, if given.
+
+    Raises:
+        UnsupportedModelError: the last reducer needs all rows, or the method would add parameters to a model that is
+            sharded already.
+    """
+    if rows is not None and reducers[-1].needs_full_last_block:
         raise UnsupportedModelError(
             f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
         )
-
-
-def check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]]) -> None:
-    """Raise `UnsupportedModelError` if the method would add parameters to a model that is sharded already."""
     learned = any(parameter.requires_grad for reducer in reducers for parameter in reducer.parameters())
     if learned and any(map(sharded, blocks)):
         raise UnsupportedModelError(

@@ -17,7 +17,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.method import Needs, StagedConfig, refuse_align
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Keep, Pattern, check_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
@@ -91,7 +91,6 @@ class FixedRadial(StagedConfig):
         return counts
 
 
-@register_method
 class L1(FixedRadial):
     """`FixedRadial` with the distance |x| + |y|: a diamond.
 
@@ -104,7 +103,6 @@ class L1(FixedRadial):
     norm = "l1"
 
 
-@register_method
 class L2(FixedRadial):
     """`FixedRadial` with the Euclidean distance: a disc.
 
@@ -117,7 +115,6 @@ class L2(FixedRadial):
     norm = "l2"
 
 
-@register_method
 class Linf(FixedRadial):
     """`FixedRadial` with the distance max(|x|, |y|): a square.
 
@@ -169,7 +166,9 @@ class WithinLine(Within):
         return [patch for patch, d in enumerate(distance) if d <= max(radius, min(distance))]
 
 
-@reduces(FixedRadial)
+@register(Linf)
+@register(L2)
+@register(L1)
 class FixedRadialReducer(Reducer[FixedRadial]):
     site = "before"
 
