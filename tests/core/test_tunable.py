@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitrim.core.registry import make_method, methods
+from vitrim.core.registry import make_method, methods, parse_method
 
 PATCHES, LAYERS = 64, 6
 TUNABLES = {name: kind.tunable for name, kind in methods().items() if kind.tunable is not None}
@@ -74,3 +74,25 @@ def test_thresholds_per_layer_are_those_of_one_for_all() -> None:
     plain = make_method("atm", **alpha.fixed, alpha=0.7)
     each = make_method("atm", theta=[0.7] * LAYERS)
     assert plain.thresholds(LAYERS) == each.thresholds(LAYERS)  # type: ignore[attr-defined]
+
+
+def test_one_block_alone_takes_no_other_amount_along() -> None:
+    """What else says how much is removed is left out, or removes nothing."""
+    for given, expected in (
+        ("tome:r=8,inflect=-1.0,per=64,proportional=false", "tome:r=[0,16,0,0],proportional=false"),
+        ("tome:keep_rate=0.5,blocks=[2],rule=floor_current", "tome:r=[0,16,0,0]"),
+        ("gtp:num_prop=8,per=1024", "gtp:num_prop=[0,16,0,0]"),
+        ("mctf:r=[2,4],blocks=[2,3]", "mctf:r=16,blocks=[1]"),
+        ("zero_tprune:num_similar=[3,4,5]", "zero_tprune:num_similar=0,keep_rate=16,blocks=[1]"),
+        ("diffrate:merge_kept=[30,20,10,5]", "diffrate:r=[0,16,0,0]"),
+        ("cropr:r=4,per=64", "cropr:r=[16,0]"),
+    ):
+        config = parse_method(given)
+        assert config.tunable is not None
+        value = 16 if config.tunable.digits == 0 else 0.5
+        alone = config.tunable.alone(config, 1, value, num_layers=4)
+        assert alone is not None
+        assert alone.describe() == expected.replace("keep_rate=16", "keep_rate=0.5")
+    cropr = parse_method("cropr")
+    assert cropr.tunable is not None
+    assert cropr.tunable.alone(cropr, 0, 4, num_layers=4) is None  # no router before block 0

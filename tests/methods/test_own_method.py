@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -41,13 +42,14 @@ def test_the_example_is_short_and_imports_vitrim_alone() -> None:
 def test_the_longest_patches_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: those whose tokens, as they enter block 1, have the largest norms."""
     monkeypatch.syspath_prepend(file.parent)
-    __import__("mine")
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    importlib.import_module("mine")
     model, entering = tiny.HOSTS["vit"](), list[torch.Tensor]()
     reduction = vitrim.reduce_(model, "longest:keep_rate=0.25,blocks=[1]", record=True)
     model.blocks[1].register_forward_pre_hook(lambda module, args: entering.append(args[0]))
     model(tiny.images())
-    longest = entering[0][:, 1:].pow(2).sum(-1).topk(9, dim=1).indices
-    assert reduction.states[2].position[:, 1:].sort(dim=1).values.tolist() == (longest.sort(dim=1).values).tolist()
+    longest = entering[0][:, 1:].pow(2).sum(-1).topk(9, dim=1).indices + 1  # behind the class token
+    assert reduction.states[2].position[:, 1:].sort(dim=1).values.equal(longest.sort(dim=1).values)
     assert [state.num_patches for state in reduction.states] == [36, 36, 9, 9, 9]
 
 
@@ -85,7 +87,7 @@ def test_a_class_of_an_earlier_version_is_told_what_its_words_are_now(old: str) 
 
 
 def test_knobs_cannot_be_imported_and_the_line_says_what_can() -> None:
-    with pytest.raises(vitrim.VitrimError, match="^Knob is now Tunable, in vitrim.core.method"):
+    with pytest.raises(vitrim.VitrimError, match="Knob is now Tunable"):
         from vitrim.core.method import Knob  # noqa: F401
     assert not hasattr(method, "Nob")
 

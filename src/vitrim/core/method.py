@@ -119,14 +119,13 @@ class Tunable:
         """
         if self.per_layer is None:
             return None
-        changes = {option: value for option, value in self.others.items() if value is not None}
+        nothing = {option: value for option, value in self.others.items() if value is not None}
+        bare = config.changed(*config.runtime, self.option, self.per_layer, *self.others, **nothing)
         if self.places is not None:
-            changes |= {self.places: (depth,), self.per_layer: value}
-        elif depth in (stages := config.stages(num_layers)):
-            changes[self.per_layer] = [value if block == depth else self.mildest for block in stages]
-        else:
-            return None
-        return config.changed(*config.runtime, self.option, self.per_layer, *self.others, **changes)
+            return bare.changed(**{self.places: (depth,), self.per_layer: value})
+        stages = bare.stages(num_layers)
+        values = [value if block == depth else self.mildest for block in stages]
+        return bare.changed(**{self.per_layer: values}) if depth in stages else None
 
 
 class Needs(NamedTuple):
