@@ -14,7 +14,6 @@ from vitrim.errors import VitrimError, unknown
 
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
-        "Knob": "Tunable",
         "knob": "tunable = Tunable(option, mildest, strongest)",
         "amounts_option": "tunable = Tunable(..., per_layer=...)",
         "places_option": "tunable = Tunable(..., places=..., first_place=0)",
