@@ -156,7 +156,7 @@ else:
     ModelMetaclass = type(BaseModel)
 
 
-class _MethodClass(ModelMetaclass):
+class MethodClass(ModelMetaclass):
     """Refuses classes that were written for an earlier version, where pydantic would speak of annotations."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ class _MethodClass(ModelMetaclass):
         return super().__new__(cls, name, bases, body, **kwargs)
 
 
-class MethodConfig(BaseModel, metaclass=_MethodClass):
+class MethodConfig(BaseModel, metaclass=MethodClass):
     """Options of a method: frozen, validated, versioned. A method subclasses it next to its reducer, in one file.
 
     Class attributes describe the method for `vitrim list methods`; the fields below are options every method has.
