@@ -279,7 +279,7 @@ def parse_arguments(given: Sequence[str] | None) -> argparse.Namespace:
     for name, values in (TINY if options.tiny else FULL).items():
         if getattr(options, name) is None:
             setattr(options, name, values[0] if name == "rounds" else list(values))
-    every = [name for name, config in methods().items() if config.knob is not None]
+    every = [name for name, config in methods().items() if config.tunable is not None]
     options.method = options.method or (list(TINY_METHODS) if options.tiny else every)
     return options
 

@@ -6,8 +6,8 @@
 DeiT-S geometry with random weights and images. "50 %" means the same for all: one option of each method is chosen by
 bisection (`vitrim.tuning.match_macs`) so that its MACs come as near as possible to half of the dense model's, whatever
 it calls its amount and at whatever blocks it acts; all other options are its defaults. Which option is searched, the
-method says itself (`knob`). Counts that depend on the images are matched on two of them, and what they come to on the
-timed batch is in the columns "MACs" and "tokens".
+method says itself (`tunable`). Counts that depend on the images are matched on two of them, and what they come to on
+the timed batch is in the columns "MACs" and "tokens".
 
 "speed-up" is the median, with quartiles, of time ratios within a round, over the dense model with its faster attention
 kernel; "promised" is dense MACs over reduced MACs; "ratio" is the one over the other. Targets: a ratio of 0.9 for
@@ -52,14 +52,14 @@ HEADER = ("method", "MACs %", "tokens", "dense ms", "ms", "speed-up", "promised"
 
 def at_share(model: nn.Module, method: str, images: Tensor, share: float) -> MethodConfig:
     """The setting of ``method`` whose MACs on ``images`` come nearest to ``share`` of the dense model's."""
-    knob = methods()[method].knob
-    if knob is None:
+    tunable = methods()[method].tunable
+    if tunable is None:
         return make_method(method)
     rows, columns = host_of(model).facts(model).grid_size
-    values = partial(knob.value, patches=rows * columns)
+    values = partial(tunable.value, patches=rows * columns)
 
     def setting(strength: float) -> MethodConfig:
-        return make_method(method, **{**knob.fixed, knob.option: values(strength)})
+        return make_method(method, **{**tunable.fixed, tunable.option: values(strength)})
 
     dense = profile(model, None, images).macs.total
     ends = [profile(model, setting(strength), images).macs.total / dense for strength in (0.0, 1.0)]

@@ -80,13 +80,13 @@ def method_block(name: str) -> str:
 def _properties(config: type[MethodConfig]) -> Iterable[tuple[str, str]]:
     yield "what it does", KINDS[config.kind]
     yield "needs training", "no" if config.training_free else "yes"
-    yield "tokens left", "differ from image to image" if config.adaptive else "the same for all images"
+    yield "tokens left", "differ from image to image" if config().is_adaptive() else "the same for all images"
     yield "an image's result", "depends on its batch" if config.batch_dependent else "does not depend on its batch"
-    yield "needs a class token", "with its defaults" if config.needs_class_token else "no"
-    yield "needs the attention map", "with its defaults" if config.needs_attention_map else "no"
-    yield "a search or a slider moves", "nothing" if config.knob is None else f"`{config.knob.option}`"
-    listed = "no option" if config.amounts_option is None else f"`{config.amounts_option}`"
-    yield "a value for each block that acts", listed
+    yield "needs a class token", "with its defaults" if config().needs().class_token else "no"
+    yield "needs the attention map", "with its defaults" if config().needs().attention_map else "no"
+    yield "a search or a slider moves", "nothing" if config.tunable is None else f"`{config.tunable.option}`"
+    listed = None if config.tunable is None else config.tunable.per_layer
+    yield "a value for each block that acts", "no option" if listed is None else f"`{listed}`"
 
 
 def _default(value: Any) -> str:

@@ -22,6 +22,7 @@ SAYS = {
     "vlm": "tome:r=8: image tokens [24, 24], prefill ",
     "video": "tokens after every block: [29, 26, 23, 20, 17, 14]",
     "dinov2_dense_features": "every feature map: (1, 64, 8, 8)",
+    "own_method": "[101, 51, 51, 26, 13, 13]",
     "own_host": "tokens after each block: [57, 49, 41, 33]",
     "export_onnx": "tome:r=4: tokens after every block [13, 9]",
     "serve": "tome:r=4: 64 of 64 answers right",
@@ -43,8 +44,9 @@ def load(name: str) -> ModuleType:
 
 SLOW = ("export_for_web", "onnx_pipeline")
 """Those that export to ONNX as `export_onnx` does; `make test-full` runs them."""
-OWN_PROCESS = ("serve", "own_host")
-"""One starts servers and threads, which would outlive the test's capture of what is printed; one registers a model."""
+OWN_PROCESS = ("serve", "own_host", "own_method")
+"""One starts servers and threads, which would outlive the test's capture of what is printed; two register what they
+add."""
 
 
 @pytest.mark.parametrize("name", OWN_PROCESS)

@@ -84,7 +84,7 @@ def configs() -> list[vitrim.MethodConfig]:
 
 def static_configs() -> list[vitrim.MethodConfig]:
     """Those whose counts do not depend on the images."""
-    return [config for config in configs() if not config.adaptive]
+    return [config for config in configs() if not config.is_adaptive()]
 
 
 def matrix(
@@ -126,11 +126,11 @@ def fits(config: vitrim.MethodConfig, model: nn.Module) -> vitrim.MethodConfig:
     facts = host_of(model).facts(model)
     if config.kind == "soft" and facts.dense:
         pytest.skip("refused: a soft token belongs to no place")
-    if config.kind == "prune" and config.adaptive and facts.averages_patches:
+    if config.kind == "prune" and config.is_adaptive() and facts.averages_patches:
         pytest.skip("refused: the head would average padding")
     if config.kind == "mixed" and facts.averages_patches and not facts.dense:
         pytest.skip("refused: the head would miss pruned tokens and count merged ones once")
-    if config.requires_class_token() and not facts.has_class_token:
+    if config.needs().class_token and not facts.has_class_token:
         return config.model_copy(update={"score": "column_mean"})
     return config
 

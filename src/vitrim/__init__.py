@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from vitrim.core.assignment import Hard, Soft, merge, prune
     from vitrim.core.attention import Attention
     from vitrim.core.block import Reducer
-    from vitrim.core.method import MethodConfig
+    from vitrim.core.method import MethodConfig, StagedConfig
     from vitrim.core.plan import Layer
     from vitrim.core.reduce import Reduction, get_reduction, reduce_, reduced, restore_
-    from vitrim.core.registry import parse_method, reduces, register_host, register_method
+    from vitrim.core.registry import parse_method, reduces, register, register_host, register_method
+    from vitrim.core.scoring import ScorerReducer
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.exporting.exported import Exported
@@ -35,7 +36,9 @@ __all__ = [
     "Reducer",
     "Reduction",
     "ReductionWarning",
+    "ScorerReducer",
     "Soft",
+    "StagedConfig",
     "TokenState",
     "UnsupportedModelError",
     "VitrimError",
@@ -47,6 +50,7 @@ __all__ = [
     "reduce_",
     "reduced",
     "reduces",
+    "register",
     "register_host",
     "register_method",
     "restore_",
@@ -57,13 +61,21 @@ _HOME = {
     "vitrim.core.assignment": ("Hard", "Soft", "merge", "prune"),
     "vitrim.core.attention": ("Attention",),
     "vitrim.core.block": ("Reducer",),
-    "vitrim.core.method": ("MethodConfig",),
+    "vitrim.core.method": ("MethodConfig", "StagedConfig"),
     "vitrim.core.plan": ("Layer",),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.exporting.exported": ("Exported",),
     "vitrim.exporting.writing": ("export",),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "reduced", "restore_"),
-    "vitrim.core.registry": ("parse_method", "reduces", "register_backbone", "register_host", "register_method"),
+    "vitrim.core.registry": (
+        "parse_method",
+        "reduces",
+        "register",
+        "register_backbone",
+        "register_host",
+        "register_method",
+    ),
+    "vitrim.core.scoring": ("ScorerReducer",),
     "vitrim.core.tokens": ("TokenState", "unmerge"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -131,14 +131,14 @@ def test_errors_of_merging_are_of_the_tokens_between_attention_and_mlp(
 @pytest.mark.parametrize("config", configs(), ids=lambda config: config.describe())
 def test_one_block_alone_is_one_block_alone(config: vitrim.MethodConfig) -> None:
     """Over the registry: nothing is removed anywhere else."""
-    if config.knob is None or config.amounts_option is None or not config.training_free:
+    if config.tunable is None or config.tunable.per_layer is None or not config.training_free:
         return
     for depth in range(2, LAYERS):
-        value = 0.5 if config.knob.similarity else config.knob.removing(0.5, PATCHES)
-        alone = config.only_at(depth, value, LAYERS)
+        value = 0.5 if config.tunable.similarity else config.tunable.removing(0.5, PATCHES)
+        alone = config.tunable.alone(config, depth, value, LAYERS)
         assert alone is not None
         counts = alone.counts(PATCHES, LAYERS, (6, 6))
-        if counts is not None and not config.restores_by:
+        if counts is not None and config.name not in ("cropr", "evo_vit"):
             removed = -np.diff([PATCHES, *counts])
             assert removed[depth] > 0
             assert not np.delete(removed, depth).any() or config.name == "evo_vit"  # whose patches come back

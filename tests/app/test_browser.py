@@ -23,7 +23,7 @@ from full_matrix import cells
 from vitrim.core.registry import methods
 
 pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vitrim[app]'")
-FREE = [name for name, kind in methods().items() if kind.training_free and kind.knob is not None]
+FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
 SECONDS, STEP_SECONDS = 180.0, 60.0
 """Until the server answers, and for a step on the page: machines that are shared are slow."""
 WATCHING = """

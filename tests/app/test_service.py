@@ -29,7 +29,7 @@ from vitrim.loading import create_model
 from vitrim.measure.macs import profile
 
 PIXELS = torch.zeros(1, 3, 32, 32)
-FREE = [name for name, kind in methods().items() if kind.training_free and kind.knob is not None]
+FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
 
 
 def test_every_method_that_needs_no_training_is_on_offer(service: Service) -> None:

@@ -33,8 +33,8 @@ def test_every_method_with_its_class_attributes() -> None:
     assert set(rows) == set(registered())
     for name, config in registered().items():
         assert rows[name]["kind"] == config.kind
-        assert rows[name]["adaptive"] is config.adaptive
-        assert rows[name]["needs_class_token"] is config.needs_class_token
+        assert rows[name]["adaptive"] is config().is_adaptive()
+        assert rows[name]["needs_class_token"] is config().needs().class_token
     assert rows["atm"]["adaptive"]
     assert not rows["tome"]["adaptive"]
     assert "Token Merging" in rows["tome"]["paper"]

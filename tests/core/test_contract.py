@@ -384,7 +384,11 @@ def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -
 @pytest.mark.parametrize(
     PAIR,
     tiny.matrix(
-        [config for config in CONFIGS if config.adaptive], ["vit"], thorough=[], others=["atm", "ats"], full=["vit"]
+        [config for config in CONFIGS if config.is_adaptive()],
+        ["vit"],
+        thorough=[],
+        others=["atm", "ats"],
+        full=["vit"],
     ),
 )
 def test_compile_runs_adaptive_methods_too(host: str, config: vitrim.MethodConfig) -> None:

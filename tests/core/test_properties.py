@@ -123,7 +123,7 @@ def assert_invariants(config: vitrim.MethodConfig, initial: int, found: list[tup
     if counts is not None:
         assert [state.num_patches for _, state in found] == counts
     for depth, (x, state) in enumerate(found):
-        assert 1 <= state.num_patches <= initial or config.adaptive
+        assert 1 <= state.num_patches <= initial or config.is_adaptive()
         assert_prefix_untouched(state)
         if state.mixed:
             total = torch.full((BATCH,), float(state.source.shape[1]))

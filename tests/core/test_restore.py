@@ -14,7 +14,7 @@ from vitrim.core.registry import make_method
 PRUNING = [
     config
     for config in tiny.configs()
-    if config.kind in ("prune", "mixed") and not config.adaptive and not config.restores_by
+    if config.kind in ("prune", "mixed") and not config.is_adaptive() and config.name not in ("cropr", "evo_vit")
 ]
 NOTHING = {
     "topk": {"keep_rate": 1.0},

@@ -175,7 +175,7 @@ def test_the_language_model_gets_what_the_connector_makes_of_the_anchors(name: s
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_a_tower_without_a_class_token_keeps_some_tokens_or_refuses(config: vitrim.MethodConfig) -> None:
     model, given = VLMS["paligemma"].create(), prompt("paligemma")
-    if config.kind == "soft" or config.requires_class_token() or config.requires_prefix():
+    if config.kind == "soft" or config.needs().class_token or config.needs().prefix:
         with pytest.raises(vitrim.UnsupportedModelError):
             vitrim.reduce_(model, config, compact=True)
         return

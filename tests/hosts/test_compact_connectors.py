@@ -209,7 +209,7 @@ def test_methods_that_leave_no_grid_are_refused_at_once_with_what_to_do(method: 
     with pytest.raises(vitrim.VitrimError) as told:
         vitrim.reduce_(Counting(), config)
     assert "\n" not in str(told.value)
-    if not config.requires_class_token():
+    if not config.needs().class_token:
         assert str(told.value).endswith(
             "so may what follows this tower; use a merging method, or reduce the tower itself"
         )

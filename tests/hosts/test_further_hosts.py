@@ -77,9 +77,9 @@ def reduce(model: nn.Module, config: vitrim.MethodConfig, **kwargs: Any) -> vitr
     """Reduces, or skips the test where the method is refused for a reason of the host's."""
     config = tiny.fits(config, model)
     facts = host_of(model).facts(model)
-    if facts.across_windows and config.needs_attention_map:
+    if facts.across_windows and config.needs().attention_map:
         pytest.skip("refused: the map of a window is not that of the image")
-    if config.needs_grid() and host_of(model).patch_maker(model) is None:
+    if config.needs().grid and host_of(model).patch_maker(model) is None:
         pytest.skip("refused: no rows and columns")
     return vitrim.reduce_(model, config, **kwargs)
 

@@ -128,10 +128,10 @@ def test_amounts_beyond_what_a_step_can_merge_are_told_and_counted() -> None:
 
 
 def test_published_blocks_and_those_of_other_depths() -> None:
-    assert vitrim.ALGM().merging_blocks(12) == (0, 4)
-    assert vitrim.ALGM().merging_blocks(24) == (0, 6)
-    assert vitrim.ALGM().merging_blocks(4) == (0, 2)
-    assert vitrim.ALGM().merging_blocks(2) == (0, 1)
+    assert vitrim.ALGM().stages(12) == (0, 4)
+    assert vitrim.ALGM().stages(24) == (0, 6)
+    assert vitrim.ALGM().stages(4) == (0, 2)
+    assert vitrim.ALGM().stages(2) == (0, 1)
 
 
 @pytest.mark.parametrize(

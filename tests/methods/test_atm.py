@@ -102,7 +102,7 @@ def test_image_granularity_keeps_different_counts_and_accounts_for_every_token()
         assert state.mask[image, used].all()
 
 
-@pytest.mark.parametrize("capacity", [None, (8, 8, 8, 8)])
+@pytest.mark.parametrize("capacity", [None, (8,) * 12])
 def test_an_image_that_merges_nothing_keeps_its_order_beside_one_that_does(capacity: tuple[int, ...] | None) -> None:
     config = vitrim.ATM(alpha=0.9, granularity="image", capacity=capacity)
     reducer = tiny.reducer(config, Layer(0, 12, 4, 1, 0, 1, True, (2, 4)))

@@ -42,14 +42,14 @@ def reduced(ref: golden.Reference) -> tuple[nn.Module, vitrim.Reduction]:
     config, host = CASES[ref.part.file]
     model = golden.vit(ref, **host)
     reduction = vitrim.reduce_(model, config, record=True)
-    learned.load_reducers(model, ref, {depth: f"cropr.{depth - 1}." for depth in config.routers(6)}, RENAME)
+    learned.load_reducers(model, ref, {depth: f"cropr.{depth - 1}." for depth in config.stages(6)}, RENAME)
     return model, reduction
 
 
 @golden.cases(CASES, arrays=EVALUATION)
 def test_reference(ref: golden.Reference) -> None:
     model, reduction = reduced(ref)
-    routers = CASES[ref.part.file][0].routers(6)
+    routers = CASES[ref.part.file][0].stages(6)
     scores = router_scores(model, routers)
     learned.check_outputs(ref, model, reduction, lengths=False)
     ref.check("tokens_per_block", [state.num_tokens for state in reduction.states[1:]], Tensor.tolist)
@@ -101,7 +101,7 @@ def test_training_losses_and_isolated_gradients(ref: golden.Reference) -> None:
 def renamed(name: str) -> dict[str, str]:
     return {
         f"cropr.{depth - 1}.{old}": f"blocks.{depth}.reducer.{new}"
-        for depth in CASES[name][0].routers(6)
+        for depth in CASES[name][0].stages(6)
         for old, new in {"": "", **RENAME}.items()
     }
 
@@ -205,7 +205,7 @@ def segmenting(ref: golden.Reference, whole: str) -> tuple[Any, vitrim.Reduction
     config = SEGMENTERS[ref.part.file]
     model = segmenter(ref, whole)
     reduction = vitrim.reduce_(model, config, record=True)
-    routers = config.routers(6) if isinstance(config, vitrim.Cropr) else range(0)
+    routers = config.stages(6) if isinstance(config, vitrim.Cropr) else range(0)
     learned.load_reducers(bare(model), ref, {depth: f"cropr.{depth - 1}." for depth in routers}, RENAME)
     return model, reduction, routers
 

@@ -130,3 +130,15 @@ def test_published_start_in_a_model() -> None:
     assert not torch.equal(runs[0], runs[2])
     with pytest.raises(vitrim.VitrimError, match="start=random goes with equal_weight=true"):
         vitrim.KMedoids(start="random")
+
+
+@torch.no_grad()
+def test_equal_weights_need_no_map_and_so_serve_blocks_across_windows() -> None:
+    model = tiny.FURTHER["hf_sam"]().eval()
+    dense = model(tiny.images())[0]
+    vitrim.reduce_(model, "kmedoids:equal_weight=true,keep_rate=1.0")
+    torch.testing.assert_close(model(tiny.images())[0], dense, atol=1e-5, rtol=1e-5)
+    vitrim.restore_(model)
+    reduction = vitrim.reduce_(model, "kmedoids:equal_weight=true,keep_rate=0.5", record=True)
+    assert model(tiny.images())[0].shape == dense.shape
+    assert reduction.tokens_per_block[0] > reduction.tokens_per_block[-1]

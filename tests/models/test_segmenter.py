@@ -168,7 +168,7 @@ def test_row_i_of_the_tokens_is_patch_i(host: str, method: str | None) -> None:
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_every_method_gives_logits_at_every_place_or_is_refused(config: vitrim.MethodConfig, decoder: str) -> None:
     model, images = segmenter(decoder=decoder), tiny.images()
-    if config.kind == "soft" or (config.kind == "prune" and config.adaptive):
+    if config.kind == "soft" or (config.kind == "prune" and config.is_adaptive()):
         with pytest.raises(vitrim.UnsupportedModelError, match="a dense head reads every patch at its place"):
             vitrim.reduce_(model, config)
         return

@@ -14,8 +14,8 @@ from vitrim.loading import create_model
 from vitrim.tuning.cost import Cost, within
 from vitrim.tuning.space import Space, normal
 
-WITH_KNOB = [name for name, kind in methods().items() if kind.knob is not None]
-WITH_LIST = [name for name, kind in methods().items() if kind.amounts_option is not None]
+TUNABLE = [name for name, kind in methods().items() if kind.tunable is not None]
+WITH_LIST = [name for name in TUNABLE if getattr(methods()[name].tunable, "per_layer", None) is not None]
 
 MODEL = create_model("test_vit", options={"img_size": 64, "patch_size": 8, "depth": 6})
 
@@ -24,17 +24,17 @@ def space(name: str, **options: object) -> Space:
     return Space(make_method(name, **options), num_layers=6, grid=(8, 8), num_prefix=1)
 
 
-@pytest.mark.parametrize("name", WITH_KNOB)
+@pytest.mark.parametrize("name", TUNABLE)
 def test_a_setting_has_a_value_for_all_blocks_or_one_for_each(name: str) -> None:
-    kind, one = methods()[name], space(name)
+    one = space(name)
     constant = one.constant(0.3)
-    assert not isinstance(getattr(constant, one.knob.option), tuple)
-    stages = one.base.scheduled(6)
+    assert not isinstance(getattr(constant, one.tunable.option), tuple)
+    stages = one.base.stages(6)
     if one.places:
-        assert one.blocks == tuple(range(kind.first_place, 6))
+        assert one.blocks == tuple(range(one.tunable.first_place, 6))
         assert one.point(constant) == tuple(float(block in stages) for block in one.blocks)
     else:
-        assert one.size == (1 if kind.amounts_option is None else len(stages))
+        assert one.size == (1 if one.tunable.per_layer is None else len(stages))
         assert one.point(constant) == (1.0,) * one.size
     if one.size == 1:
         assert one.config((1.0,), 0.3) == constant
@@ -71,7 +71,7 @@ def test_moves_stay_in_the_space_and_follow_from_the_seed(name: str) -> None:
     assert len(set(found[0])) > 20
 
 
-@pytest.mark.parametrize("name", WITH_KNOB)
+@pytest.mark.parametrize("name", TUNABLE)
 def test_a_setting_that_was_found_may_be_searched_from(name: str) -> None:
     """With all that it says in writing: ATM's one threshold is found with a beta, and a list has no room for one."""
     one = space(name)
@@ -86,7 +86,7 @@ def test_counts_are_cut_to_what_there_is() -> None:
     """11 of 64 patches in six blocks: by hand 53, 42, 31, 20, then 10 at most may go, then 5."""
     one = space("tome")
     assert one.counts(vitrim.ToMe(r=11)) == [53, 42, 31, 20, 10, 5]
-    strength = one.knob.strength(11, 64)
+    strength = one.tunable.strength(11, 64)
     assert one.config((1.0,) * 6, strength) == vitrim.ToMe(r=[11, 11, 11, 11, 10, 5])
     assert one.constant(strength) == vitrim.ToMe(r=11)
     assert one.key(vitrim.ToMe(r=11)) == one.key(vitrim.ToMe(r=[11, 11, 11, 11, 10, 5]))

@@ -32,21 +32,21 @@ def slide_of(name: str, patches: int) -> Slide:
         '1 removes nothing, 0.05 the most'
     """
     config = make_method(name)
-    knob = config.knob
-    if knob is None:
+    tunable = config.tunable
+    if tunable is None:
         raise VitrimError(f"{name} has no one option that says how much is removed")
-    given = getattr(config, knob.option)
-    end = knob.end(patches)
-    low, high = sorted((knob.mildest, end))
-    value = given if isinstance(given, int | float) and given != knob.mildest else knob.value(STRENGTH, patches)
+    given = getattr(config, tunable.option)
+    end = tunable.end(patches)
+    low, high = sorted((tunable.mildest, end))
+    value = given if isinstance(given, int | float) and given != tunable.mildest else tunable.value(STRENGTH, patches)
     return Slide(
         method=name,
-        label=f"{_words(type(config), knob.option)} ({knob.option})",
-        info=f"{knob.mildest:g} removes nothing, {end:g} the most",
+        label=f"{_words(type(config), tunable.option)} ({tunable.option})",
+        info=f"{tunable.mildest:g} removes nothing, {end:g} the most",
         paper=config.paper,
         low=low,
         high=high,
-        step=0.01 if knob.digits else 1,
+        step=0.01 if tunable.digits else 1,
         value=min(max(value, low), high),
     )
 
@@ -74,12 +74,12 @@ def config_of(name: str, value: float, more: str = "") -> MethodConfig:
     """
     if len(more) > LONGEST:
         raise VitrimError(f"the options have {len(more)} characters; at most {LONGEST} are read")
-    knob = make_method(name).knob
-    if knob is None:
+    tunable = make_method(name).tunable
+    if tunable is None:
         raise VitrimError(f"{name} has no one option that says how much is removed")
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise VitrimError(f"{knob.option}={str(value)[:20]} is no number")
-    number = round(value, knob.digits) if knob.digits else round(value)
+        raise VitrimError(f"{tunable.option}={str(value)[:20]} is no number")
+    number = round(value, tunable.digits) if tunable.digits else round(value)
     given = {part.partition("=")[0].strip() for part in split_options(more)}
-    fixed = [f"{key}={value}" for key, value in knob.fixed.items() if key not in given]
-    return parse_method(f"{name}:" + ",".join([f"{knob.option}={number}", *fixed, *split_options(more)]))
+    fixed = [f"{key}={value}" for key, value in tunable.fixed.items() if key not in given]
+    return parse_method(f"{name}:" + ",".join([f"{tunable.option}={number}", *fixed, *split_options(more)]))

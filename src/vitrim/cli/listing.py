@@ -65,10 +65,10 @@ def methods() -> list[dict[str, Any]]:
             "name": name,
             "kind": config.kind,
             "training_free": config.training_free,
-            "adaptive": config.adaptive,
+            "adaptive": config().is_adaptive(),
             "batch_dependent": config.batch_dependent,
-            "needs_class_token": config.needs_class_token,
-            "needs_attention_map": config.needs_attention_map,
+            "needs_class_token": config().needs().class_token,
+            "needs_attention_map": config().needs().attention_map,
             "paper": config.paper,
         }
         for name, config in registry.methods().items()

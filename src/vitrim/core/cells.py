@@ -247,7 +247,8 @@ def in_cells(inner: Reducer[Any], config: MethodConfig, area: int, num_prefix: i
     """
     kind = type(inner)
     own = [name for name in OWN_WAYS if getattr(kind, name) not in (getattr(Reducer, name), getattr(Idle, name))]
-    if own or config.kind == "soft" or config.needs_grid() or config.needs_attention_map:
+    needs = config.needs()
+    if own or config.kind == "soft" or needs.grid or needs.attention_map:
         raise UnsupportedModelError(
             f"{config.name} does more than to choose tokens that stay or join, or reads places of single patches; what "
             "follows this tower joins cells of patches, which are reduced as wholes: use a method such as tome or topk"

@@ -15,6 +15,7 @@ from vitrim.core.method import MethodConfig, Restore
 from vitrim.core.modules import sharded
 from vitrim.core.plan import Head, HostFacts, Layer
 from vitrim.core.registry import ask
+from vitrim.core.schedule import Pattern
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
 
@@ -87,7 +88,7 @@ def head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
 
 
 def restores(config: MethodConfig) -> bool:
-    """Tell whether the options themselves ask for pruned patches to come back."""
+    """Whether the options themselves ask for pruned patches to come back."""
     return config.restore not in (None, "zeros")
 
 
@@ -116,7 +117,7 @@ def restoring(config: MethodConfig, facts: HostFacts, num_layers: int) -> Restor
 
 def misfit(config: MethodConfig, head: Head) -> str | None:
     """The reason why models with such a head cannot carry ``config``, or None."""
-    if config.requires_class_token() and head == "no class token":
+    if config.needs().class_token and head == "no class token":
         substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
         return f"scores tokens by the attention of a class token, and this model has none{substitute}"
     ragged = config.kind == "prune" and config.is_adaptive()
@@ -142,13 +143,14 @@ def check_head(config: MethodConfig, facts: HostFacts, within: bool = False) -> 
     problem = misfit(config, facts.head)
     if problem is not None and within:
         problem += ": so may what follows this tower; use a merging method, or reduce the tower itself"
-    if problem is None and not facts.has_class_token and config.requires_class_token():  # of dense heads
+    needs = config.needs()
+    if problem is None and needs.class_token and not facts.has_class_token:  # of dense heads
         problem = misfit(config, "no class token")
-    if problem is None and config.requires_prefix() and facts.num_prefix == 0:
+    if problem is None and needs.prefix and facts.num_prefix == 0:
         problem = "needs tokens in front of the patches, and this model has none"
         if "score" in type(config).model_fields:
             problem += "; use score=column_mean"
-    if facts.across_windows and config.needs_attention_map:
+    if facts.across_windows and needs.attention_map:
         problem = "reads the attention map of a window, and some blocks of this model attend across windows"
     if problem is not None:
         raise UnsupportedModelError(f"{config.name} {problem}")
@@ -160,7 +162,7 @@ def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.
     Raises:
         UnsupportedModelError: it is needed, and ``model`` has none.
     """
-    if not config.needs_grid():
+    if not config.needs().grid:
         return None
     maker = host.patch_maker(model)
     if maker is None:
@@ -171,16 +173,19 @@ def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.
     return maker
 
 
-def check_last_block(config: MethodConfig, reducer: Reducer[Any], rows: int | None) -> None:
-    """Raise `UnsupportedModelError` if the last block computes only some ``rows``, and its reducer needs all."""
-    if rows is not None and reducer.needs_full_last_block:
+def check_reducers(
+    config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]], rows: int | None
+) -> None:
+    """Refuse reducers that the ``blocks`` cannot carry; of the last block only some ``rows`` are computed, if given.
+
+    Raises:
+        UnsupportedModelError: the last reducer needs all rows, or the method would add parameters to a model that is
+            sharded already.
+    """
+    if rows is not None and reducers[-1].needs_full_last_block:
         raise UnsupportedModelError(
             f"{config.name} acts after the last block and needs all of its tokens; use last_block=full"
         )
-
-
-def check_sharding(config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]]) -> None:
-    """Raise `UnsupportedModelError` if the method would add parameters to a model that is sharded already."""
     learned = any(parameter.requires_grad for reducer in reducers for parameter in reducer.parameters())
     if learned and any(map(sharded, blocks)):
         raise UnsupportedModelError(
@@ -207,10 +212,10 @@ def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int
 
     ``stacklevel`` is how far away the user's line is, which the warning names.
     """
-    if config.is_adaptive() or not config.may_fall_short:
-        return
     initial = current = layers[0].initial_patches
     amounts = layers[0].amounts
+    if config.is_adaptive() or any(isinstance(amount, Pattern) for amount in amounts):
+        return
     effective, short = [], False
     for amount, after in zip(amounts, config.counts_of(amounts, initial), strict=True):
         wanted = current if amount is None else amount.keep(initial, current)

@@ -1,21 +1,48 @@
-"""The one option of a method that a slider or a search moves."""
+"""What a method is: its options, how much it removes, what it needs of a model. `MethodConfig`, `StagedConfig`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, on_multiples, quarter_blocks
 from vitrim.errors import VitrimError, unknown
 
+RENAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "knob": "tunable = Tunable(option, mildest, strongest)",
+        "amounts_option": "tunable = Tunable(..., per_layer=...)",
+        "places_option": "tunable = Tunable(..., places=..., first_place=0)",
+        "first_place": "tunable = Tunable(..., first_place=...)",
+        "scheduled": "stages(num_layers)",
+        "only_at": "Tunable.alone",
+        "with_amounts": "tunable = Tunable(..., others=...)",
+        "needs_class_token": "needs(), which returns Needs(class_token=...)",
+        "requires_class_token": "needs(), which returns Needs(class_token=...)",
+        "requires_prefix": "needs(), which returns Needs(prefix=...)",
+        "needs_attention_map": "needs(), which returns Needs(attention_map=...)",
+        "needs_grid": "needs(), which returns Needs(grid=...)",
+        "adaptive": "is_adaptive()",
+        "fixed_by": "the base class Adaptive, which has fixed_by, frozen() and bounded()",
+        "frozen": "the base class Adaptive, which has fixed_by, frozen() and bounded()",
+        "bounded": "the base class Adaptive, which has fixed_by, frozen() and bounded()",
+        "check": "amounts(num_layers), which raises VitrimError where the options do not fit",
+        "restores_by": "a validator that refuses restore",
+        "alignable": "a validator that calls refuse_align(self)",
+        "may_fall_short": "amounts that inherit from schedule.Pattern, which are always reached",
+        "depth_option": "an option called splitting_layer",
+    }
+)
+"""Names of earlier versions that a method's class can no longer have, and what says the same now."""
+
 
 @dataclass(frozen=True)
-class Knob:
-    """An option that says how much is removed, and its range. The more ``strength``, the fewer tokens are left.
+class Tunable:
+    """The option that says how much is removed, for sliders and searches. The more ``strength``, the fewer tokens stay.
 
     Attributes:
         option: its name.
@@ -23,12 +50,17 @@ class Knob:
         strongest: the value that removes the most; None for a count of patches: half of those the model has.
         digits: of the value behind the point; 0 for whole numbers.
         similarity: the value is a cosine: tokens that are more alike merge.
-        fixed: other options, without which the knob does not mean one amount for all layers.
+        fixed: other options, without which the value does not mean one amount for all layers.
+        per_layer: the option that takes a list with such a value for each of `MethodConfig.stages`, if there is one.
+        places: the option that says which blocks those are, if they can be chosen.
+        first_place: the first block that a search may choose; None: a search leaves the places alone.
+        others: further options that say how much is removed, with the value at which each of them removes nothing;
+            None: it must not be given.
 
     Example:
-        >>> Knob("keep_rate", 1.0, 0.05, digits=3).value(0.5, patches=196)
+        >>> Tunable("keep_rate", 1.0, 0.05, digits=3).value(0.5, patches=196)
         0.525
-        >>> Knob("r", 0, None).value(0.25, patches=196)
+        >>> Tunable("r", 0, None).value(0.25, patches=196)
         24
     """
 
@@ -38,6 +70,10 @@ class Knob:
     digits: int = 0
     similarity: bool = False
     fixed: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    per_layer: str | None = None
+    places: str | None = None
+    first_place: int | None = None
+    others: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def end(self, patches: int) -> float:
         """The value that removes the most from a model of so many patches."""
@@ -53,7 +89,7 @@ class Knob:
         """The value that removes a share in [0, 1] of the patches, of an option that counts patches or is a share kept.
 
         Example:
-            >>> Knob("r", 0, None).removing(0.25, patches=64), Knob("keep_rate", 1.0, 0.05, digits=3).removing(0.25, 64)
+            >>> Tunable("r", 0, None).removing(0.25, 64), Tunable("keep_rate", 1.0, 0.05, digits=3).removing(0.25, 64)
             (16, 0.75)
         """
         return round(share * patches) if self.strongest is None else 1.0 - share
@@ -62,11 +98,49 @@ class Knob:
         """The strength of a value, in [0, 1].
 
         Example:
-            >>> Knob("r", 0, None).strength(49, patches=196)
+            >>> Tunable("r", 0, None).strength(49, patches=196)
             0.5
         """
         share = (value - self.mildest) / (self.end(patches) - self.mildest)
         return min(max(share, 0.0), 1.0)
+
+    def alone(self, config: MethodConfig, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
+        """``config`` acting in one block alone, with ``value`` at ``depth`` of ``num_layers`` blocks.
+
+        Returns:
+            The other options stay. None where the method takes no value per block, or none for this one.
+
+        Example:
+            >>> import vitrim
+            >>> ToMe = vitrim.ToMe
+            >>> ToMe.tunable.alone(ToMe(r=8), 1, 16, num_layers=4).describe()
+            'tome:r=[0,16,0,0]'
+        """
+        if self.per_layer is None:
+            return None
+        nothing = {option: value for option, value in self.others.items() if value is not None}
+        bare = config.changed(*config.runtime, self.option, self.per_layer, *self.others, **nothing)
+        if self.places is not None:
+            return bare.changed(**{self.places: (depth,), self.per_layer: value})
+        stages = bare.stages(num_layers)
+        values = [value if block == depth else self.mildest for block in stages]
+        return bare.changed(**{self.per_layer: values}) if depth in stages else None
+
+
+class Needs(NamedTuple):
+    """What a method needs of a model.
+
+    Attributes:
+        class_token: a class token, whose attention it reads.
+        prefix: tokens in front of the patches, whatever they are.
+        attention_map: the attention between all patches, not only its mean columns or the rows of prefix tokens.
+        grid: rows and columns of the patches in every forward (`TokenState.grid`).
+    """
+
+    class_token: bool = False
+    prefix: bool = False
+    attention_map: bool = False
+    grid: bool = False
 
 
 Restore = Literal["end", "last_block", "zeros"]
@@ -76,7 +150,24 @@ LONGEST_INTEGER = 64
 """Bits of an integer, sign included, as many as a tensor holds."""
 
 
-class MethodConfig(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class MethodClass(ModelMetaclass):
+    """Refuses classes that were written for an earlier version, where pydantic would speak of annotations."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any) -> Any:
+        own = str(body.get("__module__", "")).startswith("vitrim.")
+        for old in () if own else sorted(RENAMED.keys() & body.keys()):
+            if not any(hasattr(base, old) for base in bases):
+                raise VitrimError(f"{name} has {old}, which is now {RENAMED[old]}: see docs/deprecation.md")
+        return super().__new__(cls, name, bases, body, **kwargs)
+
+
+class MethodConfig(BaseModel, metaclass=MethodClass):
     """Options of a method: frozen, validated, versioned. A method subclasses it next to its reducer, in one file.
 
     Class attributes describe the method for `vitrim list methods`; the fields below are options every method has.
@@ -93,33 +184,12 @@ class MethodConfig(BaseModel):
     paper: ClassVar[str] = ""
     kind: ClassVar[Kind] = "prune"
     training_free: ClassVar[bool] = True
-    needs_class_token: ClassVar[bool] = False
-    needs_attention_map: ClassVar[bool] = False
-    adaptive: ClassVar[bool] = False
-    """Counts depend on the images: known only by running."""
-    may_fall_short: ClassVar[bool] = True
-    """A layer may keep more than its amount asks for; where that never happens, no warning is needed."""
     batch_dependent: ClassVar[bool] = False
     """With its default options, an image's result depends on the other images of its batch."""
     runtime: ClassVar[frozenset[str]] = frozenset()
     """Options that ``reduction.set`` may change."""
-    knob: ClassVar[Knob | None] = None
+    tunable: ClassVar[Tunable | None] = None
     """The option a slider or a search moves; None: there is no one option that says how much is removed."""
-    amounts_option: ClassVar[str | None] = None
-    """The option that takes a list with a value for each of `scheduled`, each as the knob's; None: there is none."""
-    places_option: ClassVar[str | None] = None
-    """The option that says which blocks those are, if any may be chosen; None: they cannot be."""
-    first_place: ClassVar[int] = 0
-    """The first block that may be chosen."""
-    depth_option: ClassVar[str | None] = None
-    """The option that is a number of blocks, 0 to all, after which the method decides in another way; None: there is
-    none."""
-    restores_by: ClassVar[str] = ""
-    """The option by which a method itself says whether pruned patches come back; it then has no `restore`."""
-    fixed_by: ClassVar[tuple[Literal["freeze", "capacity"], ...]] = ()
-    """The ways to fixed counts that an adaptive method has: `frozen`, `bounded`."""
-    alignable: ClassVar[bool] = True
-    """Fixed counts may be rounded (`align`): no amount says more than a count."""
     version: ClassVar[int] = 1
 
     _made_for: Mapping[str, Any] | None = PrivateAttr(None)
@@ -167,18 +237,14 @@ class MethodConfig(BaseModel):
             raise VitrimError(_frozen(self, f"del {key}"))
 
     @model_validator(mode="after")
-    def _check_restore(self) -> MethodConfig:
-        if self.align > 1 and (self.is_adaptive() or not self.alignable or self.kind in ("soft", "none")):
-            raise ValueError(f"align={self.align} rounds fixed counts of tokens, and this method has none to round")
-        if self.restore is None:
-            return self
-        if self.restores_by:
-            raise ValueError(f"restore={self.restore} is said by {self.restores_by} here: give that instead")
-        if self.kind not in ("prune", "mixed"):
+    def _check_general(self) -> MethodConfig:
+        if self.is_adaptive() or self.kind in ("soft", "none"):
+            refuse_align(self)
+        if self.restore is not None and self.kind not in ("prune", "mixed"):
             raise ValueError(
                 f"restore={self.restore} is for methods that prune: merged patches get their group's value"
             )
-        if self.is_adaptive() and self.restore != "zeros":
+        if self.restore not in (None, "zeros") and self.is_adaptive():
             raise ValueError(
                 f"restore={self.restore} needs as many pruned patches in every image, and this method prunes as many "
                 "as each image needs"
@@ -194,6 +260,8 @@ class MethodConfig(BaseModel):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         """The amount of every layer, None where the method does not act. Run-time adaptive methods have none.
 
+        Called once when a model is reduced: the place to refuse options that do not fit its depth.
+
         Raises:
             VitrimError: these options do not fit a model of ``num_layers`` blocks.
         """
@@ -204,90 +272,21 @@ class MethodConfig(BaseModel):
         every, others = self.amounts(num_layers), (num_prefix, self.added_tokens())
         return every if self.align == 1 else on_multiples(every, self.align, self.counts_of, others)
 
-    def scheduled(self, num_layers: int) -> tuple[int, ...]:
-        """The blocks that a list given as `amounts_option` has a value for, in order; by default all."""
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        """The blocks that may act, 0-based, in order: a list of amounts has a value for each. By default all."""
         return tuple(range(num_layers))
 
-    def only_at(self, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
-        """The method acting in one block alone: ``value`` of `amounts_option` there, nothing in the others.
-
-        Args:
-            depth: of the block, from 0.
-            value: as the knob's.
-            num_layers: blocks of the model.
-
-        Returns:
-            The other options stay. None where the method takes no value per block, or none for this one.
-
-        Example:
-            >>> import vitrim
-            >>> vitrim.ToMe(r=8).only_at(1, 16, num_layers=4).describe()
-            'tome:r=[0,16,0,0]'
-        """
-        blocks = self.scheduled(num_layers)
-        if self.amounts_option is None or self.knob is None or depth not in blocks:
-            return None
-        values = [value if block == depth else self.knob.mildest for block in blocks]
-        return self.with_amounts({self.amounts_option: values})
-
-    def with_amounts(self, amounts: Mapping[str, Any]) -> MethodConfig:
-        """The same method with other ``amounts``, by option; none that was given stays besides them."""
-        old = {*self.runtime, str(self.amounts_option), *(() if self.knob is None else (self.knob.option,))}
-        return self.changed(*old, **amounts)
-
-    def rejoining(self) -> Mapping[str, MethodConfig]:
-        """Forms of the method in which the pruned tokens come back before the last block (``last_layer``) and after it
-        (``concat``); none for a method that does not bring them back for any head."""
-        return {}
-
-    def check(self, num_layers: int) -> None:
-        """Raise `VitrimError` if options other than amounts do not fit a model of ``num_layers`` blocks."""
-
-    def requires_class_token(self) -> bool:
-        """Return whether these options need a class token; by default, the method's general answer."""
-        return self.needs_class_token
-
-    def requires_prefix(self) -> bool:
-        """Return whether these options need tokens in front of the patches, whatever they are."""
-        return False
+    def needs(self) -> Needs:
+        """What these options need of a model."""
+        return Needs()
 
     def is_adaptive(self) -> bool:
-        """Return whether, with these options, counts depend on the images; by default, the method's general answer."""
-        return self.adaptive
+        """Whether, with these options, counts depend on the images, and are known only by running."""
+        return False
 
     def obstacle(self) -> str | None:
         """The reason why a model reduced by these options cannot become a fixed graph; None where it can."""
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
-
-    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        """The same method with fixed counts, for every image.
-
-        Args:
-            initial: patches that enter the first block.
-            counts: patches after each block, means over images; rounded to the nearest number.
-
-        Raises:
-            VitrimError: the method has no such form.
-        """
-        raise VitrimError(f"{self.name} cannot be frozen: {self._why_not()}")
-
-    def bounded(self, counts: Sequence[int]) -> MethodConfig:
-        """The same method in fixed slots, a mask marking those that an image leaves empty.
-
-        Args:
-            counts: slots for patches after each block.
-
-        Raises:
-            VitrimError: the method has no such form.
-        """
-        raise VitrimError(f"{self.name} cannot be given a capacity: {self._why_not()}")
-
-    def _why_not(self) -> str:
-        return (self.obstacle() or "") if self.is_adaptive() else "its counts are fixed already"
-
-    def needs_grid(self) -> bool:
-        """Return whether these options need the grid of the patches in every forward (`TokenState.grid`)."""
-        return False
 
     @staticmethod
     def least_kept(current: int) -> int:
@@ -329,10 +328,6 @@ class MethodConfig(BaseModel):
         BaseModel.__setattr__(config, "_made_for", dict(model))
         return config
 
-    def given(self) -> dict[str, Any]:
-        """The options that were given, by name; the others have their defaults."""
-        return {key: getattr(self, key) for key in self.model_fields_set}
-
     def changed(self, *without: str, **changes: Any) -> Self:
         """The same method with some options changed, and those called ``without`` as if they had not been given.
 
@@ -344,14 +339,48 @@ class MethodConfig(BaseModel):
             >>> vitrim.ToMe(r=8, proportional=False).changed("r", keep_rate=0.7).describe()
             'tome:keep_rate=0.7,proportional=false'
         """
-        return type(self)(**{key: value for key, value in self.given().items() if key not in without} | changes)
+        return type(self)(**{key: getattr(self, key) for key in self.model_fields_set - {*without}} | changes)
 
     def describe(self) -> str:
         """The method as it is written on the command line, with the options that were given."""
         own_first = sorted(type(self).model_fields, key=lambda field: field in MethodConfig.model_fields)
-        given = self.given()
-        options = ",".join(f"{field}={_text(given[field])}" for field in own_first if field in given)
+        given = [field for field in own_first if field in self.model_fields_set]
+        options = ",".join(f"{field}={_text(getattr(self, field))}" for field in given)
         return f"{self.name}:{options}" if options else self.name
+
+
+def refuse_align(config: MethodConfig) -> None:
+    """Raise `ValueError` if ``align`` is given: for validators of methods whose amounts say more than a count."""
+    if config.align > 1:
+        raise ValueError(f"align={config.align} rounds fixed counts of tokens, and this method has none to round")
+
+
+class Adaptive(MethodConfig):
+    """Options of methods whose counts depend on the images unless ``r``, an option of theirs, fixes them."""
+
+    fixed_by: ClassVar[tuple[Literal["freeze", "capacity"], ...]] = ("freeze",)
+    """The ways to fixed counts, as options of ``vitrim export``: `frozen`, `bounded`."""
+
+    def is_adaptive(self) -> bool:
+        fixed: object = getattr(self, "r", None)
+        return fixed is None
+
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        """The same method with fixed counts, for every image.
+
+        Args:
+            initial: patches that enter the first block.
+            counts: patches after each block, means over images; rounded to the nearest number.
+        """
+        raise NotImplementedError
+
+    def bounded(self, counts: Sequence[int]) -> MethodConfig:
+        """The same method in fixed slots, a mask marking those that an image leaves empty.
+
+        Args:
+            counts: slots for patches after each block.
+        """
+        raise NotImplementedError
 
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -367,9 +396,7 @@ class StagedConfig(MethodConfig):
     """
 
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
-    knob = Knob("keep_rate", 1.0, 0.05, digits=3)
-    amounts_option = "keep_rate"
-    places_option = "blocks"
+    tunable = Tunable("keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", first_place=0)
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.7, description="share of patch tokens kept at each stage, or a list with one share per stage"
@@ -385,14 +412,14 @@ class StagedConfig(MethodConfig):
         """The blocks that reduce, 0-based, in order."""
         return tuple(sorted(self.default_stages(num_layers) if self.blocks is None else self.blocks))
 
-    def scheduled(self, num_layers: int) -> tuple[int, ...]:
-        return self.stages(num_layers)
-
-    def only_at(self, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
-        return self.with_amounts({"blocks": (depth,), "keep_rate": value})
-
     def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Knob":  # or Python would say only that there is none
+        raise VitrimError("Knob is now Tunable, in vitrim.core.method: see docs/deprecation.md")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _frozen(config: MethodConfig, change: str) -> str:

@@ -78,7 +78,7 @@ class HostFacts:
 
     @property
     def averages_patches(self) -> bool:
-        """Tell whether the head weighs patches against each other, and so must know how many each token stands for."""
+        """Whether the head weighs patches against each other, and so must know how many each token stands for."""
         return self.head_rows is None and not self.takes_maximum
 
     @property
@@ -206,7 +206,7 @@ class Layer:
 
     @property
     def is_last(self) -> bool:
-        """Tell whether this is the last block."""
+        """True for the last block."""
         return self.depth == self.num_layers - 1
 
     @property
@@ -229,7 +229,6 @@ def plan(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[Layer
         >>> layers[3].amount.keep(196, 172)
         164
     """
-    config.check(num_layers)
     amounts = tuple(config.planned(num_layers, facts.num_prefix))
     return tuple(
         Layer(

@@ -165,8 +165,7 @@ def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, re
     checks.check_amounts(config, layers)
     with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
         reducers = [build_reducer(config, layer, block, facts) for layer, block in zip(layers, blocks, strict=True)]
-    checks.check_last_block(config, reducers[-1], head_rows)
-    checks.check_sharding(config, blocks, reducers)
+    checks.check_reducers(config, blocks, reducers, head_rows)
 
     refuse_while_running(model)
     trace = Trace(record, FormOfModel(host, model, adopters))
@@ -548,7 +547,7 @@ class Reduction:
         part; the handle is that of the part. A compact reduction takes the whole vision-language model.
 
         Raises:
-            VitrimError: missing or unreadable files, or parameters that do not checks. The model is then unchanged.
+            VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
         """
         saved = read_reduction(folder)
         compact = bool(saved.get("compact"))
@@ -566,7 +565,7 @@ class Reduction:
         """Take over the learned parameters of a saved reduction of the same method, whatever its other options.
 
         Raises:
-            VitrimError: missing or unreadable files, another method or version of it, or parameters that do not checks.
+            VitrimError: missing or unreadable files, another method or version of it, or parameters that do not fit.
                 The model is then unchanged.
         """
         self._check_alive()

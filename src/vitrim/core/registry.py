@@ -121,6 +121,32 @@ def reduces(config: type[MethodConfig]) -> Callable[[R], R]:
     return register
 
 
+def register(config: type[MethodConfig]) -> Callable[[R], R]:
+    """Class decorator for the reducer of a new method: `register_method` and `reduces` in one.
+
+    On a function it registers a choice of reducers by config and layer.
+
+    Example:
+        >>> import vitrim
+        >>> class Longest(vitrim.StagedConfig):
+        ...     name = "longest"
+        >>> @vitrim.register(Longest)
+        ... class LongestReducer(vitrim.ScorerReducer[Longest]):
+        ...     site = "before"
+        ...     def score(self, x, attention, state):
+        ...         return x[:, state.num_prefix :].norm(dim=-1)
+        >>> vitrim.parse_method("longest:keep_rate=0.5").counts(196, 12)[-1]
+        24
+        >>> _ = _METHODS.pop("longest")  # it was an example
+    """
+
+    def enter_both(reducer: R) -> R:
+        register_method(config)
+        return reduces(config)(reducer)
+
+    return enter_both
+
+
 def _always(reducer: type) -> Choice:
     def choose(config: MethodConfig, layer: Layer) -> type[Reducer[Any]] | None:
         kind = cast("type[Reducer[Any]]", reducer)

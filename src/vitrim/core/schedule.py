@@ -171,6 +171,14 @@ def on_multiples(
     ]
 
 
+class Pattern:
+    """An amount that says which patches stay on a grid, and so how many: nothing can keep a layer from it."""
+
+    def patches(self, grid: tuple[int, int]) -> list[int]:
+        """Original indices of the patches it keeps of a ``grid`` of rows and columns, ascending."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Limited:
     """Another amount, in a layer that cannot reduce as far as the method can elsewhere.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.method import MethodConfig, StagedConfig
+from vitrim.core.method import MethodConfig, Needs, StagedConfig
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, no_gradient
 from vitrim.errors import VitrimError
 
@@ -24,8 +24,6 @@ C = TypeVar("C", bound=MethodConfig)
 class ScoredPruning(StagedConfig):
     """Options of methods that keep the patches with the highest attention score at a few stages."""
 
-    needs_class_token = True
-
     score: Score = Field(
         "class_token",
         description="'class_token': attention from the class token; 'prefix_mean': mean attention from all tokens in "
@@ -33,11 +31,13 @@ class ScoredPruning(StagedConfig):
         "for models without a class token (computes the full map in these blocks)",
     )
 
-    def requires_class_token(self) -> bool:
-        return self.score == "class_token"
+    def needs(self) -> Needs:
+        return needs_of(self.score)
 
-    def requires_prefix(self) -> bool:
-        return self.score == "prefix_mean"
+
+def needs_of(score: Score) -> Needs:
+    """What a score by attention needs of a model."""
+    return Needs(class_token=score == "class_token", prefix=score == "prefix_mean")
 
 
 class ScorerReducer(Reducer[C]):

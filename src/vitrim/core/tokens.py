@@ -334,7 +334,7 @@ class TokenState:
         full_grid: the blocks hand out all N0 tokens, un-merged (dense outputs).
         mixed: some tokens are soft mixtures: laid out on the full grid they cannot be taken back from it.
         grid: rows and columns of the patches of this forward, raster order; None where no method asked for them
-            (`MethodConfig.needs_grid`), or where they cannot be known (patch dropout).
+            (`Needs.grid`), or where they cannot be known (patch dropout).
         held: the (B, N, C) tokens behind a full grid where some are ``mixed``, for the next block; else None.
         bank: pruned tokens that a later block brings back (see `Banked`).
         banking: whatever is pruned goes to the bank, as its place will be read (`MethodConfig.restore`).

@@ -9,13 +9,14 @@ import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.core.method import MethodConfig
+from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.reduce import reduce_, saved_method
 from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import VitrimError
@@ -49,9 +50,9 @@ def freeze(
         False
     """
     config = parse_method(method) if isinstance(method, str) else method
-    config.frozen(1, [1.0] * len(host_of(model).blocks(model)))  # refused before the images run
+    adaptive = _adaptive(config, "freeze")
     counts = patches_per_block(model, config, images, learned)
-    return config.frozen(int(counts[0, 0]), [statistics.fmean(block) for block in counts[:, 1:].T.tolist()])
+    return adaptive.frozen(int(counts[0, 0]), [statistics.fmean(block) for block in counts[:, 1:].T.tolist()])
 
 
 def bound(
@@ -89,14 +90,27 @@ def bound(
     config = parse_method(method) if isinstance(method, str) else method
     host = host_of(model)
     prefix = host.facts(model).num_prefix
-    config.bounded([1] * len(host.blocks(model)))
+    adaptive = _adaptive(config, "capacity")
     counts = patches_per_block(model, config, images, learned)
     slots, current = [], int(counts[0, 0])
     for block in counts[:, 1:].T:
         needed = math.ceil(float(np.quantile(block, quantile, method="higher")))
         current = min(current, math.ceil((needed + prefix) / MULTIPLE) * MULTIPLE - prefix)
         slots.append(current)
-    return config.bounded(slots)
+    return adaptive.bounded(slots)
+
+
+def _adaptive(config: MethodConfig, way: Literal["freeze", "capacity"]) -> Adaptive:
+    """``config``, if it can be given fixed counts in that way.
+
+    Raises:
+        VitrimError: it cannot, or has fixed counts.
+    """
+    if isinstance(config, Adaptive) and config.is_adaptive() and way in config.fixed_by:
+        return config
+    what = "frozen" if way == "freeze" else "given a capacity"
+    why = (config.obstacle() or "") if config.is_adaptive() else "its counts are fixed already"
+    raise VitrimError(f"{config.name} cannot be {what}: {why}")
 
 
 def patches_per_block(

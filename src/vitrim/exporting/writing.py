@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.method import MethodConfig
+from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import HANDLE, get_reduction, reduce_, restore_
 from vitrim.core.registry import ask, host_of, parse_method
@@ -232,7 +232,7 @@ def _copy(model: nn.Module, method: MethodConfig | None) -> nn.Module:
 
 def _way_out(config: MethodConfig) -> str:
     """The options that give an adaptive method fixed counts, as far as it has such forms."""
-    if not config.fixed_by:
+    if not isinstance(config, Adaptive):
         return ""
     options = " or ".join(f"--{way}" for way in config.fixed_by)
     calls = " or ".join(f"vitrim.exporting.{CALLS[way]}" for way in config.fixed_by)

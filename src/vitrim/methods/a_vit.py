@@ -11,8 +11,8 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.method import Knob, MethodConfig
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.registry import register
 from vitrim.core.scoring import prune_flagged
 from vitrim.core.tokens import TokenState, decision_dtype
 
@@ -20,7 +20,6 @@ PONDER = "ponder"
 HALTING = "halting"
 
 
-@register_method
 class AViT(MethodConfig):
     """Every token halts once its halting probabilities, summed over the blocks, reach 1 - ``eps``.
 
@@ -53,15 +52,17 @@ class AViT(MethodConfig):
     paper = "A-ViT: Adaptive Tokens for Efficient Vision Transformer (CVPR 2022)"
     kind = "prune"
     training_free = False
-    adaptive = True
-    knob = Knob("gate_center", 100.0, 0.0, digits=3)
+    tunable = Tunable("gate_center", 100.0, 0.0, digits=3)
 
     gate_scale: float = Field(10.0, gt=0.0, description="gamma: factor of channel 0 in the halting probability")
     gate_center: float = Field(30.0, description="beta, subtracted: 30 for DeiT-T, 75 for DeiT-S")
     eps: float = Field(0.01, gt=0.0, lt=1.0, description="a token halts when its probabilities sum to 1 - eps")
 
-    def requires_prefix(self) -> bool:
-        return True  # an image is done when its prefix is: without one it would be done at once
+    def needs(self) -> Needs:
+        return Needs(prefix=True)  # an image is done when its prefix is: without one it would be done at once
+
+    def is_adaptive(self) -> bool:
+        return True
 
     def obstacle(self) -> str | None:
         return (
@@ -70,7 +71,7 @@ class AViT(MethodConfig):
         )
 
 
-@reduces(AViT)
+@register(AViT)
 class AViTReducer(Reducer[AViT]):
     site = "after"
     everywhere = True

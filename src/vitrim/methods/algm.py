@@ -14,9 +14,9 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_split, best_partners, merge_alternate, most_similar_first, unit
-from vitrim.core.method import Knob, MethodConfig
+from vitrim.core.method import Adaptive, MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, Remove, half
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced
 from vitrim.errors import VitrimError
@@ -25,8 +25,7 @@ SIDE = 2
 """Rows and columns of a window."""
 
 
-@register_method
-class ALGM(MethodConfig):
+class ALGM(Adaptive):
     """Merge windows of 2 x 2 patches in an early block, and pairs of tokens from anywhere in a later one.
 
     Both act between attention and MLP, on the tokens u_i at that place, scaled to length 1.
@@ -54,7 +53,7 @@ class ALGM(MethodConfig):
     and pairs to be merged, it can: these are then the same for all images, and no threshold counts.
 
     Example:
-        >>> ALGM(threshold=0.9).merging_blocks(12), ALGM().merging_blocks(24)
+        >>> ALGM(threshold=0.9).stages(12), ALGM().stages(24)
         ((0, 4), (0, 6))
     """
 
@@ -64,11 +63,9 @@ class ALGM(MethodConfig):
         "Transformers (CVPR 2024)"
     )
     kind = "merge"
-    adaptive = True
-    fixed_by = ("freeze",)
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
-    knob = Knob("threshold", 1.0, 0.05, digits=4, similarity=True)
+    tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True)
 
     threshold: float = Field(0.88, ge=-1.0, le=1.0, description="mean cosine from which on a window is merged")
     r: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = Field(
@@ -87,37 +84,29 @@ class ALGM(MethodConfig):
             raise ValueError("give either threshold or r")
         return self
 
-    def merging_blocks(self, num_layers: int) -> tuple[int, int]:
+    def stages(self, num_layers: int) -> tuple[int, int]:
         """The local and the global block, 0-based."""
         last = min(2 + num_layers // 6, num_layers - 1) if self.global_block is None else self.global_block
         return self.local_block, last
 
-    def check(self, num_layers: int) -> None:
-        first, last = self.merging_blocks(num_layers)
+    def needs(self) -> Needs:
+        return Needs(grid=True)
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        first, last = self.stages(num_layers)
         if not first < last < num_layers:
             raise VitrimError(
                 f"algm: blocks {first} and {last} must be two, in order, of the {num_layers} blocks of this model"
             )
-
-    def needs_grid(self) -> bool:
-        return True
-
-    def is_adaptive(self) -> bool:
-        return self.r is None
-
-    def amounts(self, num_layers: int) -> list[Amount | None]:
         amounts: list[Amount | None] = super().amounts(num_layers)
         if self.r is not None:
-            first, last = self.merging_blocks(num_layers)
             windows, pairs = self.r
             amounts[first] = Limited(Remove((SIDE * SIDE - 1) * windows), every_window)
             amounts[last] = Limited(Remove(pairs), half)
         return amounts
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        if not self.is_adaptive():
-            return super().frozen(initial, counts)  # refuses
-        first, last = self.merging_blocks(len(counts))
+        first, last = self.stages(len(counts))
         windows = math.floor((initial - counts[first]) / (SIDE * SIDE - 1) + 0.5)
         pairs = math.floor(counts[last - 1] - counts[last] + 0.5)
         return self.changed("threshold", r=(windows, pairs))
@@ -184,9 +173,9 @@ class GlobalReducer(_Merging):
         return merge_alternate(state, order, partner.gather(1, order[:, :r]))
 
 
-@reduces(ALGM)
+@register(ALGM)
 def _reducer(config: ALGM, layer: Layer) -> type[Reducer[Any]] | None:
-    first, last = config.merging_blocks(layer.num_layers)
+    first, last = config.stages(layer.num_layers)
     return {first: LocalReducer, last: GlobalReducer}.get(layer.depth)
 
 

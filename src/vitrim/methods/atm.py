@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -25,8 +24,8 @@ from vitrim.core.matching import (
     unit,
     unit_mean_keys,
 )
-from vitrim.core.method import Knob, MethodConfig
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.method import Adaptive, MethodConfig, Tunable
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
 from vitrim.errors import VitrimError
@@ -41,8 +40,7 @@ THRESHOLDS = {"alpha", "beta", "theta_min", "theta", "granularity", "rounding", 
 """Options that decide how many pairs merge."""
 
 
-@register_method
-class ATM(MethodConfig):
+class ATM(Adaptive):
     """Merge the pairs whose keys are more similar than a threshold that falls with depth (section 3 of the paper).
 
     Layer l = 1..L merges between attention and MLP the pairs with cosine above (Eq. 1)
@@ -81,13 +79,12 @@ class ATM(MethodConfig):
     name = "atm"
     paper = "Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025)"
     kind = "merge"
-    adaptive = True
     fixed_by = ("freeze", "capacity")
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
-    knob = Knob("alpha", 1.0, 0.05, digits=4, similarity=True, fixed=MappingProxyType({"beta": 0.0, "theta_min": 0.0}))
-    amounts_option = "theta"
-    depth_option = "splitting_layer"
+    tunable = Tunable(
+        "alpha", 1.0, 0.05, digits=4, similarity=True, fixed={"beta": 0.0, "theta_min": 0.0}, per_layer="theta"
+    )
 
     alpha: float = Field(0.985, gt=0.0, le=1.0, description="threshold of the first layer")
     beta: float = Field(0.045, ge=0.0, le=10.0, description="how fast the threshold falls")
@@ -129,13 +126,11 @@ class ATM(MethodConfig):
     def _batch_wise(self) -> bool:
         return self.granularity == "batch" and "granularity" in self.model_fields_set
 
-    def check(self, num_layers: int) -> None:
+    def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.theta is not None and len(self.theta) != num_layers:
             raise VitrimError(f"atm: theta has {len(self.theta)} thresholds but the model has {num_layers} blocks")
         if self.capacity is not None and len(self.capacity) != num_layers:
             raise VitrimError(f"atm: capacity has {len(self.capacity)} counts but the model has {num_layers} blocks")
-
-    def amounts(self, num_layers: int) -> list[Amount | None]:
         return super().amounts(num_layers) if self.r is None else per_layer(self.r, num_layers)
 
     def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
@@ -147,22 +142,17 @@ class ATM(MethodConfig):
         ]
 
     def by_size(self, depth: int, num_layers: int) -> bool:
-        """Tell whether a layer pairs small with large tokens, behind the splitting layer, and not alternate places."""
+        """Whether a layer pairs small with large tokens, behind the splitting layer, and not alternate places."""
         return depth + 1 > (num_layers * 3 // 4 if self.splitting_layer is None else self.splitting_layer)
 
     @staticmethod
     def least_kept(current: int) -> int:
         return min(current // 2 + 1, current)  # behind the splitting layer the prefix counts among the smaller half
 
-    def is_adaptive(self) -> bool:
-        return self.r is None
-
     def obstacle(self) -> str | None:
         return None if self.capacity is not None else super().obstacle()
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        if not self.is_adaptive():
-            return super().frozen(initial, counts)  # refuses
         whole = [initial, *(math.floor(count + 0.5) for count in counts)]
         removed, current = [], initial
         for before, after in pairwise(whole):
@@ -171,8 +161,6 @@ class ATM(MethodConfig):
         return self.changed(*THRESHOLDS, r=tuple(removed))
 
     def bounded(self, counts: Sequence[int]) -> MethodConfig:
-        if not self.is_adaptive():
-            return super().bounded(counts)
         return self.changed("rounding", granularity="image", capacity=tuple(counts))
 
     def threshold(self, depth: int) -> float:
@@ -186,7 +174,7 @@ class ATM(MethodConfig):
         return [self.threshold(depth) for depth in range(num_layers)]
 
 
-@reduces(ATM)
+@register(ATM)
 class ATMReducer(Reducer[ATM]):
     site = "between"
     everywhere = True

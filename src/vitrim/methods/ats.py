@@ -12,9 +12,9 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.method import Knob, MethodConfig
+from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, KeepRule, keep_rate
 from vitrim.core.scoring import prune_flagged, real_patches
 from vitrim.core.tokens import TokenState, decision_dtype, whole
@@ -23,7 +23,6 @@ SMOOTHING = 1e-6
 """eps of the published softmax and of the study's normalisation."""
 
 
-@register_method
 class ATS(MethodConfig):
     """Sample the cumulative distribution of the tokens' scores at fixed heights; what is hit at least once stays.
 
@@ -62,10 +61,8 @@ class ATS(MethodConfig):
     name = "ats"
     paper = "Adaptive Token Sampling for Efficient Vision Transformers (ECCV 2022)"
     kind = "prune"
-    needs_class_token = True
-    adaptive = True
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
-    knob = Knob("keep_rate", 1.0, 0.05, digits=3)
+    tunable = Tunable("keep_rate", 1.0, 0.05, digits=3)
 
     keep_rate: float = Field(1.0, gt=0.0, le=1.0, description="sample points per block, as a share of the patches")
     blocks: tuple[int, ...] | None = Field(None, description="0-based; default all from a quarter of the depth on")
@@ -85,6 +82,12 @@ class ATS(MethodConfig):
         if self.float32_heights and self.variant != "study":
             raise ValueError("float32_heights goes with variant=study; the other variants have no such heights")
         return self
+
+    def needs(self) -> Needs:
+        return Needs(class_token=True)
+
+    def is_adaptive(self) -> bool:
+        return True
 
     def obstacle(self) -> str | None:
         if self.variant == "published" and self.padding != "bound":
@@ -161,7 +164,7 @@ class PublishedATSReducer(ATSReducer):
         return attention.dropped(probabilities).to(v.dtype) @ v
 
 
-@reduces(ATS)
+@register(ATS)
 def _reducer(config: ATS, layer: Layer) -> type[ATSReducer] | None:
     if config.variant == "published":  # attends in its own way in all blocks
         return PublishedATSReducer

@@ -7,17 +7,17 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
 from vitrim.core.block import Reducer, Site
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Knob, MethodConfig, Restore
+from vitrim.core.method import MethodConfig, Restore, Tunable
 from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, Remove, one_each
 from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState, decision_dtype
@@ -28,7 +28,6 @@ AUXILIARY = "auxiliary_logits"
 Count = Annotated[int, Field(ge=0)]
 
 
-@register_method
 class Cropr(MethodConfig):
     """Prune the same number of patches after every block, by routers that auxiliary heads teach.
 
@@ -67,9 +66,7 @@ class Cropr(MethodConfig):
     kind = "prune"
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
-    knob = Knob("r", 0, None)
-    amounts_option = "r"
-    restores_by = "fusion"
+    tunable = Tunable("r", 0, None, per_layer="r", others={"per": None})
 
     r: Count | tuple[Count, ...] = Field(
         8, description="patches that each router removes, or a list with one amount per router"
@@ -92,21 +89,25 @@ class Cropr(MethodConfig):
     mlp: bool = Field(True, description="MLP in the cross-attention")
     mlp_ratio: float = Field(4.0, gt=0.0, le=64.0, description="width of the MLP in channels of the model")
 
+    @model_validator(mode="after")
+    def _check(self) -> Cropr:
+        if self.restore is not None:
+            raise ValueError(f"restore={self.restore} is said by fusion here: give that instead")
+        return self
+
     def restoring(self) -> Restore:
         return "zeros" if self.fusion == "none" else "end"
 
     def rejoining(self) -> Mapping[str, MethodConfig]:
+        """The forms in which the pruned tokens come back before the last block, and after it; for `tsne`."""
         return {fusion: self.changed(fusion=fusion, last_block="full") for fusion in ("last_layer", "concat")}
 
-    def routers(self, num_layers: int) -> range:
+    def stages(self, num_layers: int) -> tuple[int, ...]:
         """The blocks before which a router acts."""
-        return range(1, num_layers if self.fusion == "none" else num_layers - 1)
-
-    def scheduled(self, num_layers: int) -> tuple[int, ...]:
-        return tuple(self.routers(num_layers))
+        return tuple(range(1, num_layers if self.fusion == "none" else num_layers - 1))
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        routers = self.routers(num_layers)
+        routers = self.stages(num_layers)
         if not routers:
             raise VitrimError(f"cropr with fusion={self.fusion} needs more than {num_layers} blocks")
         schedule: list[Amount | None] = [None] * num_layers
@@ -177,7 +178,7 @@ class ConcatReducer(FusingReducer):
         """Nothing: q, k and v need not live through the MLP."""
 
 
-@reduces(Cropr)
+@register(Cropr)
 def _reducer(config: Cropr, layer: Layer) -> type[Reducer[Cropr]] | None:
     if layer.is_last and config.fusion != "none":
         return FusingReducer if config.fusion == "last_layer" else ConcatReducer

@@ -14,12 +14,12 @@ from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.matching import best_partners, full_precision, unit
-from vitrim.core.method import Knob, MethodConfig
+from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, constant, per_layer
-from vitrim.core.scoring import Score, masked_softmax, patch_score
+from vitrim.core.scoring import Score, masked_softmax, needs_of, patch_score
 from vitrim.core.tokens import TokenState, decision_dtype, flat_index, take
 from vitrim.errors import VitrimError
 
@@ -44,7 +44,6 @@ class Tokens:
         return self.count - 1
 
 
-@register_method
 class DiffRate(MethodConfig):
     """Rank patches by class attention, drop the last ones, merge the next to last into the best.
 
@@ -82,10 +81,8 @@ class DiffRate(MethodConfig):
     name = "diffrate"
     paper = "DiffRate: Differentiable Compression Rate for Efficient Vision Transformers (ICCV 2023)"
     kind = "mixed"
-    needs_class_token = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "prune_kept", "merge_kept"})
-    knob = Knob("r", 0, None)
-    amounts_option = "r"
+    tunable = Tunable("r", 0, None, per_layer="r")
 
     prune_kept: tuple[int, ...] | None = Field(
         None, description="tokens left by pruning in each block, class token counted; default: prune none"
@@ -134,11 +131,8 @@ class DiffRate(MethodConfig):
             raise VitrimError(f"the lists have {len(kept)} amounts but the model has {num_layers} blocks")
         return [Tokens(count) for count in kept]
 
-    def requires_class_token(self) -> bool:
-        return self.score == "class_token"
-
-    def requires_prefix(self) -> bool:
-        return self.score == "prefix_mean"
+    def needs(self) -> Needs:
+        return needs_of(self.score)
 
 
 class DiffRateReducer(Reducer[DiffRate]):
@@ -256,7 +250,7 @@ class LearningReducer(Reducer[DiffRate]):
         return ((x.to(weight.dtype) + total) / (1.0 + count).unsqueeze(-1)).to(x.dtype), size.clamp_min(1.0)
 
 
-@reduces(DiffRate)
+@register(DiffRate)
 def _reducer(config: DiffRate, layer: Layer) -> type[Reducer[DiffRate]]:
     return LearningReducer if config.learn else DiffRateReducer
 

@@ -12,11 +12,10 @@ from vitrim.core.block import Reducer
 from vitrim.core.matching import density_peaks, distances, merge_clusters, nearest_centre
 from vitrim.core.method import StagedConfig
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.tokens import TokenState, decision_dtype
 
 
-@register_method
 class DPCKNN(StagedConfig):
     """Merge the patches around the K density peaks, as the comparative study and TCFormer do.
 
@@ -54,7 +53,7 @@ class DPCKNN(StagedConfig):
         return "density_noise is drawn anew in every forward; leave it out" if self.density_noise > 0.0 else None
 
 
-@reduces(DPCKNN)
+@register(DPCKNN)
 class DPCKNNReducer(Reducer[DPCKNN]):
     """Parameters: the linear ``score`` (1, C), unless all weights are equal."""
 

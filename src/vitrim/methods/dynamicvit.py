@@ -17,7 +17,7 @@ from vitrim.core.matching import full_precision
 from vitrim.core.method import StagedConfig
 from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.scoring import ScorerReducer, masked_softmax
 from vitrim.core.tokens import TokenState, decision_dtype
 
@@ -25,7 +25,6 @@ POLICY = "dynamicvit_policy"
 DECISION = "decision"
 
 
-@register_method
 class DynamicViT(StagedConfig):
     """Keep the patches to which a learned predictor gives the highest probability of being kept.
 
@@ -136,7 +135,7 @@ class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
         return -exponential.clamp_min(tiny).log()
 
 
-@reduces(DynamicViT)
+@register(DynamicViT)
 def _reducer(config: DynamicViT, layer: Layer) -> type[MaskedReducer]:
     return IdleReducer if layer.amount is None else PredictingReducer
 

@@ -12,14 +12,13 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import KeepRule
 from vitrim.core.scoring import ScoredPruning, patch_score
 from vitrim.core.tokens import TokenState
 from vitrim.methods.topk import TopKReducer
 
 
-@register_method
 class EViT(ScoredPruning):
     """Keep the patches with the highest class attention; with ``fuse_token`` the others become one token.
 
@@ -68,7 +67,7 @@ class EViTReducer(Reducer[EViT]):
         return merge(state, kept, joining, into, weight=weight, normalise=False, dropped=dropped)
 
 
-@reduces(EViT)
+@register(EViT)
 def _reducer(config: EViT, layer: Layer) -> type[Reducer[Any]] | None:
     if layer.amount is None:
         return None

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
-from vitrim.core.method import Restore, Share
+from vitrim.core.method import Restore, Share, refuse_align
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep
 from vitrim.core.scoring import ScoredPruning, patch_score
 from vitrim.core.tokens import TokenState
@@ -41,7 +41,6 @@ class Rejoin(BringBack):
     stage: Amount | None
 
 
-@register_method
 class EvoViT(ScoredPruning):
     """Let only the most important patches through the blocks; at each stage all of them are ranked again.
 
@@ -76,10 +75,8 @@ class EvoViT(ScoredPruning):
 
     name = "evo_vit"
     paper = "Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer (AAAI 2022)"
-    alignable = False
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
-    restores_by = "rejoin"
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.5, description="share of all patches that go through the blocks, or a list with one share per stage"
@@ -91,6 +88,13 @@ class EvoViT(ScoredPruning):
     class_head: bool = Field(
         False, description="in training a second head, on the class token: its logits are reported"
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> EvoViT:
+        refuse_align(self)
+        if self.restore is not None:
+            raise ValueError(f"restore={self.restore} is said by rejoin here: give that instead")
+        return self
 
     def restoring(self) -> Restore:
         return "zeros"  # with rejoin nothing is missing at the end
@@ -114,7 +118,7 @@ class EvoViT(ScoredPruning):
         return [*amounts[:-1], Rejoin(amounts[-1])] if self.rejoin else amounts
 
 
-@reduces(EvoViT)
+@register(EvoViT)
 class EvoViTReducer(Reducer[EvoViT]):
     """Parameters: ``norm`` and ``head`` of the class token, in the last block, with ``class_head``."""
 

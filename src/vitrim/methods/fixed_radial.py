@@ -9,16 +9,16 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.method import StagedConfig
+from vitrim.core.method import Needs, StagedConfig, refuse_align
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
-from vitrim.core.schedule import Amount, Keep, check_blocks
+from vitrim.core.registry import register
+from vitrim.core.schedule import Amount, Keep, Pattern, check_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 
@@ -42,14 +42,20 @@ class FixedRadial(StagedConfig):
     """
 
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
-    alignable = False
     kind = "prune"
-    may_fall_short = False
     norm: ClassVar[Norm]
 
     float32_rings: bool = Field(False, description="rings as float32 rounding splits them, as published")
     contiguous: bool = Field(False, description="reduce in every block from the first to the last stage")
     min_radius: float = Field(1.0, gt=0.0, description="with contiguous: the radius after the last stage")
+
+    @model_validator(mode="after")
+    def _check(self) -> FixedRadial:
+        refuse_align(self)
+        return self
+
+    def needs(self) -> Needs:
+        return Needs(grid=True)
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.stages(num_layers)
@@ -65,9 +71,6 @@ class FixedRadial(StagedConfig):
             if isinstance(share, Keep):
                 schedule[block] = WithinRing(self.norm, share, self.float32_rings)
         return schedule
-
-    def needs_grid(self) -> bool:
-        return True
 
     def counts(
         self, initial: int, num_layers: int, grid: tuple[int, int] | None = None, num_prefix: int = 1
@@ -88,7 +91,6 @@ class FixedRadial(StagedConfig):
         return counts
 
 
-@register_method
 class L1(FixedRadial):
     """`FixedRadial` with the distance |x| + |y|: a diamond.
 
@@ -101,7 +103,6 @@ class L1(FixedRadial):
     norm = "l1"
 
 
-@register_method
 class L2(FixedRadial):
     """`FixedRadial` with the Euclidean distance: a disc.
 
@@ -114,7 +115,6 @@ class L2(FixedRadial):
     norm = "l2"
 
 
-@register_method
 class Linf(FixedRadial):
     """`FixedRadial` with the distance max(|x|, |y|): a square.
 
@@ -127,19 +127,15 @@ class Linf(FixedRadial):
     norm = "linf"
 
 
-class Pattern:
-    """An amount that knows which patches it keeps, not only how many."""
-
-    def patches(self, grid: tuple[int, int]) -> list[int]:
-        """Original indices of the patches it keeps of a ``grid`` of rows and columns, ascending."""
-        raise NotImplementedError
+class Within(Pattern):
+    """The patches within a radius of the centre."""
 
     def keep(self, initial: int, current: int) -> int:
         return len(self.patches(square_of(initial)))
 
 
 @dataclass(frozen=True)
-class WithinRing(Pattern):
+class WithinRing(Within):
     """Patches within the ring whose count is nearest to the keep rule's target."""
 
     norm: Norm
@@ -156,7 +152,7 @@ class WithinRing(Pattern):
 
 
 @dataclass(frozen=True)
-class WithinLine(Pattern):
+class WithinLine(Within):
     """Patches within a radius on the line from the corner (step 0) to ``min_radius`` (step 1)."""
 
     norm: Norm
@@ -170,7 +166,9 @@ class WithinLine(Pattern):
         return [patch for patch, d in enumerate(distance) if d <= max(radius, min(distance))]
 
 
-@reduces(FixedRadial)
+@register(Linf)
+@register(L2)
+@register(L1)
 class FixedRadialReducer(Reducer[FixedRadial]):
     site = "before"
 

@@ -14,8 +14,8 @@ from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, map_is_faster
 from vitrim.core.block import Site
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Knob, MethodConfig
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, constant, per_layer
 from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient, take
@@ -23,7 +23,6 @@ from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient,
 Graph = Literal["mixed", "spatial", "semantic"]
 
 
-@register_method
 class GTP(MethodConfig):
     """Remove the tokens that regenerate least and are broadcast least, and give their content to their neighbours.
 
@@ -58,10 +57,8 @@ class GTP(MethodConfig):
     name = "gtp"
     paper = "GTP-ViT: Efficient Vision Transformers via Graph-based Token Propagation (WACV 2024)"
     kind = "prune"
-    needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"num_prop"})
-    knob = Knob("num_prop", 0, None)
-    amounts_option = "num_prop"
+    tunable = Tunable("num_prop", 0, None, per_layer="num_prop", others={"per": None})
 
     num_prop: int | tuple[int, ...] = Field(8, description="patches removed per block, or a list with one per block")
     per: int | None = Field(
@@ -87,11 +84,9 @@ class GTP(MethodConfig):
             raise ValueError("sparsity is defined by the whole attention map, so it needs last_block=full")
         return self
 
-    def requires_class_token(self) -> bool:
-        return self.selection == "class_token"
-
-    def needs_grid(self) -> bool:
-        return self.propagation == "graph" and self.graph != "semantic"
+    def needs(self) -> Needs:
+        spatial = self.propagation == "graph" and self.graph != "semantic"
+        return Needs(class_token=self.selection == "class_token", attention_map=True, grid=spatial)
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if isinstance(self.num_prop, int):
@@ -99,7 +94,7 @@ class GTP(MethodConfig):
         return per_layer(self.num_prop, num_layers, self.per)
 
 
-@reduces(GTP)
+@register(GTP)
 class GTPReducer(ScorerReducer[GTP]):
     site = "between"
     stable = True

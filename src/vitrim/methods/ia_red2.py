@@ -15,10 +15,10 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Knob, MethodConfig
+from vitrim.core.method import Adaptive, MethodConfig, Tunable
 from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, check_blocks, one_each
 from vitrim.core.scoring import prune_flagged, real_patches
 from vitrim.core.tokens import TokenState, decision_dtype
@@ -28,8 +28,7 @@ KEPT = "kept"
 LOG_PROBABILITY = "log_probability"
 
 
-@register_method
-class IARED2(MethodConfig):
+class IARED2(Adaptive):
     """Drop the patches whose learned informative score is below 1/2, before each of three groups of blocks.
 
     The interpreter of a group holds a policy token p (C) and scores the patches x_j that enter the group:
@@ -62,10 +61,8 @@ class IARED2(MethodConfig):
     paper = "IA-RED2: Interpretability-Aware Redundancy Reduction for Vision Transformers (NeurIPS 2021)"
     kind = "prune"
     training_free = False
-    adaptive = True
-    fixed_by = ("freeze",)
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "stage"})
-    knob = Knob("threshold", 0.0, 1.0, digits=4)
+    tunable = Tunable("threshold", 0.0, 1.0, digits=4)
 
     blocks: tuple[int, ...] | None = Field(None, description="first block of each group, 0-based; default three groups")
     threshold: float = Field(0.5, ge=0.0, le=1.0, description="patches with a lower score are dropped in evaluation")
@@ -85,32 +82,24 @@ class IARED2(MethodConfig):
             return tuple(sorted(self.blocks))
         return tuple(sorted({num_layers * third // 3 for third in range(3)}))
 
-    def is_adaptive(self) -> bool:
-        return self.r is None
-
     def obstacle(self) -> str | None:
         return "exported, its dropped patches would only be masked, which saves nothing" if self.r is None else None
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
+        stages = self.stages(num_layers)
+        check_blocks(stages, num_layers)
+        if self.stage is not None and self.stage >= len(stages):
+            raise VitrimError(f"ia_red2: stage={self.stage} does not exist: the groups are 0 to {len(stages) - 1}")
         amounts: list[Amount | None] = super().amounts(num_layers)
         if self.r is not None:
-            stages = self.stages(num_layers)
             for stage, count in zip(stages, one_each(self.r, len(stages), "r"), strict=True):
                 amounts[stage] = Remove(count)
         return amounts
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        if not self.is_adaptive():
-            return super().frozen(initial, counts)  # refuses
         whole = [initial, *(math.floor(count + 0.5) for count in counts)]
         removed = tuple(whole[stage] - whole[stage + 1] for stage in self.stages(len(counts)))
         return self.changed("threshold", r=removed)
-
-    def check(self, num_layers: int) -> None:
-        stages = self.stages(num_layers)
-        check_blocks(stages, num_layers)
-        if self.stage is not None and self.stage >= len(stages):
-            raise VitrimError(f"ia_red2: stage={self.stage} does not exist: the groups are 0 to {len(stages) - 1}")
 
 
 class IARED2Reducer(Reducer[IARED2]):
@@ -177,7 +166,7 @@ class IARED2Reducer(Reducer[IARED2]):
         return ((score >= self.config.threshold) & real).scatter(1, best, 1)
 
 
-@reduces(IARED2)
+@register(IARED2)
 def _reducer(config: IARED2, layer: Layer) -> type[IARED2Reducer] | None:
     return IARED2Reducer if layer.depth in config.stages(layer.num_layers) else None
 

@@ -14,9 +14,9 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site
 from vitrim.core.matching import distances, merge_clusters, nearest_centre
-from vitrim.core.method import StagedConfig
+from vitrim.core.method import Needs, StagedConfig
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
@@ -24,7 +24,6 @@ from vitrim.errors import VitrimError
 WEIGHT = "kmedoids_weight"
 
 
-@register_method
 class KMedoids(StagedConfig):
     """Cluster the patches by K-medoids with attention as weights; the medoid stands for its cluster.
 
@@ -54,10 +53,9 @@ class KMedoids(StagedConfig):
     """
 
     name = "kmedoids"
-    first_place = 1
     paper = "Token Pooling in Vision Transformers (WACV 2023)"
     kind = "merge"
-    needs_attention_map = True
+    tunable = replace(StagedConfig.tunable, first_place=1)
 
     iterations: int = Field(3, ge=0, le=1000, description="rounds of assignment and choice of medoids")
     cost: Literal["cluster", "all"] = Field(
@@ -76,6 +74,9 @@ class KMedoids(StagedConfig):
         if self.start == "random" and not self.equal_weight:
             raise ValueError("start=random goes with equal_weight=true; by weight the heaviest patches start")
         return self
+
+    def needs(self) -> Needs:
+        return Needs(attention_map=not self.equal_weight)
 
     def obstacle(self) -> str | None:
         return "start=random draws anew in every forward; use start=central" if self.start == "random" else None
@@ -131,7 +132,7 @@ class WeighingReducer(KMedoidsReducer):
         return super().reduce(site, x, attention, state)
 
 
-@reduces(KMedoids)
+@register(KMedoids)
 def _reducer(config: KMedoids, layer: Layer) -> type[KMedoidsReducer] | None:
     if not config.equal_weight and any(amount is not None for amount in layer.amounts[layer.depth + 1 :][:1]):
         return WeighingReducer

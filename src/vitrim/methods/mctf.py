@@ -15,9 +15,9 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_heads
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.matching import alternate_split, cosines, match_both_ways, unit
-from vitrim.core.method import Knob, MethodConfig
+from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, check_blocks, half, one_each
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
@@ -43,7 +43,6 @@ class Fuse:
 Fused = Annotated[int | float, Field(ge=0)]
 
 
-@register_method
 class MCTF(MethodConfig):
     """Multi-criteria token fusion with one-step-ahead attention, before attention in every block but the first.
 
@@ -88,10 +87,8 @@ class MCTF(MethodConfig):
     name = "mctf"
     paper = "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers (CVPR 2024)"
     kind = "merge"
-    needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
-    knob = Knob("r", 0, None)
-    amounts_option = "r"
+    tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
         16, description="tokens fused per block, or below 1 the fraction of patches fused; or a list with one per block"
@@ -127,14 +124,14 @@ class MCTF(MethodConfig):
             raise ValueError("at least one of tau_sim, tau_info and tau_size must be above 0")
         return self
 
-    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+    def needs(self) -> Needs:
+        return Needs(attention_map=True)
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
         return tuple(range(1, num_layers)) if self.blocks is None else tuple(sorted(self.blocks))
 
-    def only_at(self, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
-        return self.with_amounts({"blocks": (depth,), "r": value})
-
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        blocks = self.scheduled(num_layers)
+        blocks = self.stages(num_layers)
         if self.blocks is not None:
             check_blocks(self.blocks, num_layers)
         schedule: list[Amount | None] = [None] * num_layers
@@ -255,7 +252,7 @@ class OneStepAhead(MCTFReducer):
         return fuse_map(assignment, attention.probabilities(), state.size), precise
 
     def keeps_map(self, attention: Attention) -> bool:
-        """Return whether the map is computed once, for deciding and attending."""
+        """Whether the map is computed once, for deciding and attending."""
         return map_is_faster(attention) if self.config.attention_map == "auto" else self.config.attention_map == "kept"
 
 
@@ -286,7 +283,7 @@ class After(MCTFReducer):
 _REDUCERS: dict[str, type[MCTFReducer]] = {"one_step_ahead": OneStepAhead, "precise": Precise, "after": After}
 
 
-@reduces(MCTF)
+@register(MCTF)
 def _reducer(config: MCTF, layer: Layer) -> type[MCTFReducer] | None:
     return None if layer.amount is None else _REDUCERS[config.attention]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from vitrim.core.block import Idle
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 
 
-@register_method
 class NoReduction(MethodConfig):
     """Keep every token.
 
@@ -23,4 +22,4 @@ class NoReduction(MethodConfig):
     kind = "none"
 
 
-reduces(NoReduction)(Idle)
+register(NoReduction)(Idle)

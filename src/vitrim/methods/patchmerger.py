@@ -13,7 +13,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.method import StagedConfig
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 
@@ -73,20 +73,19 @@ R = TypeVar("R", bound=SoftReducer[Any])
 
 
 def mixes(config: type[SoftMixing]) -> Callable[[type[R]], type[R]]:
-    """Class decorator: `vitrim.reduces`, for layers that leave fewer tokens than enter."""
+    """Class decorator: `vitrim.register`, for layers that leave fewer tokens than enter."""
 
     def enter(reducer: type[R]) -> type[R]:
         def choose(config: SoftMixing, layer: Layer) -> type[R] | None:
             before, after = config.tokens_at(layer)
             return reducer if after < before else None
 
-        reduces(config)(choose)
+        register(config)(choose)
         return reducer
 
     return enter
 
 
-@register_method
 class PatchMerger(SoftMixing):
     """K learned queries attend to the layer-normed patches; each becomes one token (section 3 of the paper).
 

@@ -15,12 +15,11 @@ from vitrim.core.attention import Attention, rows_at_once
 from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, full_precision, pair_most_similar, unit_mean_keys
 from vitrim.core.method import Share, StagedConfig
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, no_gradient, take
 
 
-@register_method
 class PiToMe(StagedConfig):
     """Bipartite merging led by an energy: tokens in large groups of look-alikes merge, the others are protected.
 
@@ -72,13 +71,13 @@ class PiToMe(StagedConfig):
         return half(current)
 
 
-@reduces(PiToMe)
+@register(PiToMe)
 class PiToMeReducer(Reducer[PiToMe]):
     site = "between"
 
     @property
     def protects(self) -> bool:
-        """Tell whether only the patches of highest energy take part; otherwise all do."""
+        """Whether only the patches of highest energy take part; otherwise all do."""
         late = 2 * self.layer.depth >= self.layer.num_layers
         return self.config.protect == "always" or (self.config.protect == "late") == late
 

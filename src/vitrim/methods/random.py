@@ -9,12 +9,11 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.method import StagedConfig
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState
 
 
-@register_method
 class Random(StagedConfig):
     """Keep a random share of the patch tokens, drawn anew for every image and every forward.
 
@@ -40,7 +39,7 @@ class Random(StagedConfig):
         return "it draws other patches in every forward; give it a seed, as in random:seed=0, to draw once"
 
 
-@reduces(Random)
+@register(Random)
 class RandomReducer(ScorerReducer[Random]):
     site = "before"
 

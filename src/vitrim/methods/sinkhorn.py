@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Soft
 from vitrim.core.plan import Layer
-from vitrim.core.registry import register_method
 from vitrim.core.tokens import decision_dtype
 from vitrim.methods.patchmerger import SoftMixing, SoftReducer, mixes
 
 
-@register_method
 class Sinkhorn(SoftMixing):
     """A balanced soft assignment of unit-length patches to K learned unit centres.
 

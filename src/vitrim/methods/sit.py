@@ -8,12 +8,10 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Soft
 from vitrim.core.plan import Layer
-from vitrim.core.registry import register_method
 from vitrim.core.tokens import decision_dtype
 from vitrim.methods.patchmerger import SoftMixing, SoftReducer, mixes
 
 
-@register_method
 class SiT(SoftMixing):
     """Each patch casts K weights by a two-layer network; each of K tokens is the patches averaged by them.
 

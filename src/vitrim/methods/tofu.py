@@ -14,12 +14,11 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
 from vitrim.core.method import Share, StagedConfig
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take
 
 
-@register_method
 class ToFu(StagedConfig):
     """ToMe's pairs, between attention and MLP; early blocks drop the sources, late ones merge and keep the norm.
 
@@ -69,13 +68,13 @@ class ToFu(StagedConfig):
         return half(current)
 
 
-@reduces(ToFu)
+@register(ToFu)
 class ToFuReducer(Reducer[ToFu]):
     site = "between"
 
     @property
     def prunes(self) -> bool:
-        """Tell whether this block drops the sources; otherwise it merges them."""
+        """Whether this block drops the sources; otherwise it merges them."""
         until = self.config.prune_until
         return self.layer.depth <= (self.layer.num_layers // 2 if until is None else until)
 

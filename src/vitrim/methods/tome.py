@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -12,13 +11,12 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
-from vitrim.core.method import Knob, MethodConfig, Share
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.method import MethodConfig, Share, Tunable
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
 
 
-@register_method
 class ToMe(MethodConfig):
     """Bipartite soft matching on keys, between attention and MLP of every block.
 
@@ -46,8 +44,7 @@ class ToMe(MethodConfig):
     paper = "Token Merging: Your ViT But Faster (ICLR 2023)"
     kind = "merge"
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
-    knob = Knob("r", 0, None)
-    amounts_option = "r"
+    tunable = Tunable("r", 0, None, per_layer="r", others=dict.fromkeys(("per", "blocks", "rule")))
 
     r: int | tuple[int, ...] = Field(
         8, description="tokens merged per block, or a list from the first block on (0 after its end)"
@@ -82,24 +79,24 @@ class ToMe(MethodConfig):
             raise ValueError("inflect goes with one r for all blocks, not with a list")
         return self
 
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        if self.keep_rate is None:
+            return super().stages(num_layers)
+        return quarter_blocks(num_layers) if self.blocks is None else tuple(sorted(self.blocks))
+
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.keep_rate is not None:
-            blocks = quarter_blocks(num_layers) if self.blocks is None else self.blocks
-            return keep_rate(self.keep_rate, blocks, self.rule, num_layers)
+            return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
         if isinstance(self.r, int):
             return linear(self.r, self.inflect, num_layers, self.per)
         return per_layer(self.r, num_layers, self.per)
-
-    def with_amounts(self, amounts: Mapping[str, Any]) -> MethodConfig:
-        # one form of amounts or the other
-        return self.changed("r", "inflect", "per", "keep_rate", "blocks", "rule", **amounts)
 
     @staticmethod
     def least_kept(current: int) -> int:
         return half(current)
 
 
-@reduces(ToMe)
+@register(ToMe)
 class ToMeReducer(Reducer[ToMe]):
     site = "between"
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from vitrim.core.attention import Attention
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.scoring import ScoredPruning, ScorerReducer, patch_score
 from vitrim.core.tokens import TokenState
 
 
-@register_method
 class TopK(ScoredPruning):
     """Keep the K patches with the highest class attention, averaged over heads; drop the rest.
 
@@ -27,7 +26,7 @@ class TopK(ScoredPruning):
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
 
 
-@reduces(TopK)
+@register(TopK)
 class TopKReducer(ScorerReducer[ScoredPruning]):
     site = "query"
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.matching import best_partners, full_precision, most_similar_first, unit
-from vitrim.core.method import Knob, MethodConfig
+from vitrim.core.method import MethodConfig, Needs, Tunable, refuse_align
 from vitrim.core.plan import Layer
-from vitrim.core.registry import reduces, register_method
+from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Keep, check_blocks, quarter_blocks
 from vitrim.core.scoring import EarlyScorer, ScorerReducer
 from vitrim.core.tokens import TokenState, take
@@ -42,7 +42,6 @@ class TwoStages:
         return Keep(self.rate, rule="floor_current").keep(initial, left)
 
 
-@register_method
 class ZeroTPrune(MethodConfig):
     """Rank tokens by weighted PageRank on this block's attention map; drop similar ones first, then unimportant ones.
 
@@ -71,12 +70,11 @@ class ZeroTPrune(MethodConfig):
 
     name = "zero_tprune"
     paper = "Zero-TPrune: Zero-Shot Token Pruning through Leveraging of the Attention Graph (CVPR 2024)"
-    alignable = False
     kind = "prune"
-    needs_attention_map = True
     runtime: ClassVar[frozenset[str]] = frozenset({"num_similar", "keep_rate"})
-    knob = Knob("keep_rate", 1.0, 0.05, digits=3)
-    amounts_option = "keep_rate"
+    tunable = Tunable(
+        "keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", others={"num_similar": 0}
+    )
 
     num_similar: int | tuple[int, ...] = Field(10, description="patches dropped as similar, for all or for each block")
     keep_rate: float | tuple[float, ...] = Field(0.8, description="share of the others kept, for all or for each block")
@@ -89,6 +87,7 @@ class ZeroTPrune(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> ZeroTPrune:
+        refuse_align(self)
         if min(_each(self.num_similar, 1), default=0) < 0:
             raise ValueError("num_similar must not be negative")
         if not all(0.0 < rate <= 1.0 for rate in _each(self.keep_rate, 1)):
@@ -97,14 +96,14 @@ class ZeroTPrune(MethodConfig):
             raise ValueError("variance_range must be two ascending numbers, not negative")
         return self
 
-    def scheduled(self, num_layers: int) -> tuple[int, ...]:
+    def needs(self) -> Needs:
+        return Needs(attention_map=True)
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
         return quarter_blocks(num_layers) if self.blocks is None else tuple(sorted(self.blocks))
 
-    def only_at(self, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
-        return self.with_amounts({"blocks": (depth,), "keep_rate": value, "num_similar": 0})
-
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        blocks = self.scheduled(num_layers)
+        blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
         similar, rates = _each(self.num_similar, len(blocks)), _each(self.keep_rate, len(blocks))
         if not len(similar) == len(rates) == len(blocks):
@@ -122,7 +121,7 @@ class ZeroTPrune(MethodConfig):
         return 30 if depth < quarter else 1 if depth >= num_layers - quarter else 5
 
 
-@reduces(ZeroTPrune)
+@register(ZeroTPrune)
 class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
     site = "after"
 

@@ -29,7 +29,7 @@ def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConf
     found = []
     shell = copy.deepcopy(model).to("meta")
     for kind in methods().values():
-        if kind.knob is None or not kind.training_free or (counted and kind.adaptive):
+        if kind.tunable is None or not kind.training_free or (counted and kind().is_adaptive()):
             continue
         config = kind()
         try:  # what a method asks of a model is checked by reducing it, and by nothing else

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from vitrim.core.method import Knob, MethodConfig
+from vitrim.core.method import MethodConfig, Tunable
 from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import VitrimError
 
@@ -68,15 +68,15 @@ class Space:
         return space
 
     @property
-    def knob(self) -> Knob:
+    def tunable(self) -> Tunable:
         """The option that is moved.
 
         Raises:
             VitrimError: the method has none.
         """
-        if self.base.knob is None:
+        if self.base.tunable is None:
             raise VitrimError(f"{self.base.name} has no option that says how much it removes: there is nothing to tune")
-        return self.base.knob
+        return self.base.tunable
 
     @property
     def patches(self) -> int:
@@ -85,21 +85,20 @@ class Space:
 
     @property
     def places(self) -> bool:
-        """Tell whether a setting says in which blocks it acts: the method can, learns nothing for some of them, and its
+        """Whether a setting says in which blocks it acts: the method can, learns nothing for some of them, and its
         options do not say it yet."""
-        base = self.base
-        if self.placed:
+        if self.placed or self.tunable.first_place is None:
             return False
-        return base.training_free and base.places_option is not None and base.places_option not in base.model_fields_set
+        return self.base.training_free and self.tunable.places not in self.base.model_fields_set
 
     @property
     def blocks(self) -> tuple[int, ...]:
         """The blocks that may have a value of their own; none if the method takes one value for all."""
-        if self.base.amounts_option is None:
+        if self.tunable.per_layer is None:
             return ()
         if self.places:
-            return tuple(range(self.base.first_place, self.num_layers))
-        return self.base.scheduled(self.num_layers)
+            return tuple(range(self.tunable.first_place or 0, self.num_layers))
+        return self.base.stages(self.num_layers)
 
     @property
     def size(self) -> int:
@@ -109,15 +108,15 @@ class Space:
     @property
     def resolution(self) -> float:
         """A difference in scale below which settings are the same, or nearly."""
-        step = 10.0**-self.knob.digits / abs(self.knob.end(self.patches) - self.knob.mildest)
+        step = 10.0**-self.tunable.digits / abs(self.tunable.end(self.patches) - self.tunable.mildest)
         return step / 64
 
     # ---- points and settings -----------------------------------------------------------------------------------------
 
     def constant(self, strength: float) -> MethodConfig:
         """The setting with one value for all blocks, at a strength in [0, 1]."""
-        fixed = {key: value for key, value in self.knob.fixed.items() if key not in self.base.model_fields_set}
-        return self._with({**fixed, self.knob.option: self.knob.value(strength, self.patches)})
+        fixed = {key: value for key, value in self.tunable.fixed.items() if key not in self.base.model_fields_set}
+        return self._with({**fixed, self.tunable.option: self.tunable.value(strength, self.patches)})
 
     def config(self, point: Sequence[float], scale: float = 1.0) -> MethodConfig:
         """The setting whose value in every block has the strength weight times ``scale``, at most 1.
@@ -134,9 +133,9 @@ class Space:
         if not chosen:
             return self.constant(0.0)
         values: dict[str, Any] = {}
-        values[str(self.base.amounts_option)] = [self.knob.value(point[one] * scale, self.patches) for one in chosen]
+        values[str(self.tunable.per_layer)] = [self.tunable.value(point[one] * scale, self.patches) for one in chosen]
         if self.places:
-            values[str(self.base.places_option)] = [self.blocks[place] for place in chosen]
+            values[str(self.tunable.places)] = [self.blocks[place] for place in chosen]
         return self._with(values)
 
     def point(self, config: MethodConfig) -> Point:
@@ -147,28 +146,28 @@ class Space:
             >>> Space(vitrim.ToMe(), num_layers=3, grid=(8, 8), num_prefix=1).point(vitrim.ToMe(r=[8, 4, 0]))
             (1.0, 0.5, 0.0)
         """
-        values = getattr(config, str(self.base.amounts_option), None) if self.blocks else None
+        values = getattr(config, str(self.tunable.per_layer), None) if self.blocks else None
         if self.places:
             return self._spread(config, values)
         if not isinstance(values, tuple):
             return (1.0,) * self.size
-        values = (*values, *[self.knob.mildest] * (self.size - len(values)))
-        return normal([self.knob.strength(value, self.patches) for value in values])
+        values = (*values, *[self.tunable.mildest] * (self.size - len(values)))
+        return normal([self.tunable.strength(value, self.patches) for value in values])
 
     def _spread(self, config: MethodConfig, values: Any) -> Point:
         """The weights of a setting that says where it acts, 0 in the other blocks."""
-        stages = config.scheduled(self.num_layers)
+        stages = config.stages(self.num_layers)
         values = values if isinstance(values, tuple) else (values,) * len(stages)
         weights = [0.0] * self.size
         for block, value in zip(stages, values, strict=True):
-            weights[self.blocks.index(block)] = self.knob.strength(value, self.patches)
+            weights[self.blocks.index(block)] = self.tunable.strength(value, self.patches)
         return normal(weights)
 
     def _largest(self, config: MethodConfig) -> float:
         """The largest strength in a setting."""
-        values = getattr(config, str(self.base.amounts_option)) if self.blocks else None
-        values = values if isinstance(values, tuple) else (getattr(config, self.knob.option),)
-        return max(self.knob.strength(value, self.patches) for value in values) or 1.0
+        values = getattr(config, str(self.tunable.per_layer)) if self.blocks else None
+        values = values if isinstance(values, tuple) else (getattr(config, self.tunable.option),)
+        return max(self.tunable.strength(value, self.patches) for value in values) or 1.0
 
     def counts(self, config: MethodConfig) -> list[int] | None:
         """Patch tokens after each block; None if that depends on the images."""
@@ -180,23 +179,23 @@ class Space:
         return config.describe() if counts is None else str(counts)
 
     def _with(self, values: Mapping[str, Any]) -> MethodConfig:
-        moved = {self.knob.option, self.base.amounts_option}
-        moved |= {self.base.places_option} if self.places else set()
-        if self.base.amounts_option in values:  # a value for every block takes the place of what shapes the one value
-            moved |= self.knob.fixed.keys()
+        moved = {self.tunable.option, self.tunable.per_layer}
+        moved |= {self.tunable.places} if self.places else set()
+        if self.tunable.per_layer in values:  # a value for every block takes the place of what shapes the one value
+            moved |= self.tunable.fixed.keys()
         return self.base.changed(*map(str, moved), **values)
 
     def tidy(self, config: MethodConfig) -> MethodConfig:
         """The same setting without counts beyond what is there to be removed, if it has a value for every block."""
         counts = self.counts(config)
-        values = getattr(config, str(self.base.amounts_option), None) if self.blocks else None
-        if self.knob.digits or counts is None or not isinstance(values, tuple):
+        values = getattr(config, str(self.tunable.per_layer), None) if self.blocks else None
+        if self.tunable.digits or counts is None or not isinstance(values, tuple):
             return config
         before = [self.patches, *counts]
         least = [
             min(value, max(before[block] - counts[block], 0)) for block, value in zip(self.blocks, values, strict=True)
         ]
-        tidy = self._with({str(self.base.amounts_option): least})
+        tidy = self._with({str(self.tunable.per_layer): least})
         return tidy if self.counts(tidy) == counts else config
 
     # ---- moves -------------------------------------------------------------------------------------------------------
@@ -234,7 +233,7 @@ class Space:
             return self.point(config)
         if move < 0.6:
             down, up = random.choice(self.size, 2, replace=False)
-            unit = 1.0 / 32 if self.knob.digits else max(1.0, self.patches / 64) / self.knob.end(self.patches)
+            unit = 1.0 / 32 if self.tunable.digits else max(1.0, self.patches / 64) / self.tunable.end(self.patches)
             step = unit * random.integers(1, 5)
             weights[down], weights[up] = max(weights[down] - step, 0.0), weights[up] + step
         elif move < 0.85:

@@ -77,19 +77,19 @@ def _alone(subject: Subject, outcome: Outcome) -> None:
 
 
 def _alone_under(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tuple[object, ...]]:
-    name, knob = method.describe(), method.knob
+    name, tunable = method.describe(), method.tunable
     if not method.training_free:
         notes.append(f"{name} is left out of one block at a time: what it learned belongs to its own blocks")
         return []
-    if knob is None or method.amounts_option is None:
+    if tunable is None or tunable.per_layer is None:
         notes.append(f"{name} is left out of one block at a time: it takes no amount for each block")
         return []
     patches, num_layers = int(np.prod(subject.facts.grid_size)), subject.num_layers
     settings: list[tuple[float, int, MethodConfig]] = []
-    for amount in THRESHOLDS if knob.similarity else SHARES:
-        value = amount if knob.similarity else knob.removing(amount, patches)
+    for amount in THRESHOLDS if tunable.similarity else SHARES:
+        value = amount if tunable.similarity else tunable.removing(amount, patches)
         for depth in range(num_layers):
-            config = method.only_at(depth, value, num_layers)
+            config = tunable.alone(method, depth, value, num_layers)
             problem = "it does not act there" if config is None else _problem(config, subject)
             if config is not None and problem is None:
                 settings.append((amount, depth, config))
@@ -98,7 +98,7 @@ def _alone_under(subject: Subject, method: MethodConfig, notes: list[str]) -> li
     models = subject.contestants([config for *_, config in settings])
     damages = {place: _Damage() for place in range(1, len(models))}
     subject.follow(models, {place: damage.see for place, damage in damages.items()}, subject.batches(IMAGES))
-    kind = "threshold" if knob.similarity else "share removed"
+    kind = "threshold" if tunable.similarity else "share removed"
     return [
         (name, kind, amount, depth, damage.images, *(number for numbers in damage.summary() for number in numbers))
         for (amount, depth, _), damage in zip(settings, damages.values(), strict=True)

@@ -17,6 +17,8 @@ __all__ = ["sensitivity"]
 
 IMAGES = 1024
 SHUFFLES = 3
+SPLITTING = "splitting_layer"
+"""The option of a method that is a number of blocks, after which it matches in another way."""
 
 
 def sensitivity(subject: Subject) -> Outcome:
@@ -29,7 +31,7 @@ def sensitivity(subject: Subject) -> Outcome:
         outcome.tables += _orders(subject, dependent)
     else:
         outcome.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
-    changing = [method for method in subject.methods if method.depth_option is not None]
+    changing = [method for method in subject.methods if SPLITTING in type(method).model_fields]
     if changing:
         outcome.tables.append(_depths(subject, changing))
     else:
@@ -102,13 +104,13 @@ def _orders(subject: Subject, methods: Sequence[MethodConfig]) -> list[Table]:
 def _depths(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
     """Every value from 0 to the number of blocks."""
     settings = [
-        (method, depth, method.changed(**{str(method.depth_option): depth}))
+        (method, depth, method.changed(**{SPLITTING: depth}))
         for method in methods
         for depth in range(subject.num_layers + 1)
     ]
     found = _measured(subject, [config for *_, config in settings])
     rows = [
-        (method.describe(), method.depth_option, depth, *numbers)
+        (method.describe(), SPLITTING, depth, *numbers)
         for (method, depth, _), numbers in zip(settings, found, strict=True)
     ]
     columns = ("method", "option", "blocks", "images", *_scores(subject))

@@ -104,7 +104,7 @@ def _runners(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]
         for method in methods:
             name = method.describe()
             yield _Runner(name, kernel, "M", reduced_copy(dense, method))
-            if method.needs_grid():
+            if method.needs().grid:
                 told.append(f"{name} is left out of M-1 tokens: it needs the whole grid")
             else:
                 yield _Runner(name, kernel, "M-1", one_fewer(reduced_copy(dense, method)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +14,7 @@ from vitrim.analysis.families.router import on_grid
 from vitrim.analysis.subject import Subject
 from vitrim.analysis.tables import Outcome, Table
 from vitrim.analysis.watch import Watch, reduced_blocks
+from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
@@ -23,6 +25,15 @@ POINTS = 5000
 PERPLEXITY = 30
 COLUMNS = ("method", "fusion", "block", "images", "points", "silhouette_tokens", "silhouette_map")
 ALL = "all"
+
+
+@runtime_checkable
+class Rejoins(Protocol):
+    """A method that brings pruned tokens back for any head."""
+
+    def rejoining(self) -> Mapping[str, MethodConfig]:
+        """Its forms in which they come back before the last block (``last_layer``) and after it (``concat``)."""
+        ...
 
 
 def tsne(subject: Subject) -> Outcome:
@@ -36,9 +47,9 @@ def tsne(subject: Subject) -> Outcome:
     """
     outcome, rows = Outcome(), list[tuple[object, ...]]()
     for method in subject.methods:
-        forms = method.rejoining()
-        if not forms:
+        if not isinstance(method, Rejoins):
             continue
+        forms = method.rejoining()
         if not method.training_free and subject.learned is None:
             outcome.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
         models = subject.contestants(list(forms.values()))

@@ -1,0 +1,104 @@
+"""A method is one short file that imports vitrim alone; one written for an earlier version is told what changed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+import vitrim
+from vitrim.core import method, registry
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_method.py"
+
+
+@pytest.fixture(autouse=True)
+def own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_METHODS", dict(registry.methods()))
+    monkeypatch.setattr(registry, "_REDUCERS", dict(registry._REDUCERS))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The example in a folder of its own."""
+    return Path(shutil.copy(EXAMPLE, tmp_path / "mine.py"))
+
+
+def test_the_example_is_short_and_imports_vitrim_alone() -> None:
+    text = EXAMPLE.read_text().partition("if __name__")[0]
+    assert len(EXAMPLE.read_text().splitlines()) <= 30
+    assert re.findall(r"^(?:import|from) .*", text, flags=re.MULTILINE) == ["import vitrim"]
+
+
+def test_the_longest_patches_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: those whose tokens, as they enter block 1, have the largest norms."""
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    importlib.import_module("mine")
+    model, entering = tiny.HOSTS["vit"](), list[torch.Tensor]()
+    reduction = vitrim.reduce_(model, "longest:keep_rate=0.25,blocks=[1]", record=True)
+    model.blocks[1].register_forward_pre_hook(lambda module, args: entering.append(args[0]))
+    model(tiny.images())
+    longest = entering[0][:, 1:].pow(2).sum(-1).topk(9, dim=1).indices + 1  # behind the class token
+    assert reduction.states[2].position[:, 1:].sort(dim=1).values.equal(longest.sort(dim=1).values)
+    assert [state.num_patches for state in reduction.states] == [36, 36, 9, 9, 9]
+
+
+def test_the_command_line_takes_it(file: Path) -> None:
+    code = "import mine; from vitrim.cli import main; main()"
+    command = ["profile", "test_vit", "-m", "longest:keep_rate=0.5", "--json", "found.json"]
+    subprocess.run([sys.executable, "-c", code, *command], cwd=file.parent, check=True, capture_output=True)
+    assert "longest:keep_rate=0.5" in (file.parent / "found.json").read_text()
+    json.loads((file.parent / "found.json").read_text())
+
+
+def test_a_name_is_registered_once_and_nothing_is_left_of_a_second() -> None:
+    class Other(vitrim.StagedConfig):
+        name = "tome"
+
+    with pytest.raises(vitrim.VitrimError, match="method 'tome' is registered twice"):
+        vitrim.register(Other)(vitrim.ScorerReducer)
+    assert Other not in registry._REDUCERS
+
+
+# ---- written for an earlier version ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", sorted(method.RENAMED))
+def test_a_class_of_an_earlier_version_is_told_what_its_words_are_now(old: str) -> None:
+    def body(value: Any) -> dict[str, Any]:
+        return {"__module__": __name__, "name": "test_old", old: value}
+
+    for value in (True, "r", lambda self: True, staticmethod(lambda: 1)):
+        with pytest.raises(vitrim.VitrimError) as caught:
+            type("Old", (vitrim.StagedConfig,), body(value))
+        assert str(caught.value) == f"Old has {old}, which is now {method.RENAMED[old]}: see docs/deprecation.md"
+    text = (Path(__file__).parents[2] / "docs" / "deprecation.md").read_text()
+    assert re.search(rf"\b{old}\b", text)
+
+
+def test_knobs_cannot_be_imported_and_the_line_says_what_can() -> None:
+    with pytest.raises(vitrim.VitrimError, match="Knob is now Tunable"):
+        from vitrim.core.method import Knob  # noqa: F401
+    assert not hasattr(method, "Nob")
+
+
+def test_own_forms_of_adaptive_methods_are_no_old_words() -> None:
+    class Frozen(method.Adaptive):
+        name = "test_frozen"
+        r: int | None = None
+
+        def frozen(self, initial: int, counts: Any) -> Frozen:
+            return Frozen(r=1)
+
+    assert Frozen().is_adaptive()
+    assert not Frozen().frozen(4, [3]).is_adaptive()
