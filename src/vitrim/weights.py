@@ -36,6 +36,9 @@ RECIPE = "recipe.yaml"
 RESULT = "result.json"
 """File of the run's results: updates, seconds, the last evaluation and the best."""
 
+UPDATES, EVALUATIONS = "log.csv", "evaluations.jsonl"
+"""Files of its log: a row for each update that is logged, a line for each evaluation."""
+
 MOST_NAME, MOST_REASON = 200, 200
 """Most characters in a message of a file's name, and of another library's reason."""
 

@@ -18,7 +18,7 @@ from tiny_training import TINY, write_images
 from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipes
 
-train_command = import_module("vitrim.cli.train")
+training = import_module("vitrim.training.train")
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_control_c_saves_and_a_later_one_ends_at_once(
     assert asked == [0]
     assert [path.name for path in (tmp_path / "saved/checkpoints").iterdir()] == ["update-00000001"]
 
-    monkeypatch.setattr(train_command, "PATIENCE", -1.0)
+    monkeypatch.setattr(training, "PATIENCE", -1.0)
     assert run(monkeypatch, tiny, *common, "--out", tmp_path / "ended") == 130
     assert asked == [0]
     assert not (tmp_path / "ended/checkpoints").exists()
@@ -234,7 +234,7 @@ def test_sigterm_saves_and_exits_with_its_code(
     assert run(monkeypatch, tiny, *common, "--out", tmp_path / "saved") == 143
     assert [path.name for path in (tmp_path / "saved/checkpoints").iterdir()] == ["update-00000001"]
     assert capsys.readouterr().err.splitlines()[-1] == "terminated"
-    monkeypatch.setattr(train_command, "PATIENCE", -1.0)
+    monkeypatch.setattr(training, "PATIENCE", -1.0)
     assert run(monkeypatch, tiny, *common, "--out", tmp_path / "ended") == 143
     assert not (tmp_path / "ended/checkpoints").exists()
     assert not (tmp_path / "ended/.lock").exists()

@@ -11,7 +11,7 @@ from torch import nn
 
 import tiny
 from vitrim.errors import VitrimError
-from vitrim.training.initial import mimetic_
+from vitrim.training.build import mimetic_
 
 
 def small() -> nn.Module:

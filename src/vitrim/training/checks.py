@@ -17,8 +17,7 @@ from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.training.objectives import learned
 from vitrim.training.optim import ramp_value, starts_small, warmup_epochs
-from vitrim.training.recipe import resolve
-from vitrim.training.schema import PATCH_DROP, Ramp, Recipe
+from vitrim.training.recipe import PATCH_DROP, Ramp, Recipe, resolve
 
 MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
 """Keys that may differ between a resumed run and the run it continues: nothing that changes its numbers."""

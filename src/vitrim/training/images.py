@@ -26,12 +26,11 @@ from torchvision import transforms
 from vitrim.core.registry import ask
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.training.seeds import seed_cpu
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vitrim.training.schema import Augment
+    from vitrim.training.recipe import Augment
 
 REPEATED_ROUND = 256
 """Multiple of images to which an epoch with repeated augmentation is cut, as in DeiT."""
@@ -81,7 +80,7 @@ class TrainTransform:
 
     Example:
         >>> from PIL import Image
-        >>> from vitrim.training.schema import Augment
+        >>> from vitrim.training.recipe import Augment
         >>> transform = TrainTransform(Geometry((32, 32), (0.5,) * 3, (0.5,) * 3), Augment(crop="padded"))
         >>> transform(Image.new("L", (40, 30))).shape
         torch.Size([3, 32, 32])
@@ -392,3 +391,24 @@ def train_loader(
         pin_memory=pin,
         collate_fn=collate,
     )
+
+
+# ---- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def seed_all(*numbers: int) -> None:
+    """Seed `random`, numpy's and torch's global streams, of all devices, from ``numbers``."""
+    torch.manual_seed(seed_cpu(*numbers))
+
+
+def seed_cpu(*numbers: int) -> int:
+    """Seed the global streams of the CPU from ``numbers``, by numpy's hash; the seed that torch got.
+
+    Cheap enough for every image: `torch.manual_seed` would queue a call for every device each time.
+    """
+    first, second = (int(word) for word in np.random.SeedSequence(numbers).generate_state(2))
+    random.seed(first)
+    np.random.seed(second)
+    seed = (first << 31) ^ second
+    torch.default_generator.manual_seed(seed)
+    return seed
