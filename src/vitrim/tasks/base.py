@@ -16,9 +16,9 @@ from vitrim.errors import VitrimError, unknown
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
-    from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import Loss, Mix
     from vitrim.tasks.sliding import Protocol
+    from vitrim.tasks.step import Criterion
 
 T = TypeVar("T", bound="Task")
 

@@ -12,8 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED, SegmentationDataset
-from vitrim.data.errors import DataError
-from vitrim.errors import VitrimError
+from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.sliding import Protocol, predict
 from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
@@ -21,8 +20,8 @@ from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import DenseAugment, Loss, Mix
+    from vitrim.tasks.step import Criterion
     from vitrim.tasks.transforms_dense import Geometry
 
 

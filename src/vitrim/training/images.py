@@ -292,7 +292,9 @@ class TrainOrder:
                 f"a process takes {share} of {batch_size} images of an update: micro_batch must divide it, not be "
                 f"{self.micro_batch}"
             )
-        self.images = images or partial(_indices, count, seed, repeats, shuffle)
+        self.images = images or (
+            lambda epoch, first: iter(epoch_order(count, epoch, seed=seed, repeats=repeats, shuffle=shuffle)[first:])
+        )
         self.batch_size, self.start, self.stop = batch_size, start, stop
         self.rank, self.world_size = rank, world_size
 
@@ -319,10 +321,6 @@ class TrainOrder:
             mine = batch[self.rank :: self.world_size]
             for begin in range(0, len(mine), self.micro_batch):
                 yield mine[begin : begin + self.micro_batch]
-
-
-def _indices(count: int, seed: int, repeats: int, shuffle: bool, epoch: int, start: int) -> Iterator[int]:
-    return iter(epoch_order(count, epoch, seed=seed, repeats=repeats, shuffle=shuffle)[start:])
 
 
 def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:

@@ -24,8 +24,7 @@ from vitrim.core.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
 from vitrim.core.registry import ask, find_host, parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
-from vitrim.tasks.criteria import Criterion
-from vitrim.tasks.step import Step
+from vitrim.tasks.step import Criterion, Step
 from vitrim.training import checkpoint
 from vitrim.training.checks import check_amounts, check_even, check_model, check_objective, check_queries
 from vitrim.training.images import seed_all

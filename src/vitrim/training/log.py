@@ -59,7 +59,12 @@ class Log:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._drop_rows(folder / UPDATES, from_update)
-            self._drop_lines(folder / EVALUATIONS, from_update)
+            path = folder / EVALUATIONS
+            if path.exists():
+                rows, _ = whole_lines(path, _evaluation)
+                kept = "".join(f"{line}\n" for update, line in rows if update <= from_update)
+                with replaced(path) as beside:
+                    beside.write_text(kept, encoding="utf-8")
 
     def update(self, row: dict[str, float]) -> None:
         """Write the numbers of an update; ``row["update"]`` says which."""
@@ -107,13 +112,6 @@ class Log:
                 writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
                 writer.writerows(row for row in rows[1:] if int(row["update"]) < from_update)
-
-    def _drop_lines(self, path: Path, from_update: int) -> None:
-        if not path.exists():
-            return
-        rows, _ = whole_lines(path, _evaluation)
-        with replaced(path) as beside:
-            beside.write_text("".join(f"{line}\n" for update, line in rows if update <= from_update), encoding="utf-8")
 
 
 def _cells(line: bytes) -> list[str]:
