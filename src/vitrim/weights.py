@@ -139,9 +139,9 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     weights = {key.removeprefix(ENCODER): value for key, value in _read(path).items() if key.startswith(ENCODER)}
     if not weights:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
-    expected = model.state_dict()
-    trunk = _without(expected, ask(model).classifier_names(model))
-    _load(model, {**{key: value for key, value in expected.items() if key not in trunk}, **weights}, path)
+    heads = ask(model).classifier_names(model)
+    new = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in heads}
+    _load(model, {**new, **weights}, path)
 
 
 def load_backbone(model: nn.Module, path: Path) -> None:
@@ -230,6 +230,7 @@ def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
 
 
 def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
+    """Refuse weights of other names, shapes or kinds of numbers than those that are expected."""
     for what, names in (
         ("lacks, of this model,", sorted(set(expected) - set(weights))),
         ("has, beside those of this model,", sorted(set(weights) - set(expected))),
@@ -241,27 +242,14 @@ def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Pa
             raise VitrimError(
                 f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
             )
-    for key, value in weights.items():
-        _check_values(key, value, expected[key].dtype, path)
-
-
-def _check_values(key: str, value: Tensor, dtype: torch.dtype, path: Path) -> None:
-    """Refuse values torch would cast silently: complex ones lose half, large become infinite, real are cut."""
-    real = dtype.is_floating_point
-    if value.dtype.is_complex or value.dtype.is_floating_point != real:
-        wanted = "real numbers" if real else "integers"
-        raise VitrimError(f"{path}: {key} is {_name(value.dtype)}, this model needs {wanted} ({_name(dtype)})")
-    if real and not value.to(dtype).isfinite().all():
-        raise VitrimError(f"{path}: {key} has values that are not finite numbers in {_name(dtype)}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _without(weights: dict[str, Tensor], layers: tuple[str, ...]) -> dict[str, Tensor]:
-    """The weights without those of some layers."""
-    return {key: value for key, value in weights.items() if key.rpartition(".")[0] not in layers}
+    for key, value in weights.items():  # torch would cast silently: complex lose half, large become infinite
+        dtype = expected[key].dtype
+        given, needed = (str(kind).removeprefix("torch.") for kind in (value.dtype, dtype))
+        if value.dtype.is_complex or value.dtype.is_floating_point != dtype.is_floating_point:
+            wanted = "real numbers" if dtype.is_floating_point else "integers"
+            raise VitrimError(f"{path}: {key} is {given}, this model needs {wanted} ({needed})")
+        if dtype.is_floating_point and not value.to(dtype).isfinite().all():
+            raise VitrimError(f"{path}: {key} has values that are not finite numbers in {needed}")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
