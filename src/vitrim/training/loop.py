@@ -63,7 +63,7 @@ class Running:
         max_updates: stop after this many updates, as if interrupted; None: at the end.
 
     Raises:
-        VitrimError: a tracker that accelerate does not know.
+        VitrimError: a number that is too small, or a tracker that accelerate does not know.
         MissingPackageError: its package is not installed.
     """
 
@@ -79,6 +79,16 @@ class Running:
     max_updates: int | None = None
 
     def __post_init__(self) -> None:
+        for name, least in (
+            ("workers", 0),
+            ("eval_batch", 1),
+            ("save_minutes", 0),
+            ("log_every", 1),
+            ("max_updates", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise VitrimError(f"{name}={value}: at least {least}")
         check_trackers(self.trackers)
 
     @property

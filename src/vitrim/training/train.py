@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -59,7 +60,7 @@ class TrainReport(Report):
         yield from super().parts()
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self}</pre>"
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def train(
