@@ -163,7 +163,7 @@ def load_backbone(model: nn.Module, path: Path) -> None:
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
-    """Return whether a file of weights is of a model whose encoder is one such as ``model``.
+    """Whether a file of weights is of a model whose encoder is one such as ``model``.
 
     Raises:
         VitrimError: no such file, or no file of weights.
@@ -284,7 +284,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return whether torch.save wrote a file: judged by its name, or by being such an archive.
+    """Whether torch.save wrote a file: judged by its name, or by being such an archive.
 
     Raises:
         VitrimError: there is no such file.

@@ -16,14 +16,13 @@ from vitrim.data.dense import DetectionDataset
 from vitrim.data.objects import Boxes
 from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.segmentation import refuse_mix
 from vitrim.tasks.transforms_dense import BoxEvalTransform, DenseTrainTransform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vitrim.data.objects import Objects
-    from vitrim.tasks.options import DenseAugment, Loss, Mix
+    from vitrim.tasks.options import DenseAugment, Loss
     from vitrim.tasks.step import Criterion
     from vitrim.tasks.transforms_dense import Geometry
 import importlib.util
@@ -42,6 +41,11 @@ if TYPE_CHECKING:
 
 SURE = 0.5
 """Score above which a detection of the dense model counts in the agreement with it."""
+FAST = "faster_coco_eval"
+_ENDINGS = {"": "", "50": "_50", "75": "_75", "_small": "_small", "_medium": "_medium", "_large": "_large"}
+"""Endings of the names, ours and torchmetrics'."""
+_PREDICTED = {"boxes": torch.float32, "scores": torch.float32, "labels": torch.int64}
+_TRUE = {"boxes": torch.float32, "labels": torch.int64, "iscrowd": torch.int64, "area": torch.float32}
 
 
 @register_task
@@ -90,14 +94,15 @@ class Detection(Task):
 
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
-        return _own_losses
+
+        def own(logits: Any, targets: Any) -> Tensor:
+            raise VitrimError("this model has no losses of its own, which detection needs: train vitdet:NAME")
+
+        return own
 
     def auxiliary(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
         return ClassesPresent()
-
-    def mixer(self, mix: Mix) -> None:
-        refuse_mix(self.name, mix)
 
     def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
         return DenseTrainTransform(geometry, augment)
@@ -247,17 +252,6 @@ def _best_overlaps(found: Objects, dense: Objects) -> Tensor:
     same = labels[:, None] == found["labels"][None]
     overlaps: Tensor = box_iou(boxes, found["boxes"].double()) * same
     return overlaps.amax(dim=1)
-
-
-def _own_losses(logits: Any, targets: Any) -> Tensor:
-    raise VitrimError("this model has no losses of its own, which detection needs: train vitdet:NAME")
-
-
-FAST = "faster_coco_eval"
-_ENDINGS = {"": "", "50": "_50", "75": "_75", "_small": "_small", "_medium": "_medium", "_large": "_large"}
-"""Endings of the names, ours and torchmetrics'."""
-_PREDICTED = {"boxes": torch.float32, "scores": torch.float32, "labels": torch.int64}
-_TRUE = {"boxes": torch.float32, "labels": torch.int64, "iscrowd": torch.int64, "area": torch.float32}
 
 
 class DetectionScores(Metric):

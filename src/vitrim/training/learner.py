@@ -235,7 +235,7 @@ class Learner:
         parts = share // (recipe.micro_batch or share)
         sums: dict[str, Tensor] = {}
         for part in range(parts):
-            images, targets = self.task.read(next(batches))
+            images, targets = next(batches)
             images = images.to(accelerator.device, non_blocking=True)
             targets = targets.to(accelerator.device, non_blocking=True)
             seed_all(recipe.seed, 1, update, accelerator.process_index, part)

@@ -191,7 +191,7 @@ def start_trackers(
         trackers: names that `check_trackers` has let through, or trackers of one's own.
         folder: where those that write files put them.
         from_update: where TensorBoard, which can, drops what a run wrote before it was stopped.
-        values: what the run is to be told from others by: those of the recipe by dotted name.
+        values: what tells the run from others: the values of its recipe by dotted name.
     """
     started: list[GeneralTracker] = []
     for kind in filter_trackers(list(dict.fromkeys(trackers)), folder):
