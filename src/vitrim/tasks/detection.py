@@ -1,43 +1,32 @@
-"""Boxes of objects, and their outlines."""
+"""Boxes of objects, and their outlines: the tasks, and average precision."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchvision.ops import box_iou
 
 from vitrim.core.registry import ask
 from vitrim.data.dense import DetectionDataset
-from vitrim.data.objects import Boxes
+from vitrim.data.objects import Boxes, import_pycocotools
 from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.transforms_dense import BoxEvalTransform, DenseTrainTransform
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vitrim.data.objects import Objects
     from vitrim.tasks.options import DenseAugment, Loss
     from vitrim.tasks.step import Criterion
     from vitrim.tasks.transforms_dense import Geometry
-import importlib.util
-import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
-from torchmetrics import Metric
-
-from vitrim.data.objects import import_pycocotools
-
-if TYPE_CHECKING:
-    from vitrim.data.objects import Objects
-
 
 SURE = 0.5
 """Score above which a detection of the dense model counts in the agreement with it."""
