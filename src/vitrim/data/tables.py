@@ -1,4 +1,5 @@
-"""Tables of images: parquet files and datasets of the Hugging Face Hub, read with the optional package `datasets`."""
+"""Tables of images with labels, masks or boxes: parquet files and datasets of the Hugging Face Hub, read with the
+optional package `datasets`."""
 
 from __future__ import annotations
 
@@ -21,6 +22,10 @@ from vitrim.errors import DataError, MissingPackageError, first_line
 
 _BYTES, _PATHS = ("binary", "null"), ("string", "null")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
+_MASK_COLUMNS = ("annotation", "mask", "label", "segmentation")
+_OBJECTS_COLUMN = "objects"
+_BOX, _CATEGORY = "bbox", "category"
+_SIZE_COLUMNS = ("height", "width")
 
 Texts = Callable[[str], Iterable[str | None]]
 """The texts of a column, of the splits that say what the classes are."""
@@ -301,10 +306,7 @@ def read_labels(
     return np.array([index[value] for value in values], dtype=np.int64), class_names
 
 
-_MASK_COLUMNS = ("annotation", "mask", "label", "segmentation")
-_OBJECTS_COLUMN = "objects"
-_BOX, _CATEGORY = "bbox", "category"
-_SIZE_COLUMNS = ("height", "width")
+# ---- masks and boxes -----------------------------------------------------------------------------------------------
 
 
 def masks_from_table(

@@ -7,21 +7,20 @@ loss of its own (two heads, masked pre-training) has a method ``losses(step)``; 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from vitrim.tasks.options import Mix
-from dataclasses import dataclass
-from typing import cast
-
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
+
+if TYPE_CHECKING:
+    from vitrim.tasks.options import Mix
 
 Criterion = Callable[[Any, Any], Tensor]
 """From logits (B, K), or what a dense task predicts, and targets to a scalar."""
