@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import signal
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from accelerate.state import AcceleratorState, GradientState
 
 from cli_runs import exit_code
 from tiny_training import TINY, write_images
+from vitrim.cli.setup import flat
+from vitrim.cli.train import train as command_of_train
 from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipes
 
@@ -129,6 +132,14 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert values["model_options.patch_size"][1] == "cifar10_vit"
     assert values["grad_checkpointing"] == (False, "default")
     capsys.readouterr()
+
+
+def test_the_command_has_the_names_and_the_defaults_of_its_function() -> None:
+    function, command = (dict(inspect.signature(each).parameters) for each in (training.train, flat(command_of_train)))
+    of_the_command = {"list_recipes", "show", "json"}
+    assert set(function) - {"console"} == set(command) - of_the_command
+    for name in set(function) - {"recipe", "data", "console"}:  # which the command asks for itself
+        assert (function[name].default or None) in (command[name].default or None, str(command[name].default)), name
 
 
 @pytest.mark.parametrize(
