@@ -20,6 +20,7 @@ from vitrim.training.train import train
 def test_a_run_reports_its_evaluations_and_files(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     changes = {"epochs": 2, "method": "tome:r=1", "optimizer.lr": 5e-4}
+    changes["ramps"] = [{"option": "r", "start": 0, "stop": 1, "end_epoch": 9, "whole": True}]
     report = train(TINY, images, changes=changes, out=out, device="cpu", log_every=1)
     assert [row["epoch"] for row in report.rows] == [1.0, 2.0]
     assert report.rows[-1] == report.result["last"]
@@ -36,7 +37,9 @@ def test_a_run_reports_its_evaluations_and_files(images: Path, tmp_path: Path) -
         "out": str(out), "resume": False, "workers": 0, "eval_batch": 64, "save_minutes": 10.0, "log_every": 1,
         "keep": 2, "tensorboard": False, "log_with": [], "max_updates": None,
     }  # fmt: skip
-    assert "updates: 6" in str(report).splitlines()
+    lines = str(report).splitlines()
+    assert "updates: 6" in lines
+    assert lines[-1].startswith("note: the ramp of r ends at epoch 9")
     assert load_run(out).num_classes == 3
 
 
@@ -85,4 +88,7 @@ def test_it_runs_in_any_thread_and_shows_its_progress(images: Path, tmp_path: Pa
         )
         assert run.result().result["updates"] == 3
     console.file.close()
-    assert "evaluation of the model: epoch 1.00" in (tmp_path / "said").read_text()
+    said = (tmp_path / "said").read_text()
+    assert "evaluation of the model: epoch 1.00" in said
+    assert "note: a warm-up of 1 epochs would not end" in said
+    assert run.result().notes == []

@@ -113,6 +113,9 @@ class Trainer:
         start: the file or folder whose weights the model has. If it is the folder of a run under a method that learned
             parameters, a run under a method starts from those, and it must be the same method.
 
+    Attributes:
+        notes: what the recipe plans for longer than the run, one line each.
+
     Raises:
         VitrimError: data that is not of the task, a method that does not fit the model, options that do not fit each
             other, a checkpoint of another recipe. Nothing has been written then.
@@ -146,7 +149,8 @@ class Trainer:
             )
         self._set_transforms(model)
         self.learner = Learner(self.recipe, model, self.task, accelerator, self.updates_per_epoch, start)
-        for text in beyond(self.recipe, self.updates):
+        self.notes = list(beyond(self.recipe, self.updates))
+        for text in self.notes:
             self._say(f"note: {text}")
         self.seconds_before, self.begun = 0.0, time.monotonic()
         self.update = 0

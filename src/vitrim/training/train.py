@@ -110,7 +110,8 @@ def train(
         console: where progress is shown, e.g. ``rich.console.Console()``; None: nowhere.
 
     Returns:
-        What was reached. ``report.result["last"]`` is the last evaluation, ``report.files`` what the run has written.
+        What was reached. ``report.result["last"]`` is the last evaluation, ``report.files`` what the run has written,
+        ``report.notes`` what of the recipe is for a longer run.
 
     Raises:
         VitrimError: a recipe, data, a method or options that are not valid or do not fit each other, while nothing has
@@ -180,6 +181,7 @@ def train(
             "dry_run": dry_run,
         },
         [json.loads(row) for row in rows],
+        notes=trainer.notes if console is None else [],  # a console has shown them before the first update
         files=[] if dry_run else [out / name for name in names if (out / name).is_file()],
         result=result,
         is_first=accelerator.is_main_process,
