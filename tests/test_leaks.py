@@ -33,7 +33,7 @@ ALLOWED = {
     "cli/common.py": {"img_size"},  # an example in an error
     "cli/export.py": {"img_size"},  # likewise
     "cli/setup.py": {"hf:", "img_size"},  # help texts: how a model and its options are written
-    "training/schema.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
+    "training/recipe.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
     "training/checks.py": {"patch_drop_rate"},  # says which option a recipe needs
 }
 """Which files may use which, and why."""

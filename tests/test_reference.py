@@ -17,7 +17,7 @@ from vitrim.measure.reading import read
 from vitrim.reference import FOLDER, reached, references
 from vitrim.tasks import make_task
 from vitrim.training.images import geometry_of
-from vitrim.training.references import reference_recipe
+from vitrim.training.recipe import load_recipe
 
 REAL_IMAGES = Path(__file__).parents[2] / "shared" / "data"
 MOST_BYTES = 12_000_000
@@ -37,7 +37,7 @@ def test_weights_are_bfloat16_and_come_with_the_recipe_and_the_log_that_made_the
         updates = [int(row["update"]) for row in csv.DictReader(file)]
     assert updates == sorted(updates)
     assert updates[-1] + 1 == reached(name)["updates"]
-    assert reference_recipe(name).dataset
+    assert load_recipe(folder / "recipe.yaml").recipe.dataset
 
 
 @pytest.mark.parametrize("name", references())
@@ -55,7 +55,8 @@ def of_photographs(model: nn.Module, name: str) -> None:
 
 
 def of_streets(model: nn.Module, name: str) -> None:
-    recipe, task = reference_recipe(name), make_task("segmentation", 11)
+    recipe = load_recipe(references()[name] / "recipe.yaml").recipe
+    task = make_task("segmentation", 11)
     task.follow(recipe.protocol)
     source = REAL_IMAGES / "camvid-test.parquet"
     dataset = load_data(source, task="segmentation", **recipe.data_options)

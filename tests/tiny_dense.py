@@ -13,9 +13,9 @@ from PIL import Image
 from image_files import encoded
 from vitrim.data import DetectionDataset, SegmentationDataset
 from vitrim.training.build import look_for_idle, make_accelerator, starting_model
+from vitrim.training.images import seed_all
 from vitrim.training.loop import Running, Trainer
 from vitrim.training.recipe import Resolved, resolve
-from vitrim.training.seeds import seed_all
 
 SIDE = 64
 COUNT = 4

@@ -13,7 +13,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,9 @@ RECIPE = "recipe.yaml"
 
 RESULT = "result.json"
 """File of the run's results: updates, seconds, the last evaluation and the best."""
+
+UPDATES, EVALUATIONS = "log.csv", "evaluations.jsonl"
+"""Files of its log: a row for each update that is logged, a line for each evaluation."""
 
 MOST_NAME, MOST_REASON = 200, 200
 """Most characters in a message of a file's name, and of another library's reason."""
@@ -137,9 +140,9 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     weights = {key.removeprefix(ENCODER): value for key, value in _read(path).items() if key.startswith(ENCODER)}
     if not weights:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
-    expected = model.state_dict()
-    trunk = _without(expected, ask(model).class_layers(model))
-    _load(model, {**{key: value for key, value in expected.items() if key not in trunk}, **weights}, path)
+    heads = ask(model).class_layers(model)
+    new = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in heads}
+    _load(model, {**new, **weights}, path)
 
 
 def load_backbone(model: nn.Module, path: Path) -> None:
@@ -161,7 +164,7 @@ def load_backbone(model: nn.Module, path: Path) -> None:
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
-    """Return whether a file of weights is of a model whose encoder is one such as ``model``.
+    """Whether a file of weights is of a model whose encoder is one such as ``model``.
 
     Raises:
         VitrimError: no such file, or no file of weights.
@@ -228,6 +231,7 @@ def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
 
 
 def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
+    """Refuse weights of other names, shapes or kinds of numbers than those that are expected."""
     for what, names in (
         ("lacks, of this model,", sorted(set(expected) - set(weights))),
         ("has, beside those of this model,", sorted(set(weights) - set(expected))),
@@ -239,27 +243,14 @@ def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Pa
             raise VitrimError(
                 f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
             )
-    for key, value in weights.items():
-        _check_values(key, value, expected[key].dtype, path)
-
-
-def _check_values(key: str, value: Tensor, dtype: torch.dtype, path: Path) -> None:
-    """Refuse values torch would cast silently: complex ones lose half, large become infinite, real are cut."""
-    real = dtype.is_floating_point
-    if value.dtype.is_complex or value.dtype.is_floating_point != real:
-        wanted = "real numbers" if real else "integers"
-        raise VitrimError(f"{path}: {key} is {_name(value.dtype)}, this model needs {wanted} ({_name(dtype)})")
-    if real and not value.to(dtype).isfinite().all():
-        raise VitrimError(f"{path}: {key} has values that are not finite numbers in {_name(dtype)}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _without(weights: dict[str, Tensor], layers: Collection[str]) -> dict[str, Tensor]:
-    """The weights without those of some layers."""
-    return {key: value for key, value in weights.items() if key.rpartition(".")[0] not in layers}
+    for key, value in weights.items():  # torch would cast silently: complex lose half, large become infinite
+        dtype = expected[key].dtype
+        given, needed = (str(kind).removeprefix("torch.") for kind in (value.dtype, dtype))
+        if value.dtype.is_complex or value.dtype.is_floating_point != dtype.is_floating_point:
+            wanted = "real numbers" if dtype.is_floating_point else "integers"
+            raise VitrimError(f"{path}: {key} is {given}, this model needs {wanted} ({needed})")
+        if dtype.is_floating_point and not value.to(dtype).isfinite().all():
+            raise VitrimError(f"{path}: {key} has values that are not finite numbers in {needed}")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -294,7 +285,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return whether torch.save wrote a file: judged by its name, or by being such an archive.
+    """Whether torch.save wrote a file: judged by its name, or by being such an archive.
 
     Raises:
         VitrimError: there is no such file.

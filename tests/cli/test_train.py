@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import signal
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from accelerate.state import AcceleratorState, GradientState
 
 from cli_runs import exit_code
 from tiny_training import TINY, write_images
+from vitrim.cli.setup import flat
+from vitrim.cli.train import train as command_of_train
 from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipes
 
-train_command = import_module("vitrim.cli.train")
+training = import_module("vitrim.training.train")
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +134,14 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     capsys.readouterr()
 
 
+def test_the_command_has_the_names_and_the_defaults_of_its_function() -> None:
+    function, command = (dict(inspect.signature(each).parameters) for each in (training.train, flat(command_of_train)))
+    of_the_command = {"list_recipes", "show", "json"}
+    assert set(function) - {"console"} == set(command) - of_the_command
+    for name in set(function) - {"recipe", "data", "console"}:  # which the command asks for itself
+        assert (function[name].default or None) in (command[name].default or None, str(command[name].default)), name
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -184,7 +195,7 @@ def test_control_c_saves_and_a_later_one_ends_at_once(
     assert asked == [0]
     assert [path.name for path in (tmp_path / "saved/checkpoints").iterdir()] == ["update-00000001"]
 
-    monkeypatch.setattr(train_command, "PATIENCE", -1.0)
+    monkeypatch.setattr(training, "PATIENCE", -1.0)
     assert run(monkeypatch, tiny, *common, "--out", tmp_path / "ended") == 130
     assert asked == [0]
     assert not (tmp_path / "ended/checkpoints").exists()
@@ -234,7 +245,7 @@ def test_sigterm_saves_and_exits_with_its_code(
     assert run(monkeypatch, tiny, *common, "--out", tmp_path / "saved") == 143
     assert [path.name for path in (tmp_path / "saved/checkpoints").iterdir()] == ["update-00000001"]
     assert capsys.readouterr().err.splitlines()[-1] == "terminated"
-    monkeypatch.setattr(train_command, "PATIENCE", -1.0)
+    monkeypatch.setattr(training, "PATIENCE", -1.0)
     assert run(monkeypatch, tiny, *common, "--out", tmp_path / "ended") == 143
     assert not (tmp_path / "ended/checkpoints").exists()
     assert not (tmp_path / "ended/.lock").exists()

@@ -9,7 +9,7 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from vitrim.data.decoding import decode, decode_labels
-from vitrim.data.errors import DataError
+from vitrim.errors import DataError
 
 
 @pytest.fixture

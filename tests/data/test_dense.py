@@ -11,12 +11,12 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-import vitrim.data.outlines
+import vitrim.data.objects
 from dense_files import SIDE, mask, photo, save
 from image_files import encoded
 from vitrim.data import Boxes, DataError, DetectionDataset, SegmentationDataset
 from vitrim.data.fingerprint import fingerprint
-from vitrim.data.outlines import decode_outline
+from vitrim.data.objects import decode_outline
 from vitrim.errors import MissingPackageError
 
 IMAGES = [encoded(photo(0)), encoded(photo(1))]
@@ -200,7 +200,7 @@ def test_outlines_of_every_form(kind: str) -> None:
     expected[6:10, 4:12] = 1
     encoding: dict[str, Any] = {"counts": rle(expected), "size": [SIDE, SIDE]}
     if kind == "text":
-        masks_of = vitrim.data.outlines.import_pycocotools()
+        masks_of = vitrim.data.objects.import_pycocotools()
         encoding["counts"] = masks_of.encode(np.asfortranarray(expected))["counts"].decode()
     outline = OUTLINE if kind == "polygon" else json.dumps(encoding).encode()
     target = boxes([[SQUARE], []], [[1], []], outlines=[[outline], []])[0][1]

@@ -16,7 +16,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.data.boxes import Boxes
+from vitrim.data.objects import Boxes
 from vitrim.loading import create_model
 from vitrim.methods.cropr import CrossAttention
 from vitrim.models.segmenter import LinearDecoder, Segmenter

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 import vitrim.models  # registers the model with timm
+from vitrim.training.learner import Objective
 from vitrim.training.optim import select_trainable
 from vitrim.training.recipe import load_recipe
-from vitrim.training.step import Objective
 
 
 def test_the_recipe_trains_what_the_loss_reads() -> None:

@@ -15,9 +15,8 @@ from dense_files import photo
 from image_files import encoded
 from vitrim.data import Boxes, DataError, DetectionDataset, ImageDataset
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.tasks import detection_scores, make_task
-from vitrim.tasks.detection import Detection, Instances, in_stored_pixels
-from vitrim.tasks.detection_scores import DetectionScores
+from vitrim.tasks import detection, make_task
+from vitrim.tasks.detection import Detection, DetectionScores, Instances, in_stored_pixels
 from vitrim.tasks.options import DenseAugment, Loss, Mix
 
 LOSS = Loss(name="rcnn")
@@ -120,7 +119,7 @@ def test_nothing_seen_is_nan() -> None:
 def test_scores_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pycocotools", None)
     monkeypatch.setitem(__import__("sys").modules, "pycocotools.mask", None)
-    monkeypatch.setattr(detection_scores.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(detection.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"pip install 'vitrim\[dense\]'$"):
         make_task("detection", 3).metrics()
 

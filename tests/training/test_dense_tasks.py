@@ -154,7 +154,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(task: str, tmp_path: Path, mo
 def test_the_same_image_changes_the_same_way_with_any_number_of_workers(task: str, tmp_path: Path) -> None:
     def first(workers: int) -> tuple[Tensor, Any]:
         run = trainer(recipe(task), tmp_path / "run", workers=workers)
-        images, targets = run.task.read(next(iter(run._loader(1))))
+        images, targets = next(iter(run._loader(1)))
         return images, targets
 
     (images, targets), (others, same) = first(0), first(2)
@@ -212,7 +212,7 @@ def test_crops_that_cut_all_boxes_away(tmp_path: Path) -> None:
     """Enlarged so far that a window seldom meets an object: boxes stay within it, and are as many as labels."""
     far = {"crop": "jitter", "range": [6.0, 6.0]}
     run = few_proposals(trainer(quick("detection", dense_augment=far, epochs=4), tmp_path / "run"))
-    batches = [run.task.read(batch) for batch in run._loader(4)]
+    batches = list(run._loader(4))
     every = [objects for _, targets in batches for objects in targets]
     assert any(len(objects["boxes"]) == 0 for objects in every)
     for objects in every:
@@ -227,7 +227,7 @@ def test_a_batch_of_ignored_pixels_changes_nothing_but_by_decay(tmp_path: Path) 
         pictures.images, pictures.masks, class_names=list(NAMES), relabel={0: 255, 1: 255, 2: 255}
     )
     run = trainer(recipe("segmentation", method=PRUNED.format(16), model_options={"depth": 3}), tmp_path / "run", blank)
-    assert all((run.task.read(batch)[1] == IGNORED).all() for batch in run._loader(1))
+    assert all((batch[1] == IGNORED).all() for batch in run._loader(1))
     before = weights(run)
     assert run.run()["updates"] == 2
     assert all(torch.equal(value, before[name]) for name, value in weights(run).items())

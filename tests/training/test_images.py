@@ -26,9 +26,9 @@ from vitrim.training.images import (
     TrainTransform,
     epoch_order,
     geometry_of,
+    seed_all,
 )
 from vitrim.training.recipe import Augment
-from vitrim.training.seeds import seed_all
 
 RGB = Geometry((16, 24), (0.5,) * 3, (0.25,) * 3)
 

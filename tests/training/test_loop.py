@@ -24,7 +24,7 @@ from killed_runs import killed
 from tiny_training import CLASSES, PER_CLASS, TINY, recipe, trainer
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import load_run
-from vitrim.training import checkpoint, folder, learner, loop
+from vitrim.training import checkpoint, learner, loop, run_folder
 from vitrim.training.loop import recipe_text
 
 EPOCH = len(CLASSES) * PER_CLASS["train"] // TINY["batch_size"]
@@ -196,7 +196,7 @@ def test_a_full_disk_at_the_very_end_loses_nothing(
 
     run = trainer(recipe(epochs=1), images, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "save_file", full)
+        patch.setattr(run_folder, "save_file", full)
         with pytest.raises(VitrimError, match=r"No space left .*; they are in .*update-00000003: make room and run"):
             run.run()
     trainer(recipe(epochs=1), images, tmp_path, resume=True).run()

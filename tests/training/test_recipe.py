@@ -205,6 +205,16 @@ def test_changes_of_every_kind(write, change: str, key: str, value: object) -> N
     assert {name: (given, where) for name, given, where in resolved.rows()}[key] == (value, COMMAND_LINE)
 
 
+def test_changes_in_python_are_values(write) -> None:
+    path = write("mine", "model: test_vit\nepochs: 1")
+    changes = {"optimizer.lr": 0.5, "optimizer.betas": (0.1, 0.2), "schedule": {"min_lr": 0.0}, "method": "tome:r=4"}
+    recipe = load_recipe(path, changes).recipe
+    assert (recipe.optimizer.lr, recipe.optimizer.betas, recipe.schedule.min_lr) == (0.5, (0.1, 0.2), 0.0)
+    assert recipe.method == "tome:r=4"
+    text = message(load_recipe, path, {"optimizer.rate": 1})
+    assert "unknown key optimizer.rate" in text
+
+
 def test_the_last_change_of_a_key_counts_and_the_others_stay(write) -> None:
     path = write("mine", "model: test_vit\nepochs: 1\noptimizer: {lr: 1.0, clip: 2.0}")
     options = load_recipe(path, ["optimizer.lr=0.5", "epochs=2", "optimizer.lr=0.25"]).recipe.optimizer
@@ -341,9 +351,6 @@ def test_files_that_are_broken_are_refused_in_one_short_line(write, text: str, s
         ("schedule.cooldown_epochs=1e300", "less than or equal to 100000"),
         ("schedule.warmup_epochs=1e300", "less than or equal to 100000"),
         ("optimizer.freeze_epochs=1e300", "less than or equal to 100000"),
-        (f"x={'[' * 1000}", "deep within each other"),
-        (f"{'a.' * 3000}b=1", "no key has more than 32 parts"),
-        (f"epochs={'9' * 5000}", "4300 digits"),
         ("eval_split=[1]", "eval_split: expected the name of a part of the data"),
         ("eval_split=1", "eval_split: a share of the training images is above 0 and below 1"),
         ("eval_split=true", "eval_split: expected"),
@@ -358,10 +365,6 @@ def test_changes_far_out_of_range_are_refused_in_one_short_line(write, change: s
 def test_aliases_that_end_are_read(write) -> None:
     path = write("mine", "model: test_vit\nepochs: 1\nobjective: {a: &a [1, 2], b: *a}")
     assert load_recipe(path).recipe.objective == {"a": [1, 2], "b": [1, 2]}
-
-
-def test_a_name_too_long_for_a_file() -> None:
-    assert "File name too long" in message(load_recipe, f"{'a' * 400}.yaml")
 
 
 def test_a_stream_holds_no_images_out() -> None:

@@ -14,7 +14,6 @@ from vitrim import reference
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model, load_run
 from vitrim.training.recipe import load_recipe
-from vitrim.training.references import export, reference_recipe
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def test_a_run_that_is_not_finished_is_refused(run: Path, tmp_path: Path) -> Non
     with pytest.raises(VitrimError, match=r"is not a finished run: it has no recipe\.yaml"):
         load_run(tmp_path)
     with pytest.raises(VitrimError, match=r"it has no recipe\.yaml"):
-        export(tmp_path, tmp_path / "new")
+        reference.export(tmp_path, tmp_path / "new")
     (tmp_path / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
     with pytest.raises(VitrimError, match=r"is not a finished run: it has no result\.json"):
         load_run(tmp_path)
@@ -86,7 +85,7 @@ def test_of_the_recipe_of_a_run_only_the_model_is_read(run: Path, tmp_path: Path
 
 def test_a_run_under_a_method_is_no_reference(run: Path, tmp_path: Path) -> None:
     with pytest.raises(VitrimError, match="a dense model of its own, not test_vit under dynamicvit"):
-        export(run, tmp_path / "new")
+        reference.export(run, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -99,17 +98,17 @@ def test_a_run_becomes_a_model_by_name(images: Path, tmp_path: Path, monkeypatch
     trainer(recipe(epochs=1), images, first).run()
     trainer(recipe(epochs=1, seed=1), images, run, start=first).run()
     with pytest.raises(VitrimError, match=f"{tmp_path / 'none'} is not a finished run"):
-        export(run, tmp_path / "shipped" / "tiny", earlier=[tmp_path / "none"])
+        reference.export(run, tmp_path / "shipped" / "tiny", earlier=[tmp_path / "none"])
     with pytest.raises(VitrimError, match=f"started from {first}, and not from nothing"):
-        export(run, tmp_path / "shipped" / "tiny")
+        reference.export(run, tmp_path / "shipped" / "tiny")
     assert reference.references() == {}
-    export(run, tmp_path / "shipped" / "tiny", earlier=[first])
+    reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     with pytest.raises(VitrimError, match="exists: name a new folder"):
-        export(run, tmp_path / "shipped" / "tiny", earlier=[first])
+        reference.export(run, tmp_path / "shipped" / "tiny", earlier=[first])
     assert load_recipe(tmp_path / "shipped" / "tiny" / "part1" / "recipe.yaml").recipe.seed == 0
     assert reference.reached("tiny")["start"] == "part1"
     assert list(reference.references()) == ["tiny"]
-    assert reference_recipe("tiny").epochs == 1
+    assert load_recipe(reference.folder("tiny") / "recipe.yaml").recipe.epochs == 1
     assert reference.reached("tiny")["updates"] == 3
     model, trained = create_model("vitrim:tiny"), create_model(f"run:{run}")
     for name, value in model.state_dict().items():

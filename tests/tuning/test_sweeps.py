@@ -10,8 +10,8 @@ import pytest
 
 import vitrim
 from vitrim.errors import VitrimError
+from vitrim.training.loop import Running
 from vitrim.training.recipe import load_recipe, recipe_text
-from vitrim.training.running import Running
 from vitrim.tuning.front import non_dominated
 from vitrim.tuning.grid import parse, ready, texts_of
 from vitrim.tuning.sweep import Swept, folder_name, train_sweep

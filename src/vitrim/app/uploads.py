@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrim.app.records import Limits
 from vitrim.data.decoding import decode
-from vitrim.data.errors import DataError
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import DataError, VitrimError, first_line
 
 if TYPE_CHECKING:
     from PIL import Image

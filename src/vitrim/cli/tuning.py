@@ -195,7 +195,7 @@ def sweep_grid(
 def train_grid(recipe: str, texts: Sequence[str], data: Data, effort: Effort, machine: Machine, record: Record) -> None:
     """Train a recipe at the points of a grid."""
     from vitrim.files import check_folder
-    from vitrim.training.running import Running
+    from vitrim.training.loop import Running
     from vitrim.tuning import grid as grids
     from vitrim.tuning.sweep import train_sweep
 

@@ -120,7 +120,7 @@ class Role(NamedTuple):
 
 
 class Starting(NamedTuple):
-    """The weights that a scheme of initialisation sets (`vitrim.training.initial`): views, to be written in place.
+    """The weights that a scheme of initialisation sets (`vitrim.training.build`): views, to be written in place.
 
     Attributes:
         attention: of every block, (query, key, value, output), (C, C) each, as linear layers have them.

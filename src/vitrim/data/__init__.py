@@ -11,15 +11,15 @@ tables that are too large to keep. Parquet files, Hub datasets and WebDataset ar
 package `datasets` (`pip install 'vitrim[data]'`), which is imported only when such a source is opened.
 """
 
-from vitrim.data.boxes import Boxes
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset, batches, spread
 from vitrim.data.decoding import to_tensor
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
-from vitrim.data.errors import DataError
 from vitrim.data.load import load_data, load_images
+from vitrim.data.objects import Boxes
 from vitrim.data.readers import register_reader
 from vitrim.data.streaming import ImageStream, stream_images
 from vitrim.data.transforms import eval_transform
+from vitrim.errors import DataError
 
 __all__ = [
     "Boxes",

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitrim.data.decoding import EncodedImages, decode_at, to_tensor
-from vitrim.data.errors import DataError
+from vitrim.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path

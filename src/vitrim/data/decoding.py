@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrim.data.errors import DataError
 from vitrim.data.paths import check_regular
-from vitrim.errors import first_line
+from vitrim.errors import DataError, first_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -92,7 +91,14 @@ def decode(file: bytes | Path | None, where: str) -> Image.Image:
     Raises:
         DataError: it is missing or cannot be decoded.
     """
-    return _eight_bit(_opened(file, where), where)
+    from PIL import Image
+
+    image = _opened(file, where)
+    if image.mode.startswith("I;16"):  # PIL clips wider pixels, which would turn most of a 16-bit image white
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(f"cannot read {where}: its pixels are 32-bit numbers of unknown range (mode {image.mode})")
+    return image
 
 
 def decode_labels(file: bytes | Path | None, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -138,15 +144,4 @@ def _opened(file: bytes | Path | None, where: str) -> Image.Image:
         raise DataError(f"cannot read {where}: not an image of a known format") from error
     except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise DataError(f"cannot read {where}: {first_line(error)}") from error
-    return image
-
-
-def _eight_bit(image: Image.Image, where: str) -> Image.Image:
-    """Reduce wider pixels to eight bits: PIL clips them, which would turn most of a 16-bit image white."""
-    from PIL import Image
-
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise DataError(f"cannot read {where}: its pixels are 32-bit numbers of unknown range (mode {image.mode})")
     return image

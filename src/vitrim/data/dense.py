@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitrim.data.boxes import SLACK, Objects, areas, checked_boxes, clamped
 from vitrim.data.dataset import Chosen, DecodedImages
 from vitrim.data.decoding import EncodedImages, decode_at, decode_labels, place, to_tensor
-from vitrim.data.errors import DataError
-from vitrim.data.outlines import decode_outline, import_pycocotools
+from vitrim.data.objects import SLACK, Objects, areas, checked_boxes, clamped, decode_outline, import_pycocotools
+from vitrim.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image

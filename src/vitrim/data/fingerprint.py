@@ -16,10 +16,10 @@ import numpy as np
 
 from vitrim.data.dataset import Chosen, spread
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
-from vitrim.data.errors import DataError
 from vitrim.data.paths import check_regular
 from vitrim.data.streaming import ImageStream
 from vitrim.data.tables import Rows
+from vitrim.errors import DataError
 
 if TYPE_CHECKING:
     from vitrim.data.decoding import EncodedImages
@@ -99,24 +99,15 @@ def _images(images: EncodedImages) -> Iterator[bytes]:
             if everything
             else (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
         )
-    else:
-        yield from _listed(images)
-
-
-def _listed(images: EncodedImages) -> Iterator[bytes]:
-    """Names and sizes of files; contents of some of them, and of all images in memory."""
-    for place in range(len(images)):
-        image = images[place]
-        if isinstance(image, Path):
-            yield f"{'/'.join(image.parts[-NAMES:])} {_size(image)}".encode()
-        else:
-            yield _content(image)
-    yield from (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
-
-
-def _size(file: Path) -> int:
-    with _reading(file):
-        return file.stat().st_size
+    else:  # names and sizes of files; contents of some of them, and of all images in memory
+        for place in range(len(images)):
+            image = images[place]
+            if isinstance(image, Path):
+                with _reading(image):
+                    yield f"{'/'.join(image.parts[-NAMES:])} {image.stat().st_size}".encode()
+            else:
+                yield _content(image)
+        yield from (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
 
 
 def _content(image: bytes | Path | None) -> bytes:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.errors import DataError
 from vitrim.data.paths import existing, listed, pick_split
+from vitrim.errors import DataError
 
 _IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 
@@ -131,7 +131,7 @@ def class_folders(path: Path) -> list[Path]:
 
 
 def has_images(folder: Path) -> bool:
-    """Return whether images lie directly in a folder."""
+    """Whether images lie directly in a folder."""
     return any(_is_image_file(file.name) for file in folder.iterdir())
 
 

@@ -11,21 +11,21 @@ from typing import Any, Literal, NoReturn, overload
 
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
-from vitrim.data.dense_tables import boxes_from_table, masks_from_table
-from vitrim.data.errors import DataError
 from vitrim.data.folders import from_folder
 from vitrim.data.paths import HUB_PREFIX, check_given, existing, from_home
-from vitrim.data.readers import TASKS, WITH_LABELS, Reader, readers
+from vitrim.data.readers import TASKS, WITH_LABELS, readers
 from vitrim.data.tables import (
     Texts,
+    boxes_from_table,
     from_table,
     hub_table,
     hub_texts,
+    masks_from_table,
     parquet_files,
     parquet_table,
     parquet_texts,
 )
-from vitrim.errors import unknown
+from vitrim.errors import DataError, unknown
 
 Labelled = ImageDataset | MultiLabelDataset
 Dense = SegmentationDataset | DetectionDataset
@@ -120,23 +120,38 @@ def load_data(
     given = {key: value for key, value in columns.items() if value is not None} | options
     name, colon, rest = str(source).partition(":")
     if colon and name in readers():
-        return _checked_reader(name, task, given)(rest, split=split, **given)
-    if str(source).startswith(HUB_PREFIX):
-        read = _table_form(str(source), task, options, partial(hub_texts, str(source)))
-        return read(*_named(hub_table(str(source), split), str(source)), **given)
-    path = existing(_not_a_reader(str(source)))
+        forms = readers()[name]
+        kind = task or next((each for each in WITH_LABELS if each in forms), None)
+        if kind is None:
+            raise DataError(f"{name} has no labels of whole images: name a task, task={' or task='.join(forms)}")
+        if kind not in forms:
+            raise DataError(f"reader {name} has no data of task {task}; it has data of: {', '.join(forms)}")
+        reader = forms[kind]
+        _check_options(name, reader, given)
+        for_task = {"task": kind} if "task" in inspect.signature(reader).parameters else {}
+        return reader(rest, split=split, **for_task, **given)
+    source = str(source)
+    if source.startswith(HUB_PREFIX):
+        read = _table_form(source, task, options, partial(hub_texts, source))
+        table, found = hub_table(source, split)
+        return read(table, source, found, **given)
+    path = from_home(source)
+    if colon and len(name) > 1 and name.isidentifier() and not os.path.exists(path):  # one letter is a drive
+        raise DataError(str(unknown("reader", name, readers())))
+    existing(path)
     try:
         files = parquet_files(path)
         if files:
-            read = _table_form(str(source), task, options, partial(parquet_texts, files))
-            return read(*_named(parquet_table(files, str(source), split), str(source)), **given)
+            read = _table_form(source, task, options, partial(parquet_texts, files))
+            table, chosen = parquet_table(files, source, split)
+            return read(table, source, chosen, **given)
         if task not in (None, "classification"):
             raise DataError(f"{source} is a folder of one folder per class: it has no data of task {task}")
         if options:
-            _refuse_options(str(source), options)
+            _refuse_options(source, options)
         if given:
             raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
-        return from_folder(path, str(source), split)
+        return from_folder(path, source, split)
     except OSError as error:  # a folder without permission, or one that goes away meanwhile
         raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
 
@@ -180,11 +195,6 @@ def load_images(
     return dataset
 
 
-def _named(table_and_split: tuple[Any, str | None], source: str) -> tuple[Any, str, str | None]:
-    table, split = table_and_split
-    return table, source, split
-
-
 def _table_form(
     source: str, task: str | None, options: dict[str, Any], texts: Texts
 ) -> Callable[..., Labelled | Dense]:
@@ -206,30 +216,9 @@ def _refuse_options(source: str, options: dict[str, Any]) -> NoReturn:
     raise DataError(f"{source} has no options ({', '.join(options)}): they are of readers, e.g. nus_wide:PATH")
 
 
-def _checked_reader(name: str, task: str | None, options: dict[str, Any]) -> Reader:
-    forms = readers()[name]
-    chosen = task or next((each for each in WITH_LABELS if each in forms), None)
-    if chosen is None:
-        raise DataError(f"{name} has no labels of whole images: name a task, task={' or task='.join(forms)}")
-    if chosen not in forms:
-        raise DataError(f"reader {name} has no data of task {task}; it has data of: {', '.join(forms)}")
-    reader = forms[chosen]
-    _check_options(name, reader, options)
-    return partial(reader, task=chosen) if "task" in inspect.signature(reader).parameters else reader
-
-
 def _check_options(name: str, form: Callable[..., Any], options: dict[str, Any]) -> None:
     parameters = inspect.signature(form).parameters.values()
     valid = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in ("split", "task")]
     for option in options:
         if option not in valid:
             raise DataError(f"{name} has no option {option!r}; valid: {', '.join(valid) or 'none'}")
-
-
-def _not_a_reader(source: str) -> Path:
-    """Return the source as a path; refuse a misspelt reader with a message about readers rather than folders."""
-    path = from_home(source)
-    name, colon, _ = source.partition(":")
-    if colon and len(name) > 1 and name.isidentifier() and not os.path.exists(path):  # one letter is a drive
-        raise DataError(str(unknown("reader", name, readers())))
-    return path

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from vitrim.data.errors import DataError
+from vitrim.errors import DataError
 
 HUB_PREFIX = "hfds/"  # timm's spelling
 
@@ -169,7 +169,7 @@ def check_regular(file: Path, what: str) -> None:
         >>> check_regular(Path("no-such-file"), "image 0")
         >>> check_regular(Path("."), "image 0")
         Traceback (most recent call last):
-        vitrim.data.errors.DataError: cannot read image 0: it is no file but a folder, a pipe or a device
+        vitrim.errors.DataError: cannot read image 0: it is no file but a folder, a pipe or a device
     """
     if file.exists() and not file.is_file():
         raise DataError(f"cannot read {what}: it is no file but a folder, a pipe or a device")

@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from vitrim.data.decoding import decode_at, to_tensor
-from vitrim.data.errors import DataError
 from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing, from_home
 from vitrim.data.tables import (
     check_parquet,
@@ -41,6 +40,7 @@ from vitrim.data.tables import (
     parquet_files,
     read_source,
 )
+from vitrim.errors import DataError
 
 if TYPE_CHECKING:
     from vitrim.data.decoding import Transform

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from vitrim.core.registry import ask
-from vitrim.data.errors import DataError
-from vitrim.errors import VitrimError
+from vitrim.errors import DataError, VitrimError
 
 if TYPE_CHECKING:
     from PIL import Image

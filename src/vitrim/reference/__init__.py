@@ -3,24 +3,36 @@
     model = create_model("vitrim:cifar10_vit")     # of vitrim.loading
 
 Each is a folder of this package with the weights (bfloat16 safetensors), the recipe that made them, the log of that run
-and what was reached. `vitrim.training.references.export` makes such a folder of a finished run.
+and what was reached. `export` makes such a folder of a finished run.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrim.errors import VitrimError, first_line, unknown
-from vitrim.weights import RESULT, WEIGHTS_FILE
+import torch
+import yaml
+from safetensors.torch import load_file
 
-__all__ = ["CLASSES", "class_names", "folder", "reached", "references", "result"]
+from vitrim.errors import VitrimError, first_line, unknown
+from vitrim.files import save_file
+from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
+
+__all__ = ["CLASSES", "class_names", "export", "folder", "reached", "references", "result"]
 
 FOLDER = Path(__file__).parent
 
 CLASSES = "classes"
 """Name of the list of classes' names among a run's results."""
+
+RECORDS = (RECIPE, RESULT, UPDATES, EVALUATIONS)
+"""The files of a run that a reference checkpoint keeps besides the weights."""
+
+STORAGE_DTYPE = torch.bfloat16
 
 
 def references() -> dict[str, Path]:
@@ -94,3 +106,51 @@ def class_names(checkpoint: Path) -> list[str] | None:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise VitrimError(f"cannot read {run / RESULT}: its {CLASSES} are no list of names")
     return names
+
+
+def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
+    """Make a reference checkpoint from a finished run of ``vitrim train``.
+
+    Args:
+        run: the run's folder, with its weights, recipe, log and result.
+        folder: a new folder, of the checkpoint's name.
+        earlier: the runs whose weights it started from, first one first; their recipes and logs are kept as well.
+
+    Returns:
+        ``folder``.
+
+    Raises:
+        VitrimError: a run is not finished, was under a method or did not start from the one before it, or the folder
+            exists. Nothing is written then.
+    """
+    parts = [*earlier, run]
+    for number, part in enumerate(parts):
+        for name in (WEIGHTS_FILE, *RECORDS):
+            if not (part / name).is_file():
+                raise VitrimError(f"{part} is not a finished run: it has no {name}")
+        start, before = result(part).get("start"), str(parts[number - 1]) if number else None
+        if start != before:
+            raise VitrimError(
+                f"{part} started from {start or 'nothing'}, and not from {before or 'nothing'}: see `earlier`"
+            )
+    if folder.exists():
+        raise VitrimError(f"{folder} exists: name a new folder")
+    recipe = yaml.safe_load((run / RECIPE).read_text(encoding="utf-8"))
+    model, method = recipe["model"], recipe["method"]
+    if method != "none" or model == f"vitrim:{folder.name}":
+        raise VitrimError(f"a reference is a dense model of its own, not {model} under {method}")
+    weights = {
+        key: (value.to(STORAGE_DTYPE) if value.is_floating_point() else value).contiguous()
+        for key, value in load_file(run / WEIGHTS_FILE).items()
+    }
+    folder.mkdir(parents=True)
+    save_file(weights, folder / WEIGHTS_FILE)
+    for number, part in enumerate(parts, 1):
+        kept = folder if part is run else folder / f"part{number}"
+        kept.mkdir(exist_ok=True)
+        for name in RECORDS:
+            shutil.copyfile(part / name, kept / name)
+        # the part it started from, wherever that lay
+        reached = {**result(part), "start": f"part{number - 1}" if number > 1 else None}
+        (kept / RESULT).write_text(json.dumps(reached, indent=2) + "\n")
+    return folder

@@ -16,9 +16,9 @@ from vitrim.errors import VitrimError, unknown
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
-    from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import Loss, Mix
     from vitrim.tasks.sliding import Protocol
+    from vitrim.tasks.step import Criterion
 
 T = TypeVar("T", bound="Task")
 
@@ -67,9 +67,15 @@ class Task(ABC):
     def criterion(self, loss: Loss) -> Criterion:
         """The loss from logits (B, K) and targets."""
 
-    @abstractmethod
     def mixer(self, mix: Mix) -> Any | None:
-        """Function that mixes images (B, C, H, W) and targets, or None if the recipe mixes none."""
+        """Function that mixes images (B, C, H, W) and targets, or None if the recipe mixes none.
+
+        Raises:
+            VitrimError: the recipe does, and the task's targets cannot be mixed, as those of dense tasks.
+        """
+        if mix.on:
+            raise VitrimError(f"task {self.name} does not mix images: set mix.mixup=0 and mix.cutmix=0")
+        return None
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
@@ -111,7 +117,7 @@ class Task(ABC):
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """Adapt the reading of predictions to a model that may have been made elsewhere, for data with these classes.
 
-        Names decide where both sides have them; classes that have no name in common are told by their numbers.
+        Names decide where both sides have them; classes without a name in common are matched by their numbers.
 
         Raises:
             VitrimError: some names of the data are the model's and others are not, or one is that of several classes.
@@ -148,11 +154,6 @@ class Task(ABC):
         Computed from what the metrics were shown, and too many numbers for a table.
         """
         return {}
-
-    def read(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Images (B, C, H, W) and targets of a batch as the loader gives it."""
-        images, targets = batch
-        return images, targets
 
     def fit_head(self, model: nn.Module) -> None:
         """Give the model a head for K classes; a head that has K already is left as it is.

@@ -14,16 +14,15 @@ from vitrim.data import DataError
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.criteria import BinaryCrossEntropy
-from vitrim.tasks.mixing import make_mixup
+from vitrim.tasks.step import BinaryCrossEntropy, make_mixup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from timm.data import Mixup
 
-    from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import Loss, Mix
+    from vitrim.tasks.step import Criterion
 
 
 @register_task

@@ -1,36 +1,40 @@
-"""Boxes of objects, and their outlines."""
+"""Boxes of objects, and their outlines: the tasks, and average precision."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchvision.ops import box_iou
 
 from vitrim.core.registry import ask
-from vitrim.data.boxes import Boxes
 from vitrim.data.dense import DetectionDataset
-from vitrim.data.errors import DataError
-from vitrim.errors import VitrimError
+from vitrim.data.objects import Boxes, import_pycocotools
+from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.detection_scores import DetectionScores
-from vitrim.tasks.segmentation import refuse_mix
 from vitrim.tasks.transforms_dense import BoxEvalTransform, DenseTrainTransform
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vitrim.data.boxes import Objects
-    from vitrim.tasks.criteria import Criterion
-    from vitrim.tasks.options import DenseAugment, Loss, Mix
+    from vitrim.data.objects import Objects
+    from vitrim.tasks.options import DenseAugment, Loss
+    from vitrim.tasks.step import Criterion
     from vitrim.tasks.transforms_dense import Geometry
 
 SURE = 0.5
 """Score above which a detection of the dense model counts in the agreement with it."""
+FAST = "faster_coco_eval"
+_ENDINGS = {"": "", "50": "_50", "75": "_75", "_small": "_small", "_medium": "_medium", "_large": "_large"}
+"""Endings of the names, ours and torchmetrics'."""
+_PREDICTED = {"boxes": torch.float32, "scores": torch.float32, "labels": torch.int64}
+_TRUE = {"boxes": torch.float32, "labels": torch.int64, "iscrowd": torch.int64, "area": torch.float32}
 
 
 @register_task
@@ -79,14 +83,15 @@ class Detection(Task):
 
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
-        return _own_losses
+
+        def own(logits: Any, targets: Any) -> Tensor:
+            raise VitrimError("this model has no losses of its own, which detection needs: train vitdet:NAME")
+
+        return own
 
     def auxiliary(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
         return ClassesPresent()
-
-    def mixer(self, mix: Mix) -> None:
-        refuse_mix(self.name, mix)
 
     def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
         return DenseTrainTransform(geometry, augment)
@@ -133,7 +138,13 @@ class Detection(Task):
         if targets is not None and all("size" in objects for objects in targets):
             sizes = [tuple(objects["size"].tolist()) for objects in targets]
         found = ask(model).detections(model, images, sizes)
-        return found if self.labels is None else [_relabelled(objects, self.labels) for objects in found]
+        if self.labels is None:
+            return found
+        known = []
+        for objects in found:  # those whose class the data knows, with its labels
+            labels = self.labels.to(objects["labels"].device)[objects["labels"]]
+            known.append({name: value[labels >= 0] for name, value in {**objects, "labels": labels}.items()})
+        return known
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
         pairs = zip(prediction, targets, strict=True)
@@ -222,12 +233,6 @@ def in_stored_pixels(prediction: Objects, target: Objects) -> Objects:
     return moved
 
 
-def _relabelled(found: Objects, labels: Tensor) -> Objects:
-    """The objects whose class the data knows, with its labels."""
-    own = labels.to(found["labels"].device)[found["labels"]]
-    return {name: value[own >= 0] for name, value in {**found, "labels": own}.items()}
-
-
 def _best_overlaps(found: Objects, dense: Objects) -> Tensor:
     sure = dense["scores"] > SURE
     boxes, labels = dense["boxes"][sure].double(), dense["labels"][sure]
@@ -238,5 +243,129 @@ def _best_overlaps(found: Objects, dense: Objects) -> Tensor:
     return overlaps.amax(dim=1)
 
 
-def _own_losses(logits: Any, targets: Any) -> Tensor:
-    raise VitrimError("this model has no losses of its own, which detection needs: train vitdet:NAME")
+class DetectionScores(Metric):
+    """COCO's average precision, shares in [0, 1] in float64.
+
+    `box_AP` is the mean over IoU thresholds 0.50 to 0.95 and over the classes that occur, `box_AP50` and `box_AP75` are
+    at one threshold, `box_AP_small`, `box_AP_medium` and `box_AP_large` of objects below 32^2, up to 96^2 and above
+    square pixels. With outlines also `mask_AP` and so on. Absent ones are nan. Crowds count as ignored, areas are those
+    of the data, at most 100 detections of an image count. Computed by torchmetrics with `faster_coco_eval` if it is
+    installed, else `pycocotools`.
+
+    Keeps every detection; outlines as run lengths.
+
+    Args:
+        masks: score outlines too.
+
+    Raises:
+        MissingPackageError: neither package is installed.
+
+    Example:
+        >>> objects = {"boxes": torch.tensor([[0.0, 0, 8, 8]]), "labels": torch.tensor([1])}
+        >>> scores = DetectionScores()
+        >>> scores.update([{**objects, "scores": torch.tensor([0.9])}], [objects])
+        >>> round(scores.compute()["box_AP"].item(), 6), scores.compute()["box_AP_large"].item()
+        (1.0, nan)
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    predicted_boxes: list[Tensor]
+
+    def __init__(self, *, masks: bool = False) -> None:
+        super().__init__()
+        self.masks = masks
+        self.backend = FAST if importlib.util.find_spec(FAST) is not None else "pycocotools"
+        if masks or self.backend != FAST:
+            import_pycocotools()
+        for kind, fields in (("predicted", _PREDICTED), ("true", _TRUE)):
+            for name in (*fields, *(("masks",) if masks else ())):
+                self.add_state(f"{kind}_{name}", default=[], dist_reduce_fx=None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The scores."""
+        return tuple(f"{kind}_AP{ending}" for kind in self._prefixes for ending in _ENDINGS)
+
+    @property
+    def _prefixes(self) -> dict[str, str]:
+        """The kinds that are scored, and the beginnings of their names in torchmetrics."""
+        return {"box": "bbox_", "mask": "segm_"} if self.masks else {"box": ""}
+
+    def update(self, predictions: Sequence[Objects], targets: Sequence[Objects]) -> None:
+        """A batch, in the same pixels.
+
+        Args:
+            predictions: for each image boxes (n, 4) x1 y1 x2 y2, scores (n,), labels (n,), and masks (n, H, W) if these
+                are scored.
+            targets: for each image boxes, labels and masks, and optionally iscrowd (n,) and area (n,), by default none
+                and those of the masks or boxes.
+        """
+        for prediction, target in zip(predictions, targets, strict=True):
+            filled = {"iscrowd": torch.zeros_like(target["labels"]), "area": _areas(target, self.masks)} | target
+            for kind, fields, given in (("predicted", _PREDICTED, prediction), ("true", _TRUE, filled)):
+                for name, dtype in fields.items():
+                    getattr(self, f"{kind}_{name}").append(given[name].detach().to(dtype))
+                if self.masks:
+                    getattr(self, f"{kind}_masks").append(_packed(given["masks"]).to(given["boxes"].device))
+
+    def compute(self) -> dict[str, Tensor]:
+        """The scores by name."""
+        found = self._found(extended=False)
+        numbers = {
+            f"{kind}_AP{ending}": found[f"{prefix}map{theirs}"].double()
+            for kind, prefix in self._prefixes.items()
+            for ending, theirs in _ENDINGS.items()
+        }
+        return {name: torch.where(value < 0, torch.nan, value) for name, value in numbers.items()}
+
+    def per_class(self) -> dict[str, dict[int, float]]:
+        """AP of each class that occurs, by `box` and `mask`. Costs as much as `compute`."""
+        found = self._found(extended=True)
+        classes = found["classes"].reshape(-1).tolist()
+        rows: dict[str, dict[int, float]] = {}
+        for kind, prefix in self._prefixes.items():
+            precision = found[f"{prefix}precision"][..., 0, -1].double()  # (thresholds, recalls, classes) of any size
+            precision = torch.where(precision < 0, torch.nan, precision)
+            means = precision.flatten(0, 1).nanmean(dim=0)
+            rows[kind] = {int(label): value for label, value in zip(classes, means.tolist(), strict=True)}
+        return rows
+
+    def _found(self, *, extended: bool) -> dict[str, Any]:
+        from torchmetrics.detection import MeanAveragePrecision
+
+        kinds: Any = ("bbox", "segm") if self.masks else "bbox"
+        metric = MeanAveragePrecision(iou_type=kinds, backend=self.backend, extended_summary=extended)  # type: ignore[arg-type]
+        metric.warn_on_many_detections = False
+        for row in range(len(self.predicted_boxes)):
+            metric.update([self._image(row, "predicted", _PREDICTED)], [self._image(row, "true", _TRUE)])
+        return dict(metric.compute())
+
+    def _image(self, row: int, kind: str, fields: dict[str, Any]) -> Objects:
+        image = {name: getattr(self, f"{kind}_{name}")[row].cpu() for name in fields}
+        return {**image, "masks": _unpacked(getattr(self, f"{kind}_masks")[row])} if self.masks else image
+
+
+def _areas(target: Objects, masks: bool) -> Tensor:
+    boxes = target["boxes"]
+    return target["masks"].flatten(1).sum(1) if masks else (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
+
+
+def _packed(masks: Tensor) -> Tensor:
+    """Run lengths of masks (n, H, W), as bytes in a tensor: gathered and written like any other."""
+    coding = import_pycocotools()
+    filled = np.asfortranarray(masks.detach().cpu().bool().permute(1, 2, 0).numpy().astype(np.uint8))
+    counts = [each["counts"].decode("ascii") for each in coding.encode(filled)] if len(masks) else []
+    text = json.dumps({"size": list(masks.shape[1:]), "counts": counts})
+    return torch.tensor(list(text.encode("ascii")), dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    coding = import_pycocotools()
+    found = json.loads(bytes(packed.cpu().tolist()))
+    height, width = found["size"]
+    if not found["counts"]:
+        return torch.zeros(0, height, width, dtype=torch.bool)
+    masks = coding.decode([{"size": [height, width], "counts": counts} for counts in found["counts"]])
+    return torch.from_numpy(np.ascontiguousarray(masks)).permute(2, 0, 1).bool()

@@ -15,16 +15,15 @@ from torchmetrics.utilities import dim_zero_cat
 from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.criteria import BinaryCrossEntropy
-from vitrim.tasks.mixing import make_mixup
+from vitrim.tasks.step import BinaryCrossEntropy, make_mixup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from timm.data import Mixup
 
-    from vitrim.tasks.criteria import Criterion
     from vitrim.tasks.options import Loss, Mix
+    from vitrim.tasks.step import Criterion
 
 
 @register_task
@@ -148,7 +147,8 @@ class MeanAveragePrecision(Metric):
         present = targets.any(dim=0)
         precisions = torch.zeros(targets.shape[1], device=logits.device)
         for place in present.nonzero().flatten().tolist():
-            ranks = _ranks(logits[:, place])
+            # only the order counts, and torchmetrics takes a sigmoid of logits, where large ones become ties
+            ranks = torch.unique(logits[:, place], return_inverse=True)[1].float() / len(logits)
             precisions[place] = binary_average_precision(ranks, targets[:, place].int())
         return precisions
 
@@ -157,13 +157,3 @@ class MeanAveragePrecision(Metric):
         precisions = self.average_precisions().double()
         occurring = dim_zero_cat(self.targets).any(dim=0).sum()
         return {"mAP": precisions.mean(), "mAP_occurring": precisions.sum() / occurring.clamp(min=1)}
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Numbers in [0, 1) in the order of ``values`` (N,), ties included.
-
-    Only the order counts, and torchmetrics takes a sigmoid of what is not in [0, 1], where large logits become ties.
-    """
-    places = torch.unique(values, return_inverse=True)[1]
-    ranks: Tensor = places.float() / len(values)
-    return ranks

@@ -36,7 +36,7 @@ class Mix(Section):
 
     @property
     def on(self) -> bool:
-        """Tell whether anything is mixed."""
+        """Whether anything is mixed."""
         return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
 

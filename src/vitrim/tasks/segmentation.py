@@ -12,8 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED, SegmentationDataset
-from vitrim.data.errors import DataError
-from vitrim.errors import VitrimError
+from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.sliding import Protocol, predict
 from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
@@ -21,8 +20,8 @@ from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vitrim.tasks.criteria import Criterion
-    from vitrim.tasks.options import DenseAugment, Loss, Mix
+    from vitrim.tasks.options import DenseAugment, Loss
+    from vitrim.tasks.step import Criterion
     from vitrim.tasks.transforms_dense import Geometry
 
 
@@ -82,9 +81,6 @@ class Segmentation(Task):
 
     def queries(self, patches: int) -> int:
         return patches
-
-    def mixer(self, mix: Mix) -> None:
-        refuse_mix(self.name, mix)
 
     def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
         return DenseTrainTransform(geometry, augment)
@@ -285,12 +281,6 @@ def patch_grid(patches: int, size: tuple[int, int]) -> tuple[int, int]:
             "num_queries must be the number of its patches"
         )
     return height // side, width // side
-
-
-def refuse_mix(task: str, mix: Mix) -> None:
-    """Raise `VitrimError` if a recipe mixes images, which dense targets do not allow."""
-    if mix.on:
-        raise VitrimError(f"task {task} does not mix images: set mix.mixup=0 and mix.cutmix=0")
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

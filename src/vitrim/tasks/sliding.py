@@ -51,7 +51,7 @@ class Protocol(Section):
 
     @property
     def plain(self) -> bool:
-        """Tell whether an image goes through the model once, as it is."""
+        """Whether an image goes through the model once, as it is."""
         once = self.scales == (1.0,) and not self.flip and self.average == "logits"
         return once and self.mode == "whole" and self.size is None and self.window is None
 
@@ -88,10 +88,15 @@ def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: in
         for mirrored in (False, True) if protocol.flip else (False,):
             given = resized.flip(-1) if mirrored else resized
             if protocol.mode == "whole":
-                logits = _whole(model_fn, given, protocol)
+                side, (height, width) = protocol.window or 0, given.shape[-2:]
+                padded = F.pad(given, (0, max(0, side - width), 0, max(0, side - height)))
+                logits = _forward(model_fn, padded[None], protocol)[0, :, :height, :width]
             else:
                 logits = _slide(model_fn, given, protocol, most)
-            logits = _enlarged(logits.flip(-1) if mirrored else logits, (image.shape[-2], image.shape[-1]))
+            logits = logits.flip(-1) if mirrored else logits
+            if logits.shape[-2:] != image.shape[-2:]:
+                size = (image.shape[-2], image.shape[-1])
+                logits = F.interpolate(logits[None], size=size, mode="bilinear", align_corners=False)[0]
             result = logits.softmax(dim=0) if protocol.average == "probabilities" else logits
             total = result if total is None else total + result
     assert total is not None
@@ -121,13 +126,6 @@ def _resized(image: Tensor, protocol: Protocol, scale: float) -> Tensor:
     return F.interpolate(image[None], size=wanted, mode="bilinear", align_corners=False, antialias=True)[0]
 
 
-def _whole(model_fn: ModelFunction, image: Tensor, protocol: Protocol) -> Tensor:
-    height, width = image.shape[-2:]
-    side = protocol.window or 0
-    padded = F.pad(image, (0, max(0, side - width), 0, max(0, side - height)))
-    return _forward(model_fn, padded[None], protocol)[0, :, :height, :width]
-
-
 def _slide(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: int | None) -> Tensor:
     assert protocol.window is not None
     window, stride = protocol.window, protocol.stride or protocol.window
@@ -155,9 +153,3 @@ def _forward(model_fn: ModelFunction, images: Tensor, protocol: Protocol) -> Ten
         expected = f"(B, K, {images.shape[-2]}, {images.shape[-1]})"
         raise VitrimError(f"the model gives a map of shape {tuple(logits.shape)}; expected {expected}")
     return logits
-
-
-def _enlarged(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    if tuple(logits.shape[-2:]) == size:
-        return logits
-    return F.interpolate(logits[None], size=size, mode="bilinear", align_corners=False)[0]

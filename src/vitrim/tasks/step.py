@@ -1,4 +1,4 @@
-"""One batch in training: everything that the loss of a model or a method may ask for.
+"""One batch in training: how it is mixed, the losses that tasks share, and everything that a loss may ask for.
 
 The loop knows no method. A method that learns more than its task has a file in ``training/objectives``; a model with a
 loss of its own (two heads, masked pre-training) has a method ``losses(step)``; everything else learns its task.
@@ -6,16 +6,92 @@ loss of its own (two heads, masked pre-training) has a method ``losses(step)``; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.nn.functional as F
+from timm.data import Mixup
 from torch import Tensor, nn
 
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
-from vitrim.tasks.criteria import Criterion
+
+if TYPE_CHECKING:
+    from vitrim.tasks.options import Mix
+
+Criterion = Callable[[Any, Any], Tensor]
+"""From logits (B, K), or what a dense task predicts, and targets to a scalar."""
+
+
+class BinaryCrossEntropy(nn.Module):
+    """One binary cross entropy per class, mean over the images, and mean or sum over the classes.
+
+    Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name moves all targets but
+    indices to 1/2, or leaves them: right for several labels, not for mixed labels of one class.
+
+    Args:
+        smoothing: in [0, 1).
+        rest: what targets are moved to: 1/K where one of K classes is right, 1/2 where each is on its own.
+        sum_classes: sum over the classes; otherwise their mean, K times smaller.
+
+    Example:
+        >>> criterion = BinaryCrossEntropy(smoothing=0.1, rest=1 / 3, sum_classes=True)
+        >>> logits, indices = torch.randn(2, 3), torch.tensor([2, 0])
+        >>> torch.equal(criterion(logits, indices), criterion(logits, F.one_hot(indices, 3).float()))
+        True
+    """
+
+    def __init__(self, smoothing: float, rest: float, *, sum_classes: bool) -> None:
+        super().__init__()
+        self.smoothing = smoothing
+        self.rest = rest
+        self.sum_classes = sum_classes
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss, a scalar, from logits (B, K) and targets: (B,) class indices, or (B, K) in [0, 1]."""
+        kind = torch.promote_types(logits.dtype, torch.float32)  # half precision cannot hold a smoothed target
+        dense = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets
+        smoothed = (1 - self.smoothing) * dense.to(kind) + self.smoothing * self.rest
+        per_class = F.binary_cross_entropy_with_logits(logits.to(kind), smoothed, reduction="none")
+        return (per_class.sum(dim=1) if self.sum_classes else per_class).mean()
+
+
+def make_mixup(mix: Mix, num_classes: int, *, multi_label: bool = False) -> Mixup | None:
+    """timm's mixup and cutmix as a recipe says, or None if it mixes none.
+
+    It takes images (B, C, H, W), which it overwrites, with B even, and (B,) class indices, or (B, K) where images have
+    several labels, and gives the mixed images and (B, K) targets. It draws from numpy's global stream.
+
+    Labels are not smoothed here but by the criterion: both are linear, so mixing smoothed labels and smoothing mixed
+    ones is the same.
+
+    Args:
+        mix: of the recipe.
+        num_classes: K.
+        multi_label: whether targets are (B, K).
+
+    Example:
+        >>> import torch
+        >>> from vitrim.tasks.options import Mix
+        >>> mixup = make_mixup(Mix(mixup=0.8), num_classes=3)
+        >>> images, targets = mixup(torch.rand(2, 3, 8, 8), torch.tensor([0, 2]))
+        >>> images.shape, targets.sum(dim=1).allclose(torch.ones(2))
+        (torch.Size([2, 3, 8, 8]), True)
+    """
+    if not mix.on:
+        return None
+    return Mixup(
+        mixup_alpha=mix.mixup,
+        cutmix_alpha=mix.cutmix,
+        prob=mix.probability,
+        switch_prob=mix.switch,
+        label_smoothing=0.0,
+        num_classes=num_classes,
+        multi_label=multi_label,
+    )
 
 
 @dataclass(frozen=True)

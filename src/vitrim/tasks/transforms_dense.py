@@ -19,7 +19,7 @@ from vitrim.data.dense import IGNORED
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vitrim.data.boxes import Objects
+    from vitrim.data.objects import Objects
     from vitrim.tasks.options import DenseAugment
 
 Side = Literal["long", "short"]

@@ -1,21 +1,22 @@
-"""Assembly of a run: the data and the model that a recipe asks for, and the `Trainer` of both.
+"""Assembly of a run: the data and the starting model that a recipe asks for, and the `Trainer` of both.
 
-    trainer = build_trainer(load_recipe("cifar10_vit"), "data/cifar10", Running(Path("runs/cifar10")))
-    result = trainer.run()
-
-This is what ``vitrim train`` does once it has read its command line.
+trainer = build_trainer(load_recipe("cifar10_vit"), "data/cifar10", Running(Path("runs/cifar10")))
+result = trainer.run()
 """
 
 from __future__ import annotations
 
-from functools import partial
+import copy
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from torch import nn
+from timm.layers import build_sincos2d_pos_embed
+from torch import Tensor, nn
 
 from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
@@ -24,11 +25,9 @@ from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.reference import folder
 from vitrim.tasks import tasks
-from vitrim.training.initial import mimetic_
+from vitrim.training.images import seed_all
 from vitrim.training.loop import Running, Trainer
-from vitrim.training.recipe import Resolved
-from vitrim.training.schema import Recipe
-from vitrim.training.seeds import seed_all
+from vitrim.training.recipe import Recipe, Resolved
 from vitrim.weights import holds_encoder, load_backbone, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:
@@ -40,12 +39,19 @@ PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 HOLD_OUT_SEED = 0
 """Seed of held-out images, not the recipe's: see `hold_out`."""
 
+QUERY_KEY = (0.7, 0.7)
+VALUE_PROJECTION = (0.4, -0.4)
+"""Weights of the noise and of the identity in a mimetic initialisation, section 4 of the paper."""
+
+STREAMED = {"image_column", "label_column"}
+"""Options of data that a stream has."""
+
 Data = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
 
 
 def build_trainer(
     resolved: Resolved,
-    data: str | Path,
+    data: str | Path | Data | Mapping[str, Data],
     running: Running,
     *,
     checkpoint: Path | None = None,
@@ -56,7 +62,8 @@ def build_trainer(
 
     Args:
         resolved: the recipe.
-        data: as `vitrim.data.load_data` takes it; the recipe says which splits.
+        data: as `vitrim.data.load_data` takes it, of which the recipe says which splits; or data sets by the name of
+            the split; or one that is trained on.
         running: how it is run.
         checkpoint: starting weights, a safetensors file or the folder of a finished run.
         cpu: stay on the CPU where there is a GPU.
@@ -102,18 +109,32 @@ def look_for_idle(accelerator: Accelerator, model: nn.Module, recipe: Recipe) ->
     accelerator.ddp_handler.find_unused_parameters = look
 
 
-def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Data | None, Data | None]:
+def open_data(
+    recipe: Recipe, data: str | Path | Data | Mapping[str, Data]
+) -> tuple[Data | ImageStream, Data | None, Data | None]:
     """Open the images a recipe trains on, watches, and is scored on at the end; the last two may be None.
 
-    Only the training part is streamed, if the recipe says so: every evaluation reads the same images.
+    Only the training part is streamed, if the recipe says so: every evaluation reads the same images. The recipe's
+    ``data_options`` are for readers, and so not for data sets that are given.
 
     Raises:
-        VitrimError: as `load_data`; or a share of so few images that none is left on one side.
+        VitrimError: as `load_data`; a split that is not there; or a share of so few images that none is left on one
+            side.
     """
     task = tasks()[recipe.task].reads if recipe.task in tasks() else None  # an unknown task is refused later
-    load = partial(load_data, data, task=task, **recipe.data_options)
-    test_data = None if recipe.test_split is None else load(split=recipe.test_split)
+
+    def load(split: str | None) -> Data:
+        if isinstance(data, str | Path):
+            return load_data(data, task=task, split=split, **recipe.data_options)
+        given: Mapping[Any, Data] = data if isinstance(data, Mapping) else {recipe.split: data}
+        if split not in given:
+            raise VitrimError(f"no split {split} in the data that were given; there is: {', '.join(map(str, given))}")
+        return copy.copy(given[split])  # it gets a transform of its own
+
+    test_data = None if recipe.test_split is None else load(recipe.test_split)
     if recipe.stream:
+        if not isinstance(data, str | Path):
+            raise VitrimError("stream=true reads files: give their place, or set stream=false")
         unknown = sorted(set(recipe.data_options) - STREAMED)
         if unknown:
             raise VitrimError(
@@ -121,16 +142,12 @@ def open_data(recipe: Recipe, data: str | Path) -> tuple[Data | ImageStream, Dat
             )
         train_data: Data | ImageStream = stream_images(data, split=recipe.split, **recipe.data_options)
     else:
-        train_data = load(split=recipe.split)
+        train_data = load(recipe.split)
     watched = recipe.eval_split
     if isinstance(watched, float) and not isinstance(train_data, ImageStream):
         kept, held_out = hold_out(len(train_data), watched)
         return train_data.part(kept), train_data.part(held_out), test_data
-    return train_data, None if watched is None else load(split=str(watched)), test_data
-
-
-STREAMED = {"image_column", "label_column"}
-"""Options of data that a stream has."""
+    return train_data, None if watched is None else load(str(watched)), test_data
 
 
 def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
@@ -175,3 +192,51 @@ def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) ->
     elif recipe.init == "mimetic":
         mimetic_(model)
     return model
+
+
+@torch.no_grad()
+def mimetic_(model: nn.Module) -> None:
+    """Mimetic initialisation: set attention and positions of a ``model`` in place; everything else stays as it is.
+
+    Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers" (ICML 2023): attention starts with the two
+    patterns that pretrained Vision Transformers show, a query-key product near the identity and a value-projection
+    product near its negative, over positions of sines and cosines. It costs nothing in training and helps most where
+    data or time is short. Draws from torch's global generator.
+
+    Args:
+        model: with a joint query, key and value projection (C, 3 C) and learned positions in every block's own order.
+
+    Raises:
+        VitrimError: it has no such projection, or no such positions.
+
+    Example:
+        >>> import timm
+        >>> mimetic_(timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2))
+    """
+    library = ask(model)
+    host, weights = library.host, library.starting(model)
+    if host is None or weights is None:
+        raise VitrimError(
+            f"init=mimetic sets one projection to queries, keys and values per block, and learned positions: this "
+            f"{type(model).__name__} does not have both"
+        )
+    facts = host.facts(model)
+    head_dim = facts.dim // facts.num_heads
+    for query, key, value, output in weights.attention:
+        for head in range(facts.num_heads):
+            place = slice(head * head_dim, (head + 1) * head_dim)
+            of_query, of_key = _factors(facts.dim, *QUERY_KEY, rank=head_dim)
+            query[place], key[place] = of_query.T, of_key.T
+        of_value, of_output = _factors(facts.dim, *VALUE_PROJECTION, rank=facts.dim)
+        value.copy_(of_value.T)
+        output.copy_(of_output)
+    weights.positions.copy_(build_sincos2d_pos_embed(list(facts.grid_size), dim=facts.dim))
+
+
+def _factors(dim: int, noise: float, identity: float, *, rank: int) -> tuple[Tensor, Tensor]:
+    """Two (dim, rank) matrices A, B whose product A B^T is nearest to noise * Z + identity * I, Z normal of
+    variance 1 / dim."""
+    target = noise * torch.randn(dim, dim) / dim**0.5 + identity * torch.eye(dim)
+    u, s, vh = torch.linalg.svd(target)
+    root = s[:rank].sqrt()
+    return u[:, :rank] * root, vh[:rank].T * root

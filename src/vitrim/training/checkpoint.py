@@ -186,17 +186,12 @@ def _damage(path: Path, _: tuple[tuple[str, int, int, int], ...]) -> str | None:
             return f"{name} is missing or not as long as it was written"
     if form != FORMAT and not (path / DIGESTS).exists():  # an older version's; of a newer one `load` says so
         return None
-    return _wrong_digest(path, {*sizes, STATE})
-
-
-def _wrong_digest(path: Path, names: set[str]) -> str | None:
-    """The first of these files whose digest is not the one that was written."""
     try:
         lines = [line.split("  ", 1) for line in (path / DIGESTS).read_text().splitlines()]
         written = {name: digest for digest, name in lines}
     except (OSError, ValueError):
         return f"{DIGESTS} is missing or not what was written"
-    for name in sorted(names):
+    for name in sorted({*sizes, STATE}):
         if written.get(name) != _digest(path / name):
             return f"{name} is not what was written: its digest is another one"
     return None

@@ -17,8 +17,7 @@ from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.training.objectives import learned
 from vitrim.training.optim import ramp_value, starts_small, warmup_epochs
-from vitrim.training.recipe import resolve
-from vitrim.training.schema import PATCH_DROP, Ramp, Recipe
+from vitrim.training.recipe import PATCH_DROP, Recipe, resolve
 
 MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
 """Keys that may differ between a resumed run and the run it continues: nothing that changes its numbers."""
@@ -49,16 +48,11 @@ def check_model(task: Task, model: nn.Module) -> None:
     if not own.learns:
         kind = type(model).__name__
         raise VitrimError(f"{kind} is trained by its own library; `vitrim eval` evaluates it, dense and reduced")
-    if task.reads is not None:
-        _check_crop(model)
-
-
-def _check_crop(model: nn.Module) -> None:
-    """Refuse training crops that end within a patch: a library cuts that patch off, and the map would not fit."""
-    size, (height, width) = ask(model).preprocessing(model).size, ask(model).layout(model).patch_size
-    if size is None:
+    size = ask(model).preprocessing(model).size
+    if task.reads is None or size is None:
         return
-    if size[0] % height or size[1] % width:
+    height, width = ask(model).layout(model).patch_size
+    if size[0] % height or size[1] % width:  # a library cuts that patch off, and the map would not fit
         raise VitrimError(
             f"a training crop of {size[0]} x {size[1]} pixels is no multiple of the patches of {height} x {width}: "
             "give the model another size of images"
@@ -136,28 +130,24 @@ def beyond(recipe: Recipe, updates: int) -> Iterator[str]:
 
 def check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:
     """Check now the amounts that come later in the run, instead of failing after days."""
-    coming = [(ramp.option, value) for ramp in recipe.ramps for value in _values(ramp)]
+    coming: list[tuple[str, Any]] = []
+    for ramp in recipe.ramps:
+        between = ramp.begin_epoch + (ramp.end_epoch - ramp.begin_epoch) / 3.7  # where its value is seldom whole
+        epochs = (ramp.begin_epoch, ramp.end_epoch, between)
+        coming += [(ramp.option, ramp_value(ramp, epoch)) for epoch in epochs]
     coming += [(switch.option, switch.value) for switch in recipe.switches]
     for option, value in coming:
         if option == PATCH_DROP:
-            _check_patch_drop(model, value)
+            if ask(model).patch_dropout(model) is None:
+                raise VitrimError("a ramp of patch_drop needs model_options.patch_drop_rate above 0")
+            if not 0 <= value < 1:
+                raise VitrimError(
+                    f"a ramp of patch_drop goes to {value:g}; shares of patches are at least 0 and below 1"
+                )
         elif reduction is None:
             raise VitrimError(f"none cannot change '{option}' at run time; it can: nothing")
         else:
             reduction.config_with(**{option: value})
-
-
-def _values(ramp: Ramp) -> list[float | int]:
-    """The ends of a ramp, and a value between them, which is seldom whole."""
-    between = ramp.begin_epoch + (ramp.end_epoch - ramp.begin_epoch) / 3.7
-    return [ramp_value(ramp, epoch) for epoch in (ramp.begin_epoch, ramp.end_epoch, between)]
-
-
-def _check_patch_drop(model: nn.Module, value: float) -> None:
-    if ask(model).patch_dropout(model) is None:
-        raise VitrimError("a ramp of patch_drop needs model_options.patch_drop_rate above 0")
-    if not 0 <= value < 1:
-        raise VitrimError(f"a ramp of patch_drop goes to {value:g}; shares of patches are at least 0 and below 1")
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
@@ -175,22 +165,18 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
         raise VitrimError(
             f"{path} is of another recipe, which differs in {', '.join(other)}: resume with the values in recipe.yaml"
         )
-    _check_same_data(before["data"], now["data"], path)
-    if before["start"] != now["start"]:
-        then, today = (
-            f"--checkpoint {start}" if start else "no --checkpoint" for start in (before["start"], now["start"])
-        )
-        raise VitrimError(f"{path} is of a run that was begun with {then}, not with {today}")
-
-
-def _check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    then, today = (f"{facts['images']} images of {facts['classes']} classes" for facts in (before, now))
+    then, today = (f"{each['data']['images']} images of {each['data']['classes']} classes" for each in (before, now))
     if then != today:
         raise VitrimError(f"{path} is of other data: {then}, and this has {today}")
-    marks = before.get("fingerprints", {})  # a checkpoint may be older than these
-    other = [name for name, mark in marks.items() if now["fingerprints"].get(name) != mark]
+    marks = before["data"].get("fingerprints", {})  # a checkpoint may be older than these
+    other = [name for name, mark in marks.items() if now["data"]["fingerprints"].get(name) != mark]
     if other:
         what = " and ".join({"train": "to train on", "eval": "to watch", "test": "to test on"}[name] for name in other)
         raise VitrimError(
             f"{path} is of other data: as many images, but those {what} have other names, sizes, labels or contents"
         )
+    if before["start"] != now["start"]:
+        then, today = (
+            f"--checkpoint {start}" if start else "no --checkpoint" for start in (before["start"], now["start"])
+        )
+        raise VitrimError(f"{path} is of a run that was begun with {then}, not with {today}")

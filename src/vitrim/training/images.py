@@ -26,12 +26,11 @@ from torchvision import transforms
 from vitrim.core.registry import ask
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
-from vitrim.training.seeds import seed_cpu
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vitrim.training.schema import Augment
+    from vitrim.training.recipe import Augment
 
 REPEATED_ROUND = 256
 """Multiple of images to which an epoch with repeated augmentation is cut, as in DeiT."""
@@ -81,7 +80,7 @@ class TrainTransform:
 
     Example:
         >>> from PIL import Image
-        >>> from vitrim.training.schema import Augment
+        >>> from vitrim.training.recipe import Augment
         >>> transform = TrainTransform(Geometry((32, 32), (0.5,) * 3, (0.5,) * 3), Augment(crop="padded"))
         >>> transform(Image.new("L", (40, 30))).shape
         torch.Size([3, 32, 32])
@@ -293,7 +292,9 @@ class TrainOrder:
                 f"a process takes {share} of {batch_size} images of an update: micro_batch must divide it, not be "
                 f"{self.micro_batch}"
             )
-        self.images = images or partial(_indices, count, seed, repeats, shuffle)
+        self.images = images or (
+            lambda epoch, first: iter(epoch_order(count, epoch, seed=seed, repeats=repeats, shuffle=shuffle)[first:])
+        )
         self.batch_size, self.start, self.stop = batch_size, start, stop
         self.rank, self.world_size = rank, world_size
 
@@ -320,10 +321,6 @@ class TrainOrder:
             mine = batch[self.rank :: self.world_size]
             for begin in range(0, len(mine), self.micro_batch):
                 yield mine[begin : begin + self.micro_batch]
-
-
-def _indices(count: int, seed: int, repeats: int, shuffle: bool, epoch: int, start: int) -> Iterator[int]:
-    return iter(epoch_order(count, epoch, seed=seed, repeats=repeats, shuffle=shuffle)[start:])
 
 
 def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
@@ -392,3 +389,24 @@ def train_loader(
         pin_memory=pin,
         collate_fn=collate,
     )
+
+
+# ---- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def seed_all(*numbers: int) -> None:
+    """Seed `random`, numpy's and torch's global streams, of all devices, from ``numbers``."""
+    torch.manual_seed(seed_cpu(*numbers))
+
+
+def seed_cpu(*numbers: int) -> int:
+    """Seed the global streams of the CPU from ``numbers``, by numpy's hash; the seed that torch got.
+
+    Cheap enough for every image: `torch.manual_seed` would queue a call for every device each time.
+    """
+    first, second = (int(word) for word in np.random.SeedSequence(numbers).generate_state(2))
+    random.seed(first)
+    np.random.seed(second)
+    seed = (first << 31) ^ second
+    torch.default_generator.manual_seed(seed)
+    return seed

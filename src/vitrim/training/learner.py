@@ -1,6 +1,7 @@
-"""The part of a run that learns: a model under a method, its objective, optimiser, average and amounts.
+"""The part of a run that learns: a model under a method, its loss, optimiser, average and amounts.
 
-A `Learner` makes updates of batches. It knows no files; `vitrim.training.loop` does.
+A `Learner` makes updates of batches. It knows no files; `vitrim.training.loop` does. Its `Objective` is the model and
+its loss in one module, which is what processes share.
 """
 
 from __future__ import annotations
@@ -8,26 +9,142 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from vitrim.core.reduce import REDUCERS_FILE, get_reduction, reduce_
-from vitrim.core.registry import ask, parse_method
+from vitrim.core.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
+from vitrim.core.registry import ask, find_host, parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
+from vitrim.tasks.step import Criterion, Step
 from vitrim.training import checkpoint
 from vitrim.training.checks import check_amounts, check_even, check_model, check_objective, check_queries
+from vitrim.training.images import seed_all
+from vitrim.training.objectives import losses
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable, starts_small, updates_of
-from vitrim.training.schema import PATCH_DROP, Recipe
-from vitrim.training.seeds import seed_all
-from vitrim.training.step import MODEL, Distillation, Objective
+from vitrim.training.recipe import PATCH_DROP, Recipe
 from vitrim.weights import load_checkpoint, weights_file
+
+MODEL = "model."
+"""Prefix of the names of the model's parameters in an `Objective`."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Learning from a teacher's logits as well as from the labels (DeiT).
+
+    loss = (1 - alpha) * criterion + alpha * D, where D is, if ``hard``, cross entropy with the teacher's choice, and
+    otherwise tau^2 KL(teacher || student) of the logits divided by tau, mean over images.
+
+    Attributes:
+        hard: whether only the teacher's choice counts.
+        alpha: weight of the teacher, in [0, 1].
+        tau: temperature, unused if ``hard``.
+    """
+
+    hard: bool = False
+    alpha: float = 0.5
+    tau: float = 3.0
+
+    def __call__(self, criterion: Criterion, teacher_logits: Tensor) -> Criterion:
+        """The criterion that also learns from ``teacher_logits`` (B, K) of this batch.
+
+        Example:
+            >>> criterion = Distillation(alpha=0.0)(F.cross_entropy, torch.zeros(2, 3))
+            >>> criterion(torch.zeros(2, 3), torch.tensor([0, 1])).item() == F.cross_entropy(
+            ...     torch.zeros(2, 3), torch.tensor([0, 1])).item()
+            True
+        """
+
+        def distilled(logits: Tensor, targets: Tensor) -> Tensor:
+            base = criterion(logits, targets)
+            return (1 - self.alpha) * base + self.alpha * self.divergence(logits, teacher_logits)
+
+        return distilled
+
+    def divergence(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """The term of the teacher, a scalar, from logits (B, K) of both."""
+        if self.hard:
+            return F.cross_entropy(logits, teacher_logits.argmax(dim=1))
+        student = F.log_softmax(logits / self.tau, dim=1)
+        teacher = F.log_softmax(teacher_logits / self.tau, dim=1)
+        return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * self.tau**2
+
+
+class Objective(nn.Module):
+    """A model and its loss in one module, so that whatever wraps it (DDP, FSDP) sees all parameters that are used.
+
+    Args:
+        model: the model, reduced or not.
+        criterion: the loss of the task.
+        auxiliary: the loss of auxiliary heads; None: ``criterion``.
+        reduction: the handle of a reduced model.
+        teacher: a frozen model, not registered here: it is neither wrapped, averaged nor saved.
+        distillation: how the criterion learns from the teacher, or None.
+        options: of the method's loss, see `vitrim.training.objectives`.
+
+    Example:
+        >>> import timm
+        >>> objective = Objective(timm.create_model("test_vit", num_classes=10), F.cross_entropy)
+        >>> sorted(objective(torch.zeros(2, 3, 160, 160), torch.tensor([1, 2])))
+        ['total']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Criterion,
+        *,
+        auxiliary: Criterion | None = None,
+        reduction: Reduction | None = None,
+        teacher: nn.Module | None = None,
+        distillation: Distillation | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if distillation is not None and teacher is None:
+            raise VitrimError("distillation needs a teacher: set teacher=dense in the recipe")
+        self.model = model
+        self.criterion = criterion
+        self.auxiliary = auxiliary
+        self.reduction = reduction
+        self.distillation = distillation
+        self.options = dict(options or {})
+        self._unregistered = (teacher,)
+
+    @property
+    def _no_split_modules(self) -> list[str]:
+        """Class names of the modules that `accelerate` shards whole: a model's blocks, whose class reducing changes."""
+        host = find_host(self.model)
+        return [] if host is None else sorted({type(block).__name__ for block in host.blocks(self.model)})
+
+    @property
+    def teacher(self) -> nn.Module | None:
+        """The frozen dense model, or None."""
+        return self._unregistered[0]
+
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor]:
+        """Losses by name, scalars; "total" is the one to minimise. Images (B, C, H, W), targets of the criterion.
+
+        Without targets only "logits" (B, K): a sharded model is evaluated through the module that was sharded.
+        """
+        if targets is None:
+            return {"logits": ask(self.model).logits(self.model(images))}
+        criterion = self.criterion
+        if self.distillation is not None and self.teacher is not None:
+            with torch.no_grad():
+                teacher_logits = ask(self.teacher).logits(self.teacher(images))
+            criterion = self.distillation(criterion, teacher_logits)
+        step = Step(self.model, self.reduction, images, targets, criterion, self.teacher, self.auxiliary)
+        return losses(step, **self.options)
 
 
 class Learner:
@@ -71,8 +188,11 @@ class Learner:
         check_even(recipe, self.mixer is not None, accelerator.num_processes)
         task.fit_head(model)
         check_queries(config, task, model)
-        teacher = _teacher(model, recipe)
-        if teacher is not None:
+        teacher = None  # the frozen dense model of a recipe that has one
+        if recipe.teacher is not None:
+            teacher = copy.deepcopy(model).eval().requires_grad_(False)
+            if recipe.teacher_checkpoint is not None:
+                load_checkpoint(teacher, weights_file(Path(recipe.teacher_checkpoint)))
             teacher.to(accelerator.device)
         self.model = model.to(accelerator.device)
         self.reduction = None if config.kind == "none" else reduce_(self.model, config)
@@ -83,17 +203,23 @@ class Learner:
         select_trainable(self.model, recipe.trainable)
         check_amounts(recipe, self.model, self.reduction)
         check_objective(recipe, config)
+        distil = recipe.distil
         self.objective = Objective(
             self.model.train(),
             criterion,
             auxiliary=task.auxiliary(recipe.loss),
             reduction=self.reduction,
             teacher=teacher,
-            distillation=_distillation(recipe),
+            distillation=None if distil is None else Distillation(distil.kind == "hard", distil.alpha, distil.tau),
             options=recipe.objective,
         )
         optimizer = make_optimizer(self.model, recipe)
-        self.ema = self._average()
+        self.ema: ModelEmaV3 | None = None
+        if recipe.ema is not None:
+            if self.sharded:
+                raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
+            small = starts_small(recipe.ema, updates_of(recipe, updates_per_epoch))
+            self.ema = ModelEmaV3(self.model, decay=recipe.ema.decay, use_warmup=small)
         self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
         self.rates = Rates(self.optimizer.optimizer, recipe, updates_per_epoch)
 
@@ -109,7 +235,7 @@ class Learner:
         parts = share // (recipe.micro_batch or share)
         sums: dict[str, Tensor] = {}
         for part in range(parts):
-            images, targets = self.task.read(next(batches))
+            images, targets = next(batches)
             images = images.to(accelerator.device, non_blocking=True)
             targets = targets.to(accelerator.device, non_blocking=True)
             seed_all(recipe.seed, 1, update, accelerator.process_index, part)
@@ -148,8 +274,10 @@ class Learner:
                 self._set(switch.option, switch.value)
 
     def _set(self, option: str, value: Any) -> None:
+        wanted = list(value) if isinstance(value, list | tuple) else value  # a config has tuples, YAML has lists
         for reduction in map(get_reduction, (self.model, self.learned)):
-            if _plain(getattr(reduction.config, option)) != _plain(value):
+            now = getattr(reduction.config, option)
+            if (list(now) if isinstance(now, list | tuple) else now) != wanted:
                 reduction.set(**{option: value})
 
     # ---- what was learned --------------------------------------------------------------------------------------------
@@ -166,7 +294,7 @@ class Learner:
 
     @property
     def sharded(self) -> bool:
-        """Tell whether each process has only a part of the parameters (FSDP): then the outermost module must run."""
+        """Whether each process has only a part of the parameters (FSDP): then the outermost module must run."""
         return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
     def evaluated(self, update: int) -> nn.Module:
@@ -198,32 +326,3 @@ class Learner:
         checkpoint.put_back(snapshot, self.wrapped, self.optimizer.optimizer, self.average)
         if snapshot.values["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(snapshot.values["scaler"])
-
-    def _average(self) -> ModelEmaV3 | None:
-        options = self.recipe.ema
-        if options is None:
-            return None
-        if self.sharded:
-            raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
-        planned = updates_of(self.recipe, self.updates_per_epoch)
-        return ModelEmaV3(self.model, decay=options.decay, use_warmup=starts_small(options, planned))
-
-
-def _teacher(model: nn.Module, recipe: Recipe) -> nn.Module | None:
-    """The frozen dense model of a recipe that has one."""
-    if recipe.teacher is None:
-        return None
-    teacher = copy.deepcopy(model).eval().requires_grad_(False)
-    if recipe.teacher_checkpoint is not None:
-        load_checkpoint(teacher, weights_file(Path(recipe.teacher_checkpoint)))
-    return teacher
-
-
-def _distillation(recipe: Recipe) -> Distillation | None:
-    options = recipe.distil
-    return None if options is None else Distillation(options.kind == "hard", options.alpha, options.tau)
-
-
-def _plain(value: Any) -> Any:
-    """Turn a config's tuples into YAML's lists."""
-    return list(value) if isinstance(value, list | tuple) else value

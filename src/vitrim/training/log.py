@@ -9,23 +9,30 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from accelerate.tracking import (
+    LOGGER_TYPE_TO_CLASS,
+    GeneralTracker,
+    TensorBoardTracker,
+    filter_trackers,
+    get_available_trackers,
+)
+from accelerate.utils import LoggerType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import MissingPackageError, VitrimError, first_line, unknown
 from vitrim.files import json_text, replaced, whole_lines
+from vitrim.weights import EVALUATIONS, UPDATES
 
-if TYPE_CHECKING:
-    from accelerate.tracking import GeneralTracker
-
-UPDATES = "log.csv"
-EVALUATIONS = "evaluations.jsonl"
+TENSORBOARD = "tensorboard"
+PROJECT = "vitrim"
+"""The project under which trackers file a run."""
 
 
 class Log:
@@ -36,7 +43,7 @@ class Log:
         from_update: rows from this update on are dropped.
 
     Attributes:
-        trackers: of accelerate (`vitrim.training.trackers`); they get what the files get.
+        trackers: of accelerate (`start_trackers`); they get what the files get.
 
     Raises:
         VitrimError: the folder or a file in it cannot be written, also raised by `update` and `evaluation`; or a file
@@ -52,7 +59,12 @@ class Log:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._drop_rows(folder / UPDATES, from_update)
-            self._drop_lines(folder / EVALUATIONS, from_update)
+            path = folder / EVALUATIONS
+            if path.exists():
+                rows, _ = whole_lines(path, _evaluation)
+                kept = "".join(f"{line}\n" for update, line in rows if update <= from_update)
+                with replaced(path) as beside:
+                    beside.write_text(kept, encoding="utf-8")
 
     def update(self, row: dict[str, float]) -> None:
         """Write the numbers of an update; ``row["update"]`` says which."""
@@ -101,13 +113,6 @@ class Log:
                 writer.writeheader()
                 writer.writerows(row for row in rows[1:] if int(row["update"]) < from_update)
 
-    def _drop_lines(self, path: Path, from_update: int) -> None:
-        if not path.exists():
-            return
-        rows, _ = whole_lines(path, _evaluation)
-        with replaced(path) as beside:
-            beside.write_text("".join(f"{line}\n" for update, line in rows if update <= from_update), encoding="utf-8")
-
 
 def _cells(line: bytes) -> list[str]:
     """The cells of a line of CSV."""
@@ -152,6 +157,61 @@ def writing(path: Path) -> Iterator[None]:
         raise VitrimError(f"cannot write to {path}: {why}; a run that was saved goes on with --resume") from error
 
 
+# ---- trackers of accelerate: which there are, and what they are called and given, is accelerate's --------------------
+
+
+def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
+    """Refuse names of trackers that accelerate does not know, or whose package is not installed.
+
+    Raises:
+        VitrimError: no such tracker, with the nearest one.
+        MissingPackageError: its package is not installed.
+
+    Example:
+        >>> check_trackers(["tensorbord"])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: unknown tracker 'tensorbord'; did you mean 'tensorboard'? valid: aim, ...
+    """
+    missing = {str(kind) for kind in LoggerType} - {str(kind) for kind in get_available_trackers()}
+    for name in trackers:
+        if isinstance(name, GeneralTracker):
+            continue
+        if name not in LOGGER_TYPE_TO_CLASS:
+            raise unknown("tracker", name, LOGGER_TYPE_TO_CLASS)
+        if name in missing:
+            raise MissingPackageError(f"logging with {name} needs its package: pip install {name}")
+
+
+def start_trackers(
+    trackers: Iterable[str | GeneralTracker], folder: Path, *, from_update: int, values: Mapping[str, Any]
+) -> list[GeneralTracker]:
+    """Start trackers for a run, each once. Only the first process calls it.
+
+    Args:
+        trackers: names that `check_trackers` has let through, or trackers of one's own.
+        folder: where those that write files put them.
+        from_update: where TensorBoard, which can, drops what a run wrote before it was stopped.
+        values: what tells the run from others: the values of its recipe by dotted name.
+    """
+    started: list[GeneralTracker] = []
+    for kind in filter_trackers(list(dict.fromkeys(trackers)), folder):
+        if isinstance(kind, GeneralTracker):
+            tracker = kind
+        elif str(kind) == TENSORBOARD:
+            tracker = TensorBoardTracker(TENSORBOARD, folder, purge_step=from_update)
+        else:
+            make = LOGGER_TYPE_TO_CLASS[str(kind)]
+            tracker = make(PROJECT, *([folder] if make.requires_logging_directory else []))
+        tracker.start()
+        simple = {name: one if isinstance(one, str | int | float) else json.dumps(one) for name, one in values.items()}
+        tracker.store_init_configuration(simple)  # lists and null as texts, which all trackers take
+        started.append(tracker)
+    return started
+
+
+# ---- the progress bar ------------------------------------------------------------------------------------------------
+
+
 class Bar:
     """The progress of a run: a bar with the time left on a terminal, a line now and then elsewhere.
 
@@ -185,8 +245,9 @@ class Bar:
             self.bar.update(self.task, completed=done, description=text)
         elif self.console is not None and (time.monotonic() - self.last >= self.every or done == self.stop):
             self.last = time.monotonic()
-            left = (self.stop - done) * self.images / max(images_per_second, 1e-9)
-            self.console.print(f"update {done}/{self.stop}  {text}  {_clock(left)} left", highlight=False)
+            minutes = round((self.stop - done) * self.images / max(images_per_second, 1e-9) / 60)
+            left = f"{minutes // 60}:{minutes % 60:02d} h left"
+            self.console.print(f"update {done}/{self.stop}  {text}  {left}", highlight=False)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -197,8 +258,3 @@ class Bar:
         """Leave the terminal as it was."""
         if self.bar is not None:
             self.bar.stop()
-
-
-def _clock(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{minutes // 60}:{minutes % 60:02d} h"

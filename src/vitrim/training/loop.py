@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
 from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -26,22 +28,73 @@ from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.files import write_text
+from vitrim.measure.contestants import Contestant
+from vitrim.measure.probes import TaskMetrics
+from vitrim.measure.processes import Processes
+from vitrim.measure.reading import read
+from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
 from vitrim.training.checks import beyond, check_classes, check_same, number_of_images
-from vitrim.training.evaluate import evaluate
-from vitrim.training.folder import RunFolder, together
 from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, train_loader, updates_per_epoch
 from vitrim.training.learner import Learner
-from vitrim.training.log import Bar, Log
+from vitrim.training.log import TENSORBOARD, Bar, Log, check_trackers, start_trackers
 from vitrim.training.optim import updates_of
 from vitrim.training.recipe import Resolved, recipe_text
-from vitrim.training.running import Running
-from vitrim.training.runs import RECIPE
-from vitrim.training.trackers import start_trackers
+from vitrim.training.run_folder import RunFolder, together
+from vitrim.weights import RECIPE
 
-__all__ = ["Running", "Trainer", "recipe_text"]
+
+@dataclass(frozen=True)
+class Running:
+    """Options for running a recipe; none of them changes what is learned.
+
+    Attributes:
+        out: where everything is written.
+        resume: go on from the last checkpoint in ``out``.
+        workers: processes that read images, 0 for this one.
+        eval_batch: images at once in evaluations, on one device; methods that decide by a batch decide by these.
+        save_minutes: time between checkpoints.
+        log_every: updates between rows of the log.
+        keep: checkpoints that are kept, at least two: one may turn out to be damaged.
+        tensorboard: also write TensorBoard's files, as ``log_with=("tensorboard",)``.
+        log_with: accelerate's trackers that get what the log gets, by name, or trackers of one's own.
+        max_updates: stop after this many updates, as if interrupted; None: at the end.
+
+    Raises:
+        VitrimError: a number that is too small, or a tracker that accelerate does not know.
+        MissingPackageError: its package is not installed.
+    """
+
+    out: Path
+    resume: bool = False
+    workers: int = 0
+    eval_batch: int = 64
+    save_minutes: float = 10.0
+    log_every: int = 10
+    keep: int = 2
+    tensorboard: bool = False
+    log_with: tuple[str | GeneralTracker, ...] = ()
+    max_updates: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("workers", 0),
+            ("eval_batch", 1),
+            ("save_minutes", 0),
+            ("log_every", 1),
+            ("max_updates", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise VitrimError(f"{name}={value}: at least {least}")
+        check_trackers(self.trackers)
+
+    @property
+    def trackers(self) -> tuple[str | GeneralTracker, ...]:
+        """All trackers that are asked for."""
+        return (*self.log_with, TENSORBOARD) if self.tensorboard else self.log_with
 
 
 class Trainer:
@@ -59,6 +112,9 @@ class Trainer:
         test_data: map-style, as ``eval_data``: scored once, after the last update; or None.
         start: the file or folder whose weights the model has. If it is the folder of a run under a method that learned
             parameters, a run under a method starts from those, and it must be the same method.
+
+    Attributes:
+        notes: what the recipe plans for longer than the run, one line each.
 
     Raises:
         VitrimError: data that is not of the task, a method that does not fit the model, options that do not fit each
@@ -86,10 +142,15 @@ class Trainer:
         self.task = self._task()
         self.images = number_of_images(train_data)
         self.updates_per_epoch = updates_per_epoch(self.images, self.recipe.batch_size, self.recipe.augment.repeats)
-        self.updates = self._updates()
+        self.updates = updates_of(self.recipe, self.updates_per_epoch)
+        if self.updates < 1:
+            raise VitrimError(
+                f"epochs={self.recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
+            )
         self._set_transforms(model)
         self.learner = Learner(self.recipe, model, self.task, accelerator, self.updates_per_epoch, start)
-        for text in beyond(self.recipe, self.updates):
+        self.notes = list(beyond(self.recipe, self.updates))
+        for text in self.notes:
             self._say(f"note: {text}")
         self.seconds_before, self.begun = 0.0, time.monotonic()
         self.update = 0
@@ -127,16 +188,6 @@ class Trainer:
         for data in (self.eval_data, self.test_data):
             if data is not None and watched is not None:
                 cast(Any, data).transform = watched
-
-    def _updates(self) -> int:
-        """The updates of the whole run."""
-        recipe = self.recipe
-        updates = updates_of(recipe, self.updates_per_epoch)
-        if updates < 1:
-            raise VitrimError(
-                f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
-            )
-        return updates
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +227,8 @@ class Trainer:
         }
         if self.update == self.updates:
             if self.test_data is not None:
-                result["test"] = self._test()
+                result["test"] = self._scores(cast(Any, self.test_data), by_class=True)  # influenced no decision
+                self._say(f"test of the {result['test']['weights']}: {_shown(result['test'])}")
             self.learner.set_amounts(self.update)  # a run may be resumed at its very end
             names = getattr(self.train_data, "class_names", None)
             self.folder.write(self.learner, self.resolved.name, result, names)
@@ -244,7 +296,10 @@ class Trainer:
                 rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.learner.optimizer.param_groups)}
                 log.update({"update": self.update - 1, "epoch": epoch, **losses, **rates, "images_per_second": speed})
                 bar.advance(self.update, epoch, losses["total"], speed)
-            if self._evaluates_now():
+            every = self.recipe.eval_every  # epochs, or None
+            at = None if every is None else max(round(every * self.updates_per_epoch), 1)
+            due = self.update == self.updates or (at is not None and self.update % at == 0)
+            if self.eval_data is not None and due:
                 self._evaluate(log, bar)
                 window, since = self.update, time.monotonic()
             if together(self.accelerator, time.monotonic() - saved >= 60 * self.running.save_minutes):
@@ -281,29 +336,18 @@ class Trainer:
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
         """Make one update and return the mean losses over all its images."""
         losses = self.learner.backward(batches, update)
-        self._check_finite(losses, update)
+        if not math.isfinite(losses["total"]):
+            good = checkpoint.latest(self.folder.checkpoints)
+            left = "no checkpoint was written" if good is None else f"the last good checkpoint is {good}"
+            terms = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+            raise VitrimError(
+                f"the loss is not finite at update {update} ({terms}); try a lower optimizer.lr, optimizer.clip or "
+                f"precision=fp32; {left}"
+            )
         self.learner.apply(update)
         return losses
 
-    def _check_finite(self, losses: Mapping[str, float], update: int) -> None:
-        if math.isfinite(losses["total"]):
-            return
-        good = checkpoint.latest(self.folder.checkpoints)
-        terms = ", ".join(f"{name} {value:g}" for name, value in losses.items())
-        raise VitrimError(
-            f"the loss is not finite at update {update} ({terms}); try a lower optimizer.lr, optimizer.clip or "
-            f"precision=fp32; {'no checkpoint was written' if good is None else f'the last good checkpoint is {good}'}"
-        )
-
     # ---- evaluation --------------------------------------------------------------------------------------------------
-
-    def _evaluates_now(self) -> bool:
-        if self.eval_data is None:
-            return False
-        if self.update == self.updates:
-            return True
-        every = self.recipe.eval_every
-        return every is not None and self.update % max(round(every * self.updates_per_epoch), 1) == 0
 
     def _evaluate(self, log: Log, bar: Bar) -> None:
         """Measure on the watched images, and keep the best scores; weights are those of the last update."""
@@ -315,12 +359,6 @@ class Trainer:
             self.best = row
         log.evaluation(row)
         bar.say(f"evaluation of the {row['weights']}: {_shown(row)}")
-
-    def _test(self) -> dict[str, Any]:
-        """Measure once, at the end, on images that influenced no decision."""
-        row = self._scores(cast(Any, self.test_data), by_class=True)
-        self._say(f"test of the {row['weights']}: {_shown(row)}")
-        return row
 
     def _scores(self, data: Dataset[Any], *, by_class: bool = False) -> dict[str, Any]:
         """The metrics of the averaged weights, or of the model if none are averaged, under the current amounts."""
@@ -378,3 +416,47 @@ def _shown(row: Mapping[str, Any]) -> str:
     return "  ".join(
         f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights", "classes")
     )
+
+
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    data: Dataset[Any],
+    accelerator: Accelerator,
+    *,
+    batch_size: int = 64,
+    workers: int = 0,
+    by_class: bool = False,
+) -> dict[str, Any]:
+    """The task's metrics of a model on a dataset, in percent.
+
+    Every process takes its share of the batches; the numbers are over all images. The generators stay as they were.
+
+    Args:
+        model: from images (B, C, H, W) to logits (B, K), or to an output with them.
+        task: reads targets and has the metrics.
+        data: map-style, with the model's own transform.
+        accelerator: processes, device and precision.
+        batch_size: images at once in each process.
+        workers: processes that read images, 0 for this one.
+        by_class: give the scores of every class, too, under ``classes`` if the task tells them apart.
+    """
+    training = model.training
+    processes = Processes(accelerator.process_index, accelerator.num_processes)
+    measurement = Measurement(
+        [Contestant(model, task)], [TaskMetrics(task)], task, processes=processes, precision=accelerator.autocast
+    )
+    size, collate = task.eval_batch(batch_size), task.collate
+    measurement.follow(read(data, size, workers=workers, processes=processes, collate=collate))
+    model.train(training)
+    findings = measurement.findings()
+    (row,) = findings.rows
+    scores = {name: 100 * value for name, value in row.items() if name not in ("method", "images")}
+    (classes,) = findings.classes(data, task.num_classes) if by_class else ({},)
+    if not classes:
+        return scores
+    percent = {
+        score: {name: None if value is None else 100 * value for name, value in values.items()}
+        for score, values in classes.items()
+    }
+    return {**scores, "classes": percent}

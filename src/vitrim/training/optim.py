@@ -18,7 +18,7 @@ from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
-    from vitrim.training.schema import Ema, Ramp, Recipe, Schedule
+    from vitrim.training.recipe import Ema, Ramp, Recipe, Schedule
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
@@ -47,7 +47,7 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
 
 
 def is_new(role: Role, backbone: str = "trunk") -> bool:
-    """Return whether a new task or method brings the parameter's part, which is then not of the ``backbone``.
+    """Whether a new task or method adds the parameter's part, which is then not of the ``backbone``.
 
     Args:
         role: of the parameter, as its library says (`vitrim.core.library.Library.roles`).
@@ -74,7 +74,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
         lr: the scaled learning rate.
 
     Example:
-        >>> from vitrim.training.schema import Recipe
+        >>> from vitrim.training.recipe import Recipe
         >>> groups = parameter_groups(nn.Linear(3, 2), Recipe(model="m", epochs=1), 0.1)
         >>> [(group["weight_decay"], len(group["params"])) for group in groups]
         [(0.05, 1), (0.0, 1)]
@@ -127,7 +127,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         VitrimError: timm knows no such optimiser, it does not take the options, or nothing is trained.
 
     Example:
-        >>> from vitrim.training.schema import Recipe
+        >>> from vitrim.training.recipe import Recipe
         >>> type(make_optimizer(nn.Linear(3, 2), Recipe(model="m", epochs=1))).__name__
         'AdamW'
     """
@@ -152,7 +152,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 
 def _is_plain(parameter: nn.Parameter, role: Role) -> bool:
-    """Return whether weight decay leaves a parameter alone: a vector, positions, and what the model says."""
+    """Whether weight decay leaves a parameter alone: a vector, positions, and what the model says."""
     return parameter.ndim <= 1 or role.part == "positions" or not role.decays
 
 
@@ -242,7 +242,7 @@ def updates_of(recipe: Recipe, updates_per_epoch: int) -> int:
     """The updates of a whole run, with its cool-down.
 
     Example:
-        >>> from vitrim.training.schema import Recipe
+        >>> from vitrim.training.recipe import Recipe
         >>> updates_of(Recipe(model="m", epochs=2.5), updates_per_epoch=10)
         25
     """
@@ -253,7 +253,7 @@ def warmup_epochs(options: Schedule, epochs: float) -> float:
     """The epochs of the warm-up: of a run that would end in it a tenth, as no update would have the full rate.
 
     Example:
-        >>> from vitrim.training.schema import Schedule
+        >>> from vitrim.training.recipe import Schedule
         >>> [warmup_epochs(Schedule(warmup_epochs=5), epochs) for epochs in (1, 5, 6, 300)]
         [0.1, 0.5, 5.0, 5.0]
     """
@@ -261,10 +261,10 @@ def warmup_epochs(options: Schedule, epochs: float) -> float:
 
 
 def starts_small(options: Ema, updates: int) -> bool:
-    """Return whether the average's decay starts small: by the recipe, or as most of it would stay as it began.
+    """Whether the average's decay starts small: by the recipe, or as most of it would stay as it began.
 
     Example:
-        >>> from vitrim.training.schema import Ema
+        >>> from vitrim.training.recipe import Ema
         >>> [starts_small(Ema(decay=0.99996), updates) for updates in (10, 17_000, 18_000)]
         [True, True, False]
     """
@@ -275,7 +275,7 @@ def ramp_value(ramp: Ramp, epoch: float) -> float | int:
     """The value of an option at a point in time, counted in epochs.
 
     Example:
-        >>> from vitrim.training.schema import Ramp
+        >>> from vitrim.training.recipe import Ramp
         >>> ramp = Ramp(option="keep_rate", start=1.0, stop=0.7, begin_epoch=10, end_epoch=100, shape="cosine")
         >>> [round(ramp_value(ramp, epoch), 3) for epoch in (0, 10, 55, 100, 300)]
         [1.0, 1.0, 0.85, 0.7, 0.7]

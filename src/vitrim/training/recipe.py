@@ -3,8 +3,8 @@
     recipe = load_recipe("evit_deit_small", ["epochs=5", "optimizer.lr=1e-4", "method=evit:keep_rate=0.5"])
 
 The recipes of the papers are the files in ``recipes/``, one per published table, and the rows of its ``study.csv``
-(`vitrim.training.study`). A recipe may say ``base: NAME`` and give only what differs. `Resolved.origin` tells for each
-value where it is from.
+(`vitrim.training.study`). A recipe may say ``base: NAME`` and give only what differs. `Resolved.origin` has the source
+of each value.
 """
 
 from __future__ import annotations
@@ -12,27 +12,306 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
-from vitrim.tasks.options import Loss, Mix
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Section
+from vitrim.tasks.sliding import Protocol
 from vitrim.training import study
-from vitrim.training.schema import Augment, Ramp, Recipe
-from vitrim.training.values import flat, line, merge, nested, parsed, short
-
-__all__ = ["Augment", "Loss", "Mix", "Ramp", "Recipe", "Resolved", "load_recipe", "recipe_text", "recipes", "resolve"]
 
 FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-MAX_NAME = 200
-"""Longest name in characters: file systems refuse longer ones."""
+MAX_EPOCHS = 1e5
+MAX_REPEATS = 1000
+"""Far above any useful value: typing errors are reported at once."""
+MAX_NAME, MAX_DEPTH, MAX_VALUES = 200, 32, 100_000
+"""Limits of a recipe's file: characters of its base's name, how deeply its values may nest, and how many there may be
+with aliases written out."""
+
+# ---- the keys, their defaults and ranges, and which of them fit together ---------------------------------------------
+
+
+class Augment(Section):
+    """Changes to a training image. Sizes, mean and standard deviation are the model's."""
+
+    crop: Literal["resized", "padded", "squash"] = Field(
+        "resized",
+        description="resized: a random area, resized; padded: a random window of the image with a margin; "
+        "squash: the whole image, whatever its sides",
+    )
+    scale: tuple[float, float] = Field((0.08, 1.0), description="area of a resized crop, as a share of the image")
+    ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width over height of a resized crop")
+    padding: int = Field(4, ge=0, description="margin of a padded crop in pixels, a reflection")
+    hflip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left and right")
+    cutout: float = Field(
+        0.0, ge=0, le=1, description="probability of a rectangle of half the sides, of a random colour"
+    )
+    color_jitter: float = Field(0.0, ge=0, description="strength; unused where auto is given")
+    auto: str | None = Field(None, description="timm's name of a policy, e.g. rand-m9-mstd0.5-inc1")
+    erase: float = Field(0.0, ge=0, le=1, description="probability of erasing a rectangle, filled with noise")
+    interpolation: Literal["bicubic", "bilinear", "random"] = Field(
+        "bicubic", description="of resizing, and of the rotations and shears of auto"
+    )
+    repeats: int = Field(
+        1,
+        ge=1,
+        le=MAX_REPEATS,
+        description="times an image comes in an epoch, each time changed anew; an epoch "
+        "stays as long and sees fewer images",
+    )
+    shuffle: bool = Field(
+        True,
+        description="false: images come in the order of the data in every epoch, as of DeiT's repeated augmentation "
+        "with shuffle=False, which then sees the first 1 / repeats of them only",
+    )
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Augment:
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high:
+                raise ValueError(f"{name} is a range from low to high above 0, not {low:g} to {high:g}")
+        return self
+
+
+class Distil(Section):
+    """Learning from the dense model's logits (DeiT)."""
+
+    kind: Literal["soft", "hard"] = "soft"
+    alpha: float = Field(0.5, ge=0, le=1, description="weight of the teacher")
+    tau: float = Field(3.0, gt=0, description="temperature of soft distillation")
+
+
+class Optimizer(Section):
+    """The optimiser, by timm's name, and its groups of parameters."""
+
+    name: str = "adamw"
+    lr: float = Field(1e-3, ge=0, description="learning rate for a batch of lr_batch images, or of any size")
+    lr_batch: int | None = Field(None, ge=1, description="lr is scaled by batch_size / lr_batch; null: not scaled")
+    weight_decay: float = Field(0.05, ge=0)
+    decay_all: bool = Field(False, description="decay biases, norms, positions and class tokens as well")
+    betas: tuple[float, float] | None = Field(None, description="of Adam's kind; null: the optimiser's own")
+    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD and Muon; null: the optimiser's own")
+    layer_decay: float | None = Field(
+        None, gt=0, le=1, description="factor on the learning rate, min_lr and warmup_lr per layer from the top"
+    )
+    backbone_scale: float = Field(
+        1.0,
+        ge=0,
+        description="factor on the learning rate of all that a new task or method "
+        "leaves as it is: blocks, class token, last norm",
+    )
+    backbone: Literal["trunk", "host"] = Field(
+        "trunk",
+        description="what backbone_scale and freeze_epochs are for; trunk: blocks, class token, last norm; host: "
+        "everything but what the method adds, so that the head, positions and patch embedding belong to it as well",
+    )
+    freeze_epochs: float = Field(
+        0.0, ge=0, le=MAX_EPOCHS, description="epochs in which the learning rate of the backbone is 0"
+    )
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
+
+
+class Schedule(Section):
+    """The learning rate over time: linear warm-up, then a curve, changed at every update."""
+
+    shape: Literal["cosine", "poly", "steps", "constant"] = Field(
+        "cosine",
+        description="after the warm-up; poly: (1 - share of the run)^power; steps: times `factor` at every milestone",
+    )
+    power: float = Field(0.9, gt=0, description="of poly")
+    milestones: tuple[float, ...] = Field((), description="of steps, in epochs, ascending")
+    factor: float = Field(0.1, gt=0, lt=1, description="of steps")
+    warmup_epochs: float = Field(0.0, ge=0, le=MAX_EPOCHS)
+    warmup_lr: float = Field(1e-6, ge=0, description="at the first update")
+    min_lr: float = Field(1e-5, ge=0, description="of cosine and poly at the end, of all groups")
+    shift: bool = Field(False, description="true: the curve begins after the warm-up; false: it runs from the start")
+    cooldown_epochs: float = Field(
+        0.0, ge=0, le=MAX_EPOCHS, description="epochs at min_lr after the curve, beyond `epochs`"
+    )
+
+    @model_validator(mode="after")
+    def _milestones(self) -> Schedule:
+        if (self.shape == "steps") != bool(self.milestones):
+            raise ValueError("milestones go with shape steps, and steps need some")
+        if list(self.milestones) != sorted(set(self.milestones)) or any(one <= 0 for one in self.milestones):
+            raise ValueError("milestones are epochs above 0, ascending")
+        if self.shift and any(one <= self.warmup_epochs for one in self.milestones):
+            raise ValueError("milestones lie behind the warm-up, which ends at warmup_epochs")
+        if self.cooldown_epochs and self.shape in ("steps", "constant"):
+            raise ValueError(f"cooldown_epochs are at min_lr, which {self.shape} does not have: set it to 0")
+        return self
+
+
+class Ema(Section):
+    """The moving average of the weights."""
+
+    decay: float = Field(0.9999, gt=0, lt=1)
+    warmup: bool = Field(False, description="start from a small decay, as timm's ModelEmaV3")
+
+
+PATCH_DROP = "patch_drop"
+"""A ramp of this name sets the share of patches that a timm model drops in training."""
+
+
+class Ramp(Section):
+    """An amount that changes over the epochs."""
+
+    option: str = Field(
+        description="a run-time option of the method, e.g. keep_rate or r; or patch_drop, the share of patches that a "
+        "timm model created with patch_drop_rate drops at random in training"
+    )
+    start: float
+    stop: float
+    begin_epoch: float = Field(0.0, ge=0, description="until then it is `start`")
+    end_epoch: float = Field(gt=0, description="from then on it is `stop`")
+    shape: Literal["linear", "cosine", "step"] = Field("linear", description="step: `start` until end_epoch")
+    whole: bool = Field(False, description="round to a whole number (r, not keep_rate)")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Ramp:
+        if self.end_epoch <= self.begin_epoch:
+            raise ValueError(f"end_epoch must be after begin_epoch {self.begin_epoch:g}")
+        return self
+
+
+class Switch(Section):
+    """An option of the method that changes its value at an epoch, where a ramp of numbers will not do."""
+
+    option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
+    value: Any = Field(description="from that epoch on; before it is as the method says")
+    epoch: float = Field(gt=0)
+
+
+class Recipe(Section):
+    """A training run but for its data.
+
+    Example:
+        >>> Recipe(model="vit_tiny_patch16_224", epochs=3).optimizer.name
+        'adamw'
+    """
+
+    paper: str = Field("", description="what it reproduces, and where the paper says so")
+    notes: str = Field("", description="what is read into the paper, or differs from it, and why")
+    dataset: str = Field("", description="what --data should be")
+
+    model: str = Field(description="as on the command line: of timm, torchvision:NAME, hf:NAME or vitrim:NAME")
+    model_options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the library's model; null: none, whatever the base has"
+    )
+    pretrained: bool = Field(False, description="start from the library's weights; --checkpoint replaces them")
+    backbone: str | None = Field(
+        None,
+        description="weights for the backbone of a dense model: vitrim:NAME, a file, or the folder of a run; patch "
+        "kernels and positions are resampled",
+    )
+    init: Literal["default", "mimetic"] = Field(
+        "default",
+        description="starting weights of a model that is not pretrained; mimetic: attention and positions "
+        "as pretrained ViTs have them (Trockman and Kolter 2023)",
+    )
+    method: str = Field("none", description="name:key=value,key=value, or @FILE")
+    objective: dict[str, Any] = Field(
+        default_factory=dict, description="options of the method's own loss; null: none, whatever the base has"
+    )
+    teacher: Literal["dense"] | None = Field(None, description="dense: a frozen copy of the model as it starts")
+    teacher_checkpoint: str | None = Field(
+        None, description="safetensors file with the weights of the teacher; null: those the model starts from"
+    )
+    distil: Distil | None = None
+    trainable: tuple[str, ...] = Field(("*",), description="patterns of parameter names that are trained")
+
+    task: str = "classification"
+    data_options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the data's reader, e.g. class_names or ignore of masks"
+    )
+    stream: bool = Field(
+        False,
+        description="read the training images from front to back, shuffled by file and within a buffer: for tables "
+        "that are too large to download or to index",
+    )
+    split: str | None = Field("train", description="the part of the data to train on; null where it has only one")
+    eval_split: str | float | None = Field(
+        "test",
+        description="what is watched while training: a part of the data, or a share of the training images, e.g. 0.1, "
+        "that are held out (the same ones whatever the seed); null for none",
+    )
+    test_split: str | None = Field(None, description="the part that is scored once, at the end; null for none")
+
+    epochs: float = Field(gt=0, le=MAX_EPOCHS)
+    batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
+    micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
+    augment: Augment = Augment()
+    dense_augment: DenseAugment = DenseAugment()
+    protocol: Protocol = Protocol()
+    mix: Mix = Mix()
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    ema: Ema | None = None
+    ramps: tuple[Ramp, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    grad_checkpointing: bool = False
+    seed: int = Field(0, ge=0, lt=2**40)
+    eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
+
+    @field_validator("model_options", "data_options", "objective", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @field_validator("method")
+    @classmethod
+    def _from_file(cls, value: str) -> str:
+        """Put the method itself in the place of a file's name: a run's recipe must not change with that file."""
+        return parse_method(value).describe() if value.strip().startswith("@") else value
+
+    @field_validator("eval_split", mode="before")
+    @classmethod
+    def _split_or_share(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            raise ValueError("expected the name of a part of the data, a share of the training images, or null")
+        if isinstance(value, int | float) and not 0 < value < 1:
+            raise ValueError("a share of the training images is above 0 and below 1")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
+        if self.distil is not None and self.teacher is None:
+            raise ValueError("distil needs a teacher: set teacher=dense")
+        if self.distil is not None and self.task != "classification":
+            raise ValueError(f"distil learns from logits of one label per image: leave it out for task {self.task}")
+        if self.teacher_checkpoint is not None and self.teacher is None:
+            raise ValueError("teacher_checkpoint needs a teacher: set teacher=dense")
+        if self.init != "default" and (self.pretrained or ":" in self.model):
+            raise ValueError("init is for models of timm that are not pretrained: set init=default")
+        if self.stream and self.augment.repeats > 1:
+            raise ValueError("a stream gives every image once in an epoch: set augment.repeats=1 or stream=false")
+        if self.stream and isinstance(self.eval_split, float):
+            raise ValueError("of a stream no images can be held out: name an eval_split, or set it to null")
+        optimizer = self.optimizer
+        if optimizer.layer_decay is not None and (optimizer.backbone_scale != 1 or optimizer.freeze_epochs > 0):
+            raise ValueError(
+                "layer_decay has rates of its own: set optimizer.backbone_scale=1, optimizer.freeze_epochs=0"
+            )
+        if self.loss.name == "asl" and self.mix.on:
+            raise ValueError("asl takes unmixed labels: set mix.mixup=0 and mix.cutmix=0")
+        return self
+
+
+# ---- recipes by name or file -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -78,12 +357,14 @@ def _recipes() -> Mapping[str, Path]:
     return dict(sorted((files | dict.fromkeys(study.names(), study.TABLE)).items()))
 
 
-def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Resolved:
+def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | Mapping[str, Any] = ()) -> Resolved:
     """Read a recipe by its name or file, and change some of its values.
 
     Args:
-        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, or the path of a YAML file.
-        changes: ``key=value`` with dotted keys; values are read as YAML. Of a key that is given twice the last counts.
+        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, or the path of a YAML file,
+            or the values themselves.
+        changes: ``key=value`` with dotted keys, whose values are read as YAML, or a mapping with dotted keys. Of a key
+            that is given twice the last counts.
 
     Returns:
         The validated recipe with the origin of each value.
@@ -95,13 +376,17 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Resolved:
         >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
         0.0001
     """
-    own_name, path = _find(name)
-    layers = [*_chain(own_name, path, ()), (COMMAND_LINE, nested(changes))]
+    if isinstance(name, Mapping):
+        own_name, given = "recipe", [("recipe", copy.deepcopy(dict(name)))]
+    else:
+        own_name, path = _find(name)
+        given = _chain(own_name, path)
+    layers = [*given, (COMMAND_LINE, nested(changes))]
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for source, given in layers:
-        merge(values, given)
-        origin |= dict.fromkeys(dict(flat(given)), source)
+    for source, layer in layers:
+        merge(values, layer)
+        origin |= dict.fromkeys(dict(flat(layer)), source)
     return resolve(values, name=own_name, origin=origin)
 
 
@@ -124,13 +409,9 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def _find(name: str | Path) -> tuple[str, Path]:
-    """Find a recipe's name (for a file, without folder and suffix) and the file that it is in."""
+    """A recipe's name (of a file, without folder and suffix) and the file that it is in."""
     if Path(name).suffix in (".yaml", ".yml"):
-        try:
-            there = Path(name).is_file()
-        except OSError as error:  # a name that is too long
-            raise VitrimError(f"no recipe file {short(str(name))}: {error.strerror}") from None
-        if not there:
+        if not Path(name).is_file():
             raise VitrimError(f"no recipe file {short(str(name))}")
         return Path(name).stem, Path(name)
     return str(name), _shipped(str(name))
@@ -148,7 +429,7 @@ def _shipped(name: str) -> Path:
     raise VitrimError(f"{hint} valid: a YAML file, or a name that `vitrim train --list` prints")
 
 
-def _chain(name: str, path: Path, seen: tuple[Path, ...]) -> list[tuple[str, dict[str, Any]]]:
+def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
     """A recipe's own values after those of its base, with the name of the recipe they are from."""
     if path in seen:
         raise VitrimError(f"{path.name} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
@@ -161,7 +442,7 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...]) -> list[tuple[str, dic
 def _given(path: Path) -> dict[str, Any]:
     """The keys and values of a file."""
     try:
-        given = copy.deepcopy(parsed(path.read_text(encoding="utf-8")))  # sections are merged in place
+        given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # sections are merged in place
     except (yaml.YAMLError, ValueError, OSError) as error:  # also a date that does not exist
         raise VitrimError(f"cannot read {path}: {line(str(error))}") from None
     if not isinstance(given, dict):
@@ -175,7 +456,7 @@ def _base(path: Path, base: Any) -> tuple[str, Path]:
     if not isinstance(base, str) or not base or (base != Path(base).name and base not in known):
         wanted = "the name of a recipe: a file beside this one, without .yaml, or one of the package"
         raise VitrimError(f"{path}: base is {wanted}, not {short(base)}")
-    if len(base) > MAX_NAME:
+    if len(base) > MAX_NAME:  # file systems refuse longer ones
         raise VitrimError(f"{path}: base is a name of at most {MAX_NAME} characters, not {short(base)}")
     near = path.parent / f"{base}.yaml"
     if near == path and base in known:  # a user's file may be called like the recipe that it changes
@@ -189,7 +470,7 @@ def _name(path: Path) -> str:
 
 
 def _one_line(name: str, error: ValidationError) -> str:
-    """Describe what is wrong with a recipe: an unknown key first, for it explains one that is missing."""
+    """What is wrong with a recipe: an unknown key first, for it explains one that is missing."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     where = short(".".join(str(part) for part in first["loc"]))
@@ -213,3 +494,119 @@ def _keys(where: Iterable[int | str]) -> list[str]:
         kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), section)
     return list(section.model_fields)
+
+
+# ---- values as a person writes them: YAML, and key=value with dotted keys --------------------------------------------
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML loader that refuses duplicate keys: the first value would be lost silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in named]
+        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} comes twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+@lru_cache(maxsize=16)
+def _read_yaml(text: str) -> Any:
+    """Parse YAML that a person could plausibly have written. Kept by text: many recipes have the same base.
+
+    Raises:
+        yaml.YAMLError: it is no YAML, or its values lie too deep, within themselves, or are too many.
+        ValueError: a date that does not exist, or a number of thousands of digits.
+    """
+    try:
+        value = yaml.load(text, _UniqueKeys)
+    except RecursionError:
+        raise yaml.YAMLError(f"values lie more than {MAX_DEPTH} deep within each other") from None
+
+    def inside(value: Any) -> Iterable[Any]:
+        if isinstance(value, dict):
+            return value.values()
+        return value if isinstance(value, list | tuple | set) else ()
+
+    level, count = [value], 1
+    for _ in range(MAX_DEPTH):
+        level = list(islice((inner for outer in level for inner in inside(outer)), MAX_VALUES + 1))
+        count += len(level)
+        if count > MAX_VALUES:
+            raise yaml.YAMLError(f"it has more than {MAX_VALUES} values, its aliases written out")
+        if not level:
+            return value
+    raise yaml.YAMLError(f"values lie more than {MAX_DEPTH} deep within each other, or within themselves")
+
+
+def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """The values of ``key=value`` texts, or of a mapping with dotted keys; of a key that is given twice the last
+    counts.
+
+    Raises:
+        VitrimError: a text without key or ``=``, or whose value is not YAML; one line.
+
+    Example:
+        >>> nested(["epochs=5", "optimizer.lr=1e-4"])
+        {'epochs': 5, 'optimizer': {'lr': 0.0001}}
+    """
+    values: dict[str, Any] = {}
+    for key, value in changes.items() if isinstance(changes, Mapping) else map(_key_and_value, changes):
+        inner = value
+        for part in reversed(key.split(".")):
+            inner = {part: inner}
+        merge(values, inner)
+    return values
+
+
+def _key_and_value(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise VitrimError(f"cannot read '{short(text)}': write key=value, e.g. optimizer.lr=1e-4")
+    if value.startswith("@"):  # a file, e.g. of a method; YAML keeps the sign for itself
+        return key, value
+    try:
+        read = copy.deepcopy(_read_yaml(value))
+    except yaml.MarkedYAMLError:
+        raise VitrimError(f"cannot read '{short(text)}': its value is not YAML") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise VitrimError(f"cannot read '{short(text)}': {line(str(error))}") from None
+    if isinstance(read, str):  # YAML 1.1 takes 1e-4 for a text
+        with suppress(ValueError):
+            read = float(read)
+    return key, read
+
+
+def merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Write ``given`` over ``values``, section by section."""
+    for key, value in given.items():
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
+            merge(values[key], value)
+        else:
+            values[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its dotted name.
+
+    Example:
+        >>> dict(flat({"epochs": 5, "optimizer": {"lr": 0.1}}))
+        {'epochs': 5, 'optimizer.lr': 0.1}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def short(value: Any, most: int = 100) -> str:
+    """A value in one line, cut where it is long."""
+    text = line(str(value))
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def line(text: str) -> str:
+    """A text without line breaks."""
+    return " ".join(text.split())

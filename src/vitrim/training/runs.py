@@ -1,7 +1,4 @@
-"""The files that a run of ``vitrim train`` leaves in its folder, and what its recipe says to those who use the model.
-
-`load_run`, of `vitrim.loading`, makes a model of that folder.
-"""
+"""What the recipe of a run says to those who use its model."""
 
 from __future__ import annotations
 
@@ -9,17 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitrim.loading import load_run
 from vitrim.reference import folder
 from vitrim.tasks.sliding import Protocol
-from vitrim.training.log import EVALUATIONS, UPDATES
 from vitrim.training.recipe import load_recipe, resolve
-from vitrim.weights import RECIPE, RESULT, WEIGHTS_FILE
-
-__all__ = ["EVALUATIONS", "RECIPE", "RECORDS", "RESULT", "UPDATES", "WEIGHTS_FILE", "as_trained", "load_run"]
-
-RECORDS = (RECIPE, RESULT, UPDATES, EVALUATIONS)
-"""The files a run leaves besides weights."""
+from vitrim.weights import RECIPE
 
 
 def as_trained(model: str, changes: Mapping[str, Any]) -> tuple[Protocol, dict[str, Any]]:

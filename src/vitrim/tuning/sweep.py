@@ -30,7 +30,7 @@ from vitrim.tuning.grid import Grid, Values
 from vitrim.tuning.study import Study
 
 if TYPE_CHECKING:
-    from vitrim.training.running import Running
+    from vitrim.training.loop import Running
 
 TOGETHER = 8
 """Settings that run in one pass over the images, and are kept together."""
@@ -204,7 +204,7 @@ def train_sweep(
     """
     from vitrim.training.build import build_trainer
     from vitrim.training.recipe import load_recipe, recipe_text
-    from vitrim.training.runs import RECIPE, RESULT
+    from vitrim.weights import RECIPE, RESULT
 
     points = grid.points(number, seed)
     every = [load_recipe(recipe, [f"{key}={text}" for key, text in point.items()]) for point in points]

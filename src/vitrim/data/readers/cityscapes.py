@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrim.data.dense import IGNORED, SegmentationDataset, pairs
-from vitrim.data.errors import DataError
 from vitrim.data.paths import existing, from_home, pick_split, subfolders
 from vitrim.data.readers import register_reader
+from vitrim.errors import DataError
 
 CLASSES = {
     7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light",

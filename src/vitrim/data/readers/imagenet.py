@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.errors import DataError
 from vitrim.data.folders import class_folders, has_images, read_classes
 from vitrim.data.paths import existing, from_home, listed, pick_split
 from vitrim.data.readers import register_reader
+from vitrim.errors import DataError
 
 _SPLITS = ("train", "val", "validation")
 _WNID = re.compile(r"n\d{8}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.errors import DataError
 from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
 from vitrim.data.readers import register_reader
+from vitrim.errors import DataError
 
 _EVALUATION = ("test", "val", "valid", "validation", "eval")
 _PARTS = {"1": "train", "0": "test"}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
-from vitrim.data.errors import DataError
 from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
 from vitrim.data.readers import register_reader
+from vitrim.errors import DataError
 
 _FILE = "nus_wid_data.csv"
 _SPLITS = ("train", "val")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vitrim.data.dense import SegmentationDataset
-from vitrim.data.errors import DataError
 from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
 from vitrim.data.readers import register_reader
+from vitrim.errors import DataError
 
 _NAMES = (
     "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "

@@ -9,8 +9,7 @@ from torch import Tensor
 from vitrim.core.reduce import Reduction
 from vitrim.errors import VitrimError
 from vitrim.methods.cropr import AUXILIARY, Cropr
-from vitrim.tasks.criteria import Criterion
-from vitrim.tasks.step import Step
+from vitrim.tasks.step import Criterion, Step
 from vitrim.training.objectives import learns
 
 

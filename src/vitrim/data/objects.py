@@ -1,4 +1,7 @@
-"""Outlines of objects in COCO's forms, decoded by the optional package `pycocotools`."""
+"""Boxes and outlines of objects: checked as arrays, and those of a batch.
+
+Outlines are in COCO's forms, and are decoded by the optional package `pycocotools`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,13 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from vitrim.data.errors import DataError
-from vitrim.errors import MissingPackageError
+from vitrim.errors import DataError, MissingPackageError
+
+SLACK = 1.0
+"""Pixels that a box may reach beyond its image, as rounded coordinates do: they are cut off."""
 
 LEAST_NUMBERS = 6
 """Fewest numbers of a polygon: x and y of three corners."""
@@ -19,6 +26,84 @@ LONGEST_BORDER = 2**20
 it gets none."""
 LARGEST_IMAGE = 2**31 - 1
 """Most pixels of an image of run lengths: the library counts them in 32 bits."""
+
+Objects = dict[str, Tensor]
+
+
+class Boxes(list[Objects]):
+    """The objects of the images of a batch: one dict of tensors per image.
+
+    * `boxes` (n, 4) float32, x1 y1 x2 y2 in pixels; `labels` (n,) int64 in [0, K);
+    * `masks` (n, H, W), where there are outlines;
+    * in training `size` (2,) int64: height and width of the image within the padded one;
+    * in evaluation also `iscrowd` (n,) int64 and `area` (n,) float32, and `original` (2,) int64: height and width of
+      the image as it is stored, in whose pixels boxes, masks and areas then are.
+
+    Example:
+        >>> batch = Boxes([{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}])
+        >>> len(batch.to("cpu")), type(batch.to("cpu")).__name__
+        (1, 'Boxes')
+    """
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Boxes:
+        """Return the same objects on a device."""
+        return Boxes(
+            {name: value.to(device, non_blocking=non_blocking) for name, value in image.items()} for image in self
+        )
+
+
+def checked_boxes(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return boxes as an array (n, 4).
+
+    Raises:
+        DataError: a box of other than four numbers, with its number.
+
+    Example:
+        >>> checked_boxes([[1, 2, 3, 4]], "image 0").shape, checked_boxes([], "image 1").shape
+        ((1, 4), (0, 4))
+    """
+    if len(boxes) == 0:
+        return np.zeros((0, 4), dtype=np.float32)
+    for number, box in enumerate(boxes):
+        kinds = (int, float, np.number)
+        numbers = np.ndim(box) == 1 and all(isinstance(one, kinds) and not isinstance(one, bool) for one in box)
+        if not numbers or len(box) != 4:
+            raise DataError(f"box {number} of {where} is {box!r}; expected 4 numbers")
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused with the image and the box
+        return np.asarray(boxes, dtype=np.float32)
+
+
+def from_corner_and_size(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Turn boxes written x, y, width, height (COCO's) into x1, y1, x2, y2.
+
+    Raises:
+        DataError: a box of other than four numbers, with its number.
+
+    Example:
+        >>> from_corner_and_size([[1, 2, 30, 40]], "image 0").tolist()
+        [[1.0, 2.0, 31.0, 42.0]]
+    """
+    array = checked_boxes(boxes, where).astype(np.float64)
+    array[:, 2:] += array[:, :2]
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def clamped(boxes: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Cut off what reaches beyond an image of ``size`` (height, width)."""
+    height, width = size
+    limits = np.array([width, height, width, height], dtype=np.float32)
+    clipped: np.ndarray[Any, np.dtype[np.float32]] = np.clip(boxes, 0, limits).astype(np.float32)
+    return clipped
+
+
+def areas(boxes: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The areas of boxes (n, 4) in square pixels: (n,)."""
+    found: np.ndarray[Any, np.dtype[np.float32]] = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    return found
+
+
+# ---- outlines --------------------------------------------------------------------------------------------------------
 
 
 def import_pycocotools() -> Any:
@@ -76,11 +161,18 @@ def examine(outline: Any) -> Outline:
         return Outline(f"is of an image of size {size}; expected its height and width")
     if size[0] * size[1] > LARGEST_IMAGE:
         return Outline(f"is of an image of size {size}, of more than {LARGEST_IMAGE} pixels")
-    return Outline(_problem_of_runs(outline["counts"], size), size=(size[0], size[1]))
+    runs = _runs(outline["counts"]) if isinstance(outline["counts"], str) else outline["counts"]
+    if runs is None:
+        return Outline(f"has counts {_shown(outline['counts'])}; expected a text of compressed run lengths")
+    if not {*map(type, runs)} <= {int} or min(runs, default=0) < 0:
+        return Outline("has a run length that is no whole number from 0")
+    if sum(runs) != size[0] * size[1]:
+        return Outline(f"has runs of {sum(runs)} pixels in all, where its size {size} has {size[0] * size[1]}")
+    return Outline(size=(size[0], size[1]))
 
 
 def misfit(outline: Outline, size: tuple[int, int]) -> str:
-    """Say why an outline is not one of an image of ``size`` (height, width); empty if it is.
+    """Why an outline is not one of an image of ``size`` (height, width); empty if it is.
 
     Polygons may reach beyond the image, as those of objects that are cut off do, but by no more than its size.
 
@@ -130,9 +222,10 @@ def decode_outline(encoded: bytes, size: tuple[int, int], where: str) -> np.ndar
     if problem:
         raise DataError(f"{where} {problem}")
     if isinstance(outline, list):
-        return _filled(masks.decode(masks.merge(masks.frPyObjects(outline, *size))))
-    compressed = isinstance(outline["counts"], str)
-    return _filled(masks.decode(outline if compressed else masks.frPyObjects(outline, *size)))
+        runs = masks.merge(masks.frPyObjects(outline, *size))
+    else:
+        runs = outline if isinstance(outline["counts"], str) else masks.frPyObjects(outline, *size)
+    return np.ascontiguousarray(masks.decode(runs), dtype=np.uint8)
 
 
 def _examine_polygons(outline: list[Any]) -> Outline:
@@ -150,30 +243,15 @@ def _examine_polygons(outline: list[Any]) -> Outline:
             return Outline("has a polygon with a number that is not finite")
         xs, ys = polygon[0::2], polygon[1::2]
         left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
-        if (right - left + bottom - top) * len(xs) > LONGEST_BORDER and _border(polygon) > LONGEST_BORDER:
-            return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
+        if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # it may be too long: measure it
+            corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
+            if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
+                return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
         bounds.append((left, top, right, bottom))
     if len(bounds) > 1:
         every = list(zip(*bounds, strict=True))
         return Outline(bounds=(min(every[0]), min(every[1]), max(every[2]), max(every[3])))
     return Outline(bounds=bounds[0]) if bounds else Outline("has no polygon")
-
-
-def _border(polygon: list[float]) -> float:
-    """The pixels along the border of a polygon."""
-    corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
-    return float(np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum())
-
-
-def _problem_of_runs(counts: str | list[Any], size: list[int]) -> str:
-    runs = _runs(counts) if isinstance(counts, str) else counts
-    if runs is None:
-        return f"has counts {_shown(counts)}; expected a text of compressed run lengths"
-    if not {*map(type, runs)} <= {int} or min(runs, default=0) < 0:
-        return "has a run length that is no whole number from 0"
-    if sum(runs) != size[0] * size[1]:
-        return f"has runs of {sum(runs)} pixels in all, where its size {size} has {size[0] * size[1]}"
-    return ""
 
 
 def _runs(text: str) -> list[int] | None:
@@ -204,7 +282,3 @@ def _runs(text: str) -> list[int] | None:
 
 def _shown(value: Any) -> str:
     return repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:60]}..."
-
-
-def _filled(mask: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.ascontiguousarray(mask, dtype=np.uint8)

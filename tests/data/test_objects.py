@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pycocotools import mask as library
 
 from vitrim.data import DataError
-from vitrim.data.outlines import LARGEST_IMAGE, LONGEST_BORDER, decode_outline, examine, misfit
+from vitrim.data.objects import LARGEST_IMAGE, LONGEST_BORDER, decode_outline, examine, misfit
 
 SIZE = (3, 4)
 

@@ -5,19 +5,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import socket
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from vitrim.core.checks import described
-from vitrim.core.reduce import Reduction, get_reduction
+from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import host_of
 from vitrim.core.saving import BEST_FILE, entries
 from vitrim.errors import VitrimError
@@ -25,9 +30,11 @@ from vitrim.files import check_folder, json_text, save_file, write_text
 from vitrim.reference import CLASSES
 from vitrim.training import checkpoint
 from vitrim.training.learner import Learner
-from vitrim.training.lock import only_run
 from vitrim.training.objectives import found
-from vitrim.training.runs import RESULT, WEIGHTS_FILE
+from vitrim.weights import RESULT, WEIGHTS_FILE
+
+LOCK = ".lock"
+"""Lock file in the folder of a run: names the process working in it. Left by a killed process, it means nothing."""
 
 
 class RunFolder:
@@ -83,18 +90,15 @@ class RunFolder:
             if accelerator.is_main_process:
                 try:
                     stack.enter_context(only_run(self.path))
-                    self._check_unchanged()
+                    if checkpoint.found(self.checkpoints) != self.seen:
+                        raise VitrimError(f"another run has just been at work in {self.path}: start this one again")
+                    if not self.resume:
+                        self.check_new()
                 except VitrimError as error:
                     refusal = error
             if together(accelerator, refusal is not None):
                 raise refusal or VitrimError(f"{self.path} is in use by another run")
             yield
-
-    def _check_unchanged(self) -> None:
-        if checkpoint.found(self.checkpoints) != self.seen:
-            raise VitrimError(f"another run has just been at work in {self.path}: start this one again")
-        if not self.resume:
-            self.check_new()
 
     def save(self, learner: Learner, values: Mapping[str, Any]) -> None:
         """Write a checkpoint. All processes must call it.
@@ -130,7 +134,10 @@ class RunFolder:
             if learner.reduction is not None:
                 reduction = get_reduction(learner.learned)
                 reduction.save(self.path, state=state)
-                self._write_found(reduction, recipe)
+                config = found(reduction)
+                if config is not None:  # settings that the run looked for, as a file that -m @FILE names
+                    tuned = {"made_for": described(host_of(reduction.model), reduction.model), "recipe": recipe}
+                    write_text(self.path / BEST_FILE, json.dumps(entries(config, tuned), indent=2) + "\n")
             names = {} if class_names is None else {CLASSES: list(class_names)}
             write_text(self.path / RESULT, json_text({**result, **names}, indent=2) + "\n")
         except (OSError, SafetensorError, VitrimError) as error:
@@ -139,13 +146,6 @@ class RunFolder:
                 f"{checkpoint.latest(self.checkpoints)}: make room and run again with --resume"
             ) from error
 
-    def _write_found(self, reduction: Reduction, recipe: str) -> None:
-        """Write the settings that the run found, if it looked for some, as a file that ``-m @FILE`` names."""
-        config = found(reduction)
-        if config is not None:
-            tuned = {"made_for": described(host_of(reduction.model), reduction.model), "recipe": recipe}
-            write_text(self.path / BEST_FILE, json.dumps(entries(config, tuned), indent=2) + "\n")
-
 
 def together(accelerator: Accelerator, mine: bool) -> bool:
     """Follow the first process's decision: clocks and signals differ, and all must save at once."""
@@ -153,3 +153,41 @@ def together(accelerator: Accelerator, mine: bool) -> bool:
         return mine
     decision = torch.tensor(float(mine), device=accelerator.device)
     return bool(broadcast(decision, from_process=0) > 0)
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, creating the folder if it does not exist.
+
+    The lock is the system's, on a file in the folder: it ends with the process that holds it, however that ends, also
+    by ``kill -9``. It is of the process, and so not of the processes it starts to read images. Where the file system
+    has no locks a warning says so.
+
+    Raises:
+        VitrimError: another process, or another run of this one, is at work in the folder; or it cannot be written.
+    """
+    path, mine = folder / LOCK, f"process {os.getpid()} on {socket.gethostname()}"
+    lock = FileLock(path, blocking=False, fallback_to_soft=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        with suppress(OSError):  # Windows lets nobody write to a locked file
+            path.write_text(f"{mine}\n")
+    except Timeout:
+        holder = ""
+        with suppress(OSError):
+            holder = path.read_text(errors="replace")[:200].strip()
+        if holder == mine:
+            raise VitrimError(f"another run of this process is at work in {folder}: give another --out") from None
+        at_work = f"{holder or 'another process'} is at work in {folder}"
+        raise VitrimError(f"{at_work}: wait for it, or give another --out") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise VitrimError(f"cannot write to {folder}: {error.strerror}") from error
+        warnings.warn(f"{folder} cannot be locked ({error.strerror}): start no other run in it", stacklevel=3)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # before it is released: the next one must not lose its own file
+            path.unlink()
+        lock.release()

@@ -19,7 +19,7 @@ import vitrim.models
 from vitrim.core.registry import ask, parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.step import Step
-from vitrim.training.step import Distillation, Objective
+from vitrim.training.learner import Distillation, Objective
 
 LEARNED = ("dynamicvit", "mctf:r=4", "cropr", "a_vit", "evo_vit:class_head=true", "diffrate:learn=true", "ia_red2")
 """With a loss of their own."""
