@@ -56,7 +56,7 @@ from vitrim.speed.bench import measure
 from vitrim.training.checkpoint import latest
 from vitrim.training.loop import recipe_text
 from vitrim.training.recipe import Resolved, load_recipe
-from vitrim.training.runs import RECIPE, RESULT
+from vitrim.weights import RECIPE, RESULT
 
 CUTS = (0.2, 0.35, 0.5, 0.65)
 STRESS_CUTS = tuple(step / 20 for step in range(1, 15))

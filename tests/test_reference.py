@@ -11,12 +11,12 @@ from safetensors import safe_open
 from torch import nn
 
 from vitrim.data import batches, eval_transform, load_data, load_images
+from vitrim.data.transforms import geometry_of
 from vitrim.loading import create_model
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.reading import read
 from vitrim.reference import FOLDER, reached, references
 from vitrim.tasks import make_task
-from vitrim.training.images import geometry_of
 from vitrim.training.references import reference_recipe
 
 REAL_IMAGES = Path(__file__).parents[2] / "shared" / "data"

@@ -12,7 +12,7 @@ from vitrim.cli import common
 from vitrim.cli.profile import untrained_counts, untrained_notes
 from vitrim.cli.setup import Images, Machine, Model, Prompt, Record
 from vitrim.cli.speeds import print_notes, print_setting
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, one_line_errors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -131,7 +131,7 @@ def _measure(
     size, name = setting["batch_size"], setting["dtype"]
     host.to(profiling.DTYPES[name])
     device = next(host.parameters()).device
-    with profiling.one_line_errors(f"batch {size}, {name}"):
+    with one_line_errors(f"batch {size}, {name}"):
         batch = profiling.random_images(host, size, seed) if dataset is None else _batch(dataset, size)
         batch = batch.to(device, profiling.DTYPES[name])
         rows = profiling.measure(host, methods, batch, engines=engines, budget=budget)

@@ -5,7 +5,8 @@ rows = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], batches(dataset, 32)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,36 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of
-from vitrim.data.dataset import MultiLabelDataset
+from vitrim.data import load_data
+from vitrim.data.dataset import ImageDataset, MultiLabelDataset
+from vitrim.data.decoding import to_tensor
+from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
+from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError, unknown
+from vitrim.loading import Loaded, as_trained
+from vitrim.measure.partial import Partial
 from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics, Tokens
+from vitrim.measure.reading import read
 from vitrim.measure.records import Batch, Row
-from vitrim.measure.run import run
-from vitrim.tasks import Task, make_task
+from vitrim.measure.run import Measurement, run
+from vitrim.tasks import Task, make_task, tasks
 
-__all__ = ["check_dataset", "evaluate", "num_classes", "standard_probes", "task_name", "task_of"]
+__all__ = [
+    "DTYPES",
+    "check_dataset",
+    "data_facts",
+    "evaluate",
+    "num_classes",
+    "open_task",
+    "run_batches",
+    "standard_probes",
+    "task_name",
+    "task_of",
+]
+
+DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""Names of the command line, and torch's."""
 
 
 def standard_probes(task: Task) -> list[Probe]:
@@ -84,6 +107,8 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         VitrimError: a label beyond the model's classes, or another number of classes where images have several.
     """
     count = task.num_classes
+    if task.reads is None and not isinstance(dataset, ImageDataset | MultiLabelDataset):
+        raise VitrimError(f"{dataset.source} has no labels of whole images, which the model predicts")
     option = "" if ":" in model else f", e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
     if task.reads is not None or isinstance(dataset, MultiLabelDataset):
         if dataset.num_classes != count:
@@ -99,6 +124,112 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
             f"label {largest} of {dataset.source} is beyond the model's {count} classes, 0 to {count - 1}; "
             f"use a model of these classes{option}"
         )
+
+
+def open_task(
+    loaded: Loaded,
+    data: Any,
+    *,
+    task: str | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    protocol: Mapping[str, Any] | None = None,
+) -> tuple[Task, Any]:
+    """The task of a model, and images as the model takes them; the recipe of a run says what the arguments do not.
+
+    Args:
+        loaded: the dense model (`vitrim.loading.load`).
+        data: a source, as of `vitrim.data.load_data`, or a dataset of `vitrim.data`, which is left as it is; a
+            transform that somebody has set on it is kept.
+        task: for models that are made for several.
+        split, image_column, label_column: as of `vitrim.data.load_data`; only with a source.
+        data_options: of the reader, over those that the model was trained with; only with a source.
+        protocol: values of the protocol (`vitrim.tasks.sliding.Protocol`) that replace those of the training.
+
+    Raises:
+        VitrimError: the model is not for the task; the data cannot be read, or has other classes than the model.
+
+    Example:
+        >>> from vitrim.data import ImageDataset
+        >>> from vitrim.loading import load
+        >>> from PIL import Image
+        >>> data = ImageDataset([Image.new("RGB", (40, 30))], [0])
+        >>> task, dataset = open_task(load("test_vit", model_options={"num_classes": 3}), data)
+        >>> task.name, dataset[0][0].shape
+        ('classification', torch.Size([3, 160, 160]))
+    """
+    model = loaded.model
+    rules, options = as_trained(loaded.name, protocol)
+    name = task_name(model, task)
+    columns = {"image_column": image_column, "label_column": label_column}
+    if isinstance(data, str | Path):
+        reads = None if name is None else tasks()[name].reads
+        dataset: Any = load_data(data, task=reads, split=split, **columns, **{**options, **(data_options or {})})
+    else:
+        if split is not None or any(columns.values()) or data_options:
+            raise VitrimError("split, columns and data_options say how to read a source, and a dataset is given")
+        if not isinstance(data, DATASETS):
+            raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(data).__name__}")
+        dataset = copy.copy(data)
+    found = task_of(model, dataset, name)
+    found.follow(rules)
+    found.meet(model, dataset.class_names)
+    check_dataset(dataset, found, loaded.name)
+    if dataset.transform in (to_tensor, plain):
+        own = None if found.reads is None else found.eval_transform(geometry_of(model))
+        dataset.transform = own or eval_transform(model)
+    return found, dataset
+
+
+def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) -> dict[str, Any]:
+    """What a record says of the images: where they are from, how many there are and how many are read.
+
+    Args:
+        dataset: of this package.
+        source: as on the command line.
+        limit: at most so many images are read; None: all.
+        batch_size: images per batch.
+    """
+    return {
+        "source": source,
+        "split": dataset.split,
+        "images": len(dataset) if limit is None else min(limit, len(dataset)),
+        "classes": None if dataset.class_names is None else len(dataset.class_names),
+        "batch_size": batch_size,
+    }
+
+
+def run_batches(
+    measurement: Measurement,
+    dataset: Any,
+    limit: int | None,
+    batch_size: int,
+    workers: int = 0,
+    partial: Partial | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> None:
+    """Show a measurement every batch of ``dataset`` that it has not seen before.
+
+    Args:
+        measurement: what runs.
+        dataset: of this package, with the transform of the model.
+        limit, batch_size, workers: as of `vitrim.measure.reading.read`.
+        partial: where to go on from, and to keep what is gathered.
+        on_progress: called after every batch with the number of images that this process has seen.
+    """
+    done = 0 if partial is None else partial.restore(measurement)
+    collate, processes = measurement.task.collate, measurement.processes
+    batches = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done, collate=collate)
+
+    def seen(images: int) -> None:
+        if partial is not None:
+            partial.keep(measurement)
+        if on_progress is not None:
+            on_progress(images)
+
+    measurement.follow(batches, seen)
 
 
 def evaluate(

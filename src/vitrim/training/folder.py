@@ -27,7 +27,7 @@ from vitrim.training import checkpoint
 from vitrim.training.learner import Learner
 from vitrim.training.lock import only_run
 from vitrim.training.objectives import found
-from vitrim.training.runs import RESULT, WEIGHTS_FILE
+from vitrim.weights import RESULT, WEIGHTS_FILE
 
 
 class RunFolder:

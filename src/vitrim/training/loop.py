@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
+from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
 from vitrim.files import write_text
 from vitrim.tasks import make_task
@@ -32,14 +33,14 @@ from vitrim.training import checkpoint
 from vitrim.training.checks import beyond, check_classes, check_same, number_of_images
 from vitrim.training.evaluate import evaluate
 from vitrim.training.folder import RunFolder, together
-from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, train_loader, updates_per_epoch
+from vitrim.training.images import TrainOrder, TrainTransform, train_loader, updates_per_epoch
 from vitrim.training.learner import Learner
 from vitrim.training.log import Bar, Log
 from vitrim.training.optim import updates_of
 from vitrim.training.recipe import Resolved, recipe_text
 from vitrim.training.running import Running
-from vitrim.training.runs import RECIPE
 from vitrim.training.trackers import start_trackers
+from vitrim.weights import RECIPE
 
 __all__ = ["Running", "Trainer", "recipe_text"]
 

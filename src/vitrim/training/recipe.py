@@ -10,18 +10,17 @@ value where it is from.
 from __future__ import annotations
 
 import copy
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from vitrim.errors import VitrimError, unknown
-from vitrim.tasks.options import Loss, Mix
+from vitrim.tasks.options import Loss, Mix, invalid
 from vitrim.training import study
 from vitrim.training.schema import Augment, Ramp, Recipe
 from vitrim.training.values import flat, line, merge, nested, parsed, short
@@ -114,7 +113,7 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        raise VitrimError(_one_line(name, error)) from None
+        raise invalid(name, error, Recipe) from None
     return Resolved(name, recipe, dict(origin or {}))
 
 
@@ -186,30 +185,3 @@ def _base(path: Path, base: Any) -> tuple[str, Path]:
 def _name(path: Path) -> str:
     """The name of the recipe in a YAML file."""
     return path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else path.stem
-
-
-def _one_line(name: str, error: ValidationError) -> str:
-    """Describe what is wrong with a recipe: an unknown key first, for it explains one that is missing."""
-    errors = error.errors()
-    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
-    where = short(".".join(str(part) for part in first["loc"]))
-    if first["type"] == "extra_forbidden":
-        valid = _keys(first["loc"][:-1])
-        close = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(valid)}"
-        return f"{name}: unknown key {where}; {hint}"
-    if first["type"] == "missing":
-        return f"{name}: {where} is missing"
-    message = str(first["msg"]).removeprefix("Value error, ")
-    given = "" if not where or isinstance(first["input"], Mapping) else f" (got {short(repr(first['input']))})"
-    return line(f"{name}: {where + ': ' if where else ''}{message}{given}")
-
-
-def _keys(where: Iterable[int | str]) -> list[str]:
-    """The keys of a section."""
-    section: Any = Recipe
-    for part in where:
-        field = section.model_fields.get(str(part)) if isinstance(part, str) else None
-        kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
-        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), section)
-    return list(section.model_fields)

@@ -16,11 +16,15 @@ from safetensors.torch import load_file
 from vitrim import reference
 from vitrim.errors import VitrimError
 from vitrim.files import save_file
+from vitrim.training.log import EVALUATIONS, UPDATES
 from vitrim.training.recipe import load_recipe
-from vitrim.training.runs import RECIPE, RECORDS, RESULT, WEIGHTS_FILE
 from vitrim.training.schema import Recipe
+from vitrim.weights import RECIPE, RESULT, WEIGHTS_FILE
 
 STORAGE_DTYPE = torch.bfloat16
+
+RECORDS = (RECIPE, RESULT, UPDATES, EVALUATIONS)
+"""The files a run leaves besides weights."""
 
 
 def reference_recipe(name: str) -> Recipe:

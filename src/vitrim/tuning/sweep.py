@@ -204,7 +204,7 @@ def train_sweep(
     """
     from vitrim.training.build import build_trainer
     from vitrim.training.recipe import load_recipe, recipe_text
-    from vitrim.training.runs import RECIPE, RESULT
+    from vitrim.weights import RECIPE, RESULT
 
     points = grid.points(number, seed)
     every = [load_recipe(recipe, [f"{key}={text}" for key, text in point.items()]) for point in points]
