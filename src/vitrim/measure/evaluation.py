@@ -154,8 +154,10 @@ def open_task(
     Example:
         >>> from vitrim.data import ImageDataset
         >>> from vitrim.loading import load
+        >>> from io import BytesIO
         >>> from PIL import Image
-        >>> data = ImageDataset([Image.new("RGB", (40, 30))], [0])
+        >>> Image.new("RGB", (40, 30)).save(png := BytesIO(), "png")
+        >>> data = ImageDataset([png.getvalue()], [0])
         >>> task, dataset = open_task(load("test_vit", model_options={"num_classes": 3}), data)
         >>> task.name, dataset[0][0].shape
         ('classification', torch.Size([3, 160, 160]))
