@@ -50,7 +50,7 @@ from vitrim.loading import load_reference, load_run
 from vitrim.measure import machine
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
 from vitrim.speed.bench import measure
 from vitrim.training.checkpoint import latest
@@ -122,11 +122,11 @@ def chosen_from(names: Iterable[str], only: Iterable[str] | None) -> list[str]:
 
 def settings(model: nn.Module, names: Iterable[str], images: Tensor, cut: float) -> dict[str, MethodConfig]:
     """By method, the setting that makes the cut; methods that cannot make it are left out."""
-    dense = profile(model, None, images).macs.total
+    dense = profile_of(model, None, images).macs.total
     found = {}
     for name in names:
         config = at_share(model, name, images, 1 - cut)
-        share = profile(model, config, images).macs.total / dense
+        share = profile_of(model, config, images).macs.total / dense
         if abs(share - (1 - cut)) <= REACHED:
             found[name] = config
     return found
@@ -233,13 +233,13 @@ def finetune(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, 
     configs = {name: at_share(model, name, images, FINETUNE_SHARE) for name in names}
     free = [config for config in configs.values() if config.training_free]
     before = {row.method: row for row in score(model, free, arguments.data, None, SEEDS[0], arguments.batch_size)}
-    dense = profile(model, None, images).macs.total
+    dense = profile_of(model, None, images).macs.total
     control = _finetuned("none", (), arguments)
     rows = [{"method": "dense", "before": 100 * before["dense"]["top1"], **control, "macs_saved": 0.0}]
     for name, config in configs.items():
         text = config.describe()
         top1 = 100 * before[text]["top1"] if text in before else None
-        share = profile(model, config, images).macs.total / dense
+        share = profile_of(model, config, images).macs.total / dense
         trained = _finetuned(text, FINETUNED[name], arguments)
         rows.append({"method": text, "before": top1, **trained, "macs_saved": 100 * (1 - share)})
         print(rows[-1], flush=True)

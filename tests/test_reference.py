@@ -14,7 +14,7 @@ from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.data.transforms import geometry_of
 from vitrim.loading import create_model
 from vitrim.measure.evaluation import evaluate
-from vitrim.measure.reading import read
+from vitrim.measure.records import read
 from vitrim.reference import FOLDER, reached, references
 from vitrim.tasks import make_task
 from vitrim.training.references import reference_recipe

@@ -19,7 +19,7 @@ from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure.latency import Budget, reduced_copy
-from vitrim.measure.macs import count_macs, profile
+from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
 from vitrim.speed import bench as profiling
 from vitrim.speed import engines
@@ -323,7 +323,7 @@ def test_the_model_is_left_as_it_was():
 def test_promise_is_the_ratio_of_macs():
     host, images = model(), torch.zeros(3, 3, 32, 32)
     tome = parse_method("tome:r=2")
-    dense, reduced = (profile(host, method, images).macs.total for method in ("none", tome))
+    dense, reduced = (profile_of(host, method, images).macs.total for method in ("none", tome))
     assert promised_speedup(host, reduced_copy(host, tome), images) == dense / reduced > 1.1
     assert promised_speedup(host, reduced_copy(host, "none"), images) == 1.0
 

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitrim.core.method import MethodConfig
-    from vitrim.measure.partial import Partial
     from vitrim.measure.probes import Probe
-    from vitrim.measure.processes import Processes
-    from vitrim.measure.records import Row
-    from vitrim.measure.run import Findings, Measurement
+    from vitrim.measure.records import Processes, Row
+    from vitrim.measure.run import Findings, Measurement, Partial
     from vitrim.tasks import Task
 
 Out = Annotated[Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")]
@@ -65,7 +63,7 @@ def evaluate(
 
     from vitrim.measure.contestants import contestants
     from vitrim.measure.evaluation import standard_probes
-    from vitrim.measure.processes import Processes
+    from vitrim.measure.records import Processes
     from vitrim.measure.run import Measurement
 
     device = machine.select()
@@ -98,10 +96,10 @@ def _recording(decisions: Path | None) -> list[Probe]:
     if decisions is None:
         return []
     from vitrim.files import check_folder
-    from vitrim.measure.decisions import Record as Decide
+    from vitrim.measure.decisions import DecisionsProbe
 
     check_folder(decisions)
-    return [Decide()]
+    return [DecisionsProbe()]
 
 
 def _partial(
@@ -113,7 +111,7 @@ def _partial(
             raise VitrimError("--resume goes on from what is in --out: give --out too")
         return None
     from vitrim.data.fingerprint import fingerprint
-    from vitrim.measure.partial import Partial, weights_fingerprint
+    from vitrim.measure.run import Partial, weights_fingerprint
 
     contents = {"parameters": weights_fingerprint(model), "images": fingerprint(dataset)}
     return Partial(folder, {**settings, **contents}, processes, resume=resume)

@@ -52,7 +52,7 @@ class HeldOut:
     def score(self, dense: nn.Module, results: Sequence[Result], batch_size: int, workers: int, seed: int) -> list[Row]:
         """A row for the dense model, and one for the constant and the searched setting of every result."""
         from vitrim.measure.evaluation import evaluate
-        from vitrim.measure.reading import read
+        from vitrim.measure.records import read
 
         trials = [trial for result in results for trial in (result.outcome.constant, result.outcome.searched)]
         configs = list({trial.config.describe(): trial.config for trial in trials}.values())

@@ -12,8 +12,7 @@ from vitrim.cli.setup import Data, Model
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitrim.measure.partial import Partial
-    from vitrim.measure.run import Measurement
+    from vitrim.measure.run import Measurement, Partial
     from vitrim.tasks import Task
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}

@@ -108,10 +108,10 @@ def _profiles(
     name: str, host: nn.Module, configs: Sequence[MethodConfig], batches: Iterable[Tensor]
 ) -> Iterator[Profile]:
     """The dense model, then every method."""
-    from vitrim.measure.macs import profile as profile_one
+    from vitrim.measure.macs import profile_of
 
     for config in (None, *configs):
-        yield profile_one(host, config, batches, name=name)
+        yield profile_of(host, config, batches, name=name)
 
 
 def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, limit: int, seed: int) -> list[Tensor]:

@@ -22,7 +22,7 @@ from vitrim.errors import VitrimError
 from vitrim.loading import load_reference
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
 from vitrim.methods.atm import ATM
 from vitrim.plots.merged import plot_merged
@@ -177,7 +177,7 @@ def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str,
 
 def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -> MethodConfig:
     """ATM with one threshold for all layers, chosen to use as many MACs on ``images`` as ``method``."""
-    share = profile(model, method, images).macs.total / profile(model, None, images).macs.total
+    share = profile_of(model, method, images).macs.total / profile_of(model, None, images).macs.total
 
     def setting(theta: float) -> MethodConfig:
         return ATM(alpha=round(theta, 4), beta=0.0, theta_min=0.0)

@@ -22,11 +22,9 @@ from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
 from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError, unknown
 from vitrim.loading import Loaded, as_trained
-from vitrim.measure.partial import Partial
-from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics, Tokens
-from vitrim.measure.reading import read
-from vitrim.measure.records import Batch, Row
-from vitrim.measure.run import Measurement, run
+from vitrim.measure.probes import Agreement, MacsProbe, Probe, TaskMetrics, Tokens
+from vitrim.measure.records import Batch, Row, read
+from vitrim.measure.run import Measurement, Partial, run
 from vitrim.tasks import Task, make_task, tasks
 
 __all__ = [
@@ -52,9 +50,9 @@ def standard_probes(task: Task) -> list[Probe]:
 
     Example:
         >>> [type(probe).__name__ for probe in standard_probes(make_task("classification", 10))]
-        ['TaskMetrics', 'Agreement', 'Macs', 'Tokens']
+        ['TaskMetrics', 'Agreement', 'MacsProbe', 'Tokens']
     """
-    return [TaskMetrics(task), Agreement(task), Macs(), Tokens()]
+    return [TaskMetrics(task), Agreement(task), MacsProbe(), Tokens()]
 
 
 def num_classes(model: nn.Module) -> int:
@@ -217,7 +215,7 @@ def run_batches(
     Args:
         measurement: what runs.
         dataset: of this package, with the transform of the model.
-        limit, batch_size, workers: as of `vitrim.measure.reading.read`.
+        limit, batch_size, workers: as of `vitrim.measure.records.read`.
         partial: where to go on from, and to keep what is gathered.
         on_progress: called after every batch with the number of images that this process has seen.
     """

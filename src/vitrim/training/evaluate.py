@@ -10,8 +10,7 @@ from torch.utils.data import Dataset
 
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import TaskMetrics
-from vitrim.measure.processes import Processes
-from vitrim.measure.reading import read
+from vitrim.measure.records import Processes, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks.base import Task
 
