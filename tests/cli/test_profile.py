@@ -17,7 +17,7 @@ import timm
 from PIL import Image
 
 from cli_runs import Run, runner
-from vitrim.cli import profile
+from vitrim.measure import profile
 
 
 @pytest.fixture
@@ -216,11 +216,11 @@ def test_a_folder_without_permission_is_one_line(run: Run, monkeypatch: pytest.M
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "/secret/images")
 
-    monkeypatch.setattr("vitrim.data.load_images", refuses)
+    monkeypatch.setattr("vitrim.measure.profile.load_images", refuses)
     code, _, err = run("test_vit", "-m", ATM, "--images", "/secret/images")
     assert (code, err) == (2, "error: /secret/images: Permission denied\n")
 
 
 def test_examples() -> None:
     assert doctest.testmod(profile).failed == 0
-    assert doctest.testmod(profile).attempted == 6
+    assert doctest.testmod(profile).attempted == 9

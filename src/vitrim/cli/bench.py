@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from vitrim.cli import common
-from vitrim.cli.profile import untrained_counts, untrained_notes
 from vitrim.cli.setup import Images, Machine, Model, Prompt, Record
 from vitrim.cli.speeds import print_notes, print_setting
 from vitrim.errors import VitrimError, one_line_errors
@@ -79,6 +78,7 @@ def bench(
     engines = _engines(engine, compiled)
 
     from vitrim.measure.latency import Budget
+    from vitrim.measure.profile import untrained_counts, untrained_notes
 
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
     host = prompt.around(model.load(machine.select()), images.source)
