@@ -48,10 +48,11 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import load_reference, load_run
 from vitrim.measure import machine
-from vitrim.measure.evaluation import evaluate
+from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
+from vitrim.measure.run import run
 from vitrim.speed.bench import measure
 from vitrim.training.checkpoint import latest
 from vitrim.training.loop import recipe_text
@@ -99,7 +100,8 @@ def score(
     """Rows of all ``configs``, dense first, in one pass over the test part."""
     dataset = load_images(data, split="test")
     dataset.transform = eval_transform(model)
-    return evaluate(model, configs, batches(dataset, batch_size, limit=limit), seed=seed)
+    task, read = task_of(model, dataset), batches(dataset, batch_size, limit=limit)
+    return run(model, configs, read, standard_probes(task), task=task, seed=seed)
 
 
 def candidates(only: Iterable[str] | None) -> list[str]:

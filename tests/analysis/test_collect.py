@@ -77,7 +77,7 @@ def test_logits_and_features_are_those_of_the_model(records: dict[str, Record]) 
         logits.log_softmax(1), plain.log_softmax(1), log_target=True, reduction="none"
     ).sum(1)
     assert np.allclose(record.arrays["kl"], divergence, atol=1e-5)
-    rows = {row.method: row for row in evaluate(model, METHODS, [(x, y)])}
+    rows = {row["method"]: row for row in evaluate(model, METHODS, [(x, y)]).rows}
     for name, one in records.items():
         assert one.correct().mean() == rows[name]["top1"]
         *before, end = one.tokens().mean(0).tolist()

@@ -86,7 +86,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert type(create_model(name)).__name__ == "LlavaForConditionalGeneration"
     shown = CliRunner().invoke(app, ["profile", name, "-m", "tome:r=4", "--json", str(tmp_path / "p")])
     assert shown.exit_code == 0, shown.output
-    assert "GMACs per prompt of 32 tokens of text and 1 image " in shown.output
+    assert "GMACs per prompt of 32 tokens of text and 1 image\n" in shown.output
     rows = json.loads((tmp_path / "p").read_text())["rows"]
     assert [row["prefill"]["image_tokens"] for row in rows] == [36, 24]
     options = ["-m", "tome:r=4", "-b", "1", "--text-tokens=4", "--repeats=1", "--min-seconds=0"]

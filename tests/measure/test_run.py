@@ -66,7 +66,7 @@ def gathered(measurements: list[Measurement]) -> Measurement:
 
 def test_several_labels_are_scored_as_by_sklearn():
     data = dataset(several=True)
-    dense, tome = evaluate(classifier(), ["tome:r=4"], read(data, 4), task="multilabel")
+    dense, tome = evaluate(classifier(), ["tome:r=4"], read(data, 4), task="multilabel").rows
     reduced = classifier()
     vitrim.reduce_(reduced, "tome:r=4")
     with torch.no_grad():

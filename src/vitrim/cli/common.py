@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -79,6 +80,11 @@ def check_choice(what: str, given: str, valid: Collection[str]) -> None:
 
 
 # ---- output --------------------------------------------------------------------------------------------------------
+
+
+def is_first_process() -> bool:
+    """True in the process that prints and writes; others are those that ``accelerate launch`` started beside it."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def check_json(target: str | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,25 +49,26 @@ def data_facts(dataset: Any, data: Data, batch_size: int) -> dict[str, Any]:
 def run_batches(
     measurement: Measurement, dataset: Any, limit: int | None, batch_size: int, workers: int, partial: Partial | None
 ) -> None:
-    """Run every batch that was not run before, with a progress bar of the first process on standard error."""
+    """Run every batch that was not run before, with a progress bar."""
+    from vitrim.measure import evaluation
+
+    images = len(dataset) if limit is None else min(limit, len(dataset))
+    share = -(-images // measurement.processes.count)
+    with progress_bar() as progress:
+        evaluation.run_batches(
+            measurement, dataset, limit, batch_size, workers, partial, lambda seen: progress(seen, share)
+        )
+
+
+@contextmanager
+def progress_bar(unit: str = "images") -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on the terminal of the first process, gone at the end; it is moved by what is done and the total."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from vitrim.measure import evaluation
-
-    processes = measurement.processes
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    hidden = not console.is_terminal or processes.index > 0
+    hidden = not console.is_terminal or not common.is_first_process()
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        images = len(dataset) if limit is None else min(limit, len(dataset))
-        task = progress.add_task("images", total=-(-images // processes.count))
-        evaluation.run_batches(
-            measurement,
-            dataset,
-            limit,
-            batch_size,
-            workers,
-            partial,
-            lambda seen: progress.update(task, completed=seen),
-        )
+        task = progress.add_task(unit, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

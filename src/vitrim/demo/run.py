@@ -20,10 +20,11 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.errors import VitrimError
 from vitrim.loading import load_reference
-from vitrim.measure.evaluation import evaluate
+from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
+from vitrim.measure.run import run
 from vitrim.methods.atm import ATM
 from vitrim.plots.merged import plot_merged
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
@@ -155,7 +156,8 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
 
 def evaluate_exhibit(exhibit: Exhibit, seed: int = 0) -> list[Row]:
     """Accuracy and MACs of its model, dense and under every one of its methods."""
-    return evaluate(exhibit.model, exhibit.methods, exhibit.batches, seed=seed)
+    task = task_of(exhibit.model, None)
+    return run(exhibit.model, exhibit.methods, exhibit.batches, standard_probes(task), task=task, seed=seed)
 
 
 def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ class Batch:
 class Row(Mapping[str, Any]):
     """The numbers of one model under one method, by name; units are part of the names, such as ``latency_ms``.
 
-    The first is ``method``: as on the command line, ``dense`` for the untouched model. Evaluations and speeds use the
+    One is ``method``: as on the command line, ``dense`` for the untouched model. Evaluations and speeds use the
     same rows, and a row can be written to JSON as ``dict(row)``.
 
     Example:
@@ -61,8 +61,8 @@ class Row(Mapping[str, Any]):
         ('tome:r=13', 0.71, ['method', 'top1', 'gmacs'])
     """
 
-    def __init__(self, method: str, numbers: Mapping[str, Any]) -> None:
-        self._numbers = {"method": method, **numbers}
+    def __init__(self, method: str, numbers: Mapping[str, Any], *, model: str | None = None) -> None:
+        self._numbers = {**({} if model is None else {"model": model}), "method": method, **numbers}
 
     @property
     def method(self) -> str:

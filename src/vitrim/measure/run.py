@@ -39,11 +39,11 @@ class Findings(NamedTuple):
     gauges: list[list[Gauge]]
 
     def classes(self, dataset: Any, num_classes: int) -> list[dict[str, dict[str, float | None]]]:
-        """For each row the scores of every class, by score and by the name that ``dataset`` gives the class.
+        """For each row the scores of every class, by score and by the class's name in ``dataset``, else its number.
 
         Shares in [0, 1], None for a class that does not occur; empty where the task does not tell classes apart.
         """
-        names = dataset.class_names or ()
+        names = getattr(dataset, "class_names", None) or ()
         names = [*names, *map(str, range(len(names), num_classes))][:num_classes]
         return [
             {score: found for gauge in gauges for score, found in gauge.classes(names).items()}
