@@ -45,13 +45,9 @@ Workers = Annotated[
 
 def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
     """Parse the methods written on the command line, checking every one before any work starts."""
-    from vitrim.core.registry import parse_method
+    from vitrim.core import registry
 
-    configs = [parse_method(text) for text in texts]
-    for index, config in enumerate(configs):
-        if config in configs[:index]:
-            raise VitrimError(f"method {config.describe()} is given twice")
-    return configs
+    return registry.parse_methods(texts)
 
 
 def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:

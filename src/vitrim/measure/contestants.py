@@ -21,7 +21,7 @@ from vitrim.measure.macs import count_parts
 from vitrim.measure.records import DENSE
 from vitrim.tasks.base import Task
 
-__all__ = ["Contestant", "Output", "contestants", "method_configs"]
+__all__ = ["Contestant", "Output", "contestants"]
 
 
 @dataclass(frozen=True)
@@ -155,24 +155,6 @@ class _Forward(nn.Module):
 
     def _note_tokens(self, module: nn.Module, args: object, output: Tensor) -> None:
         self.num_tokens = output.shape[1]
-
-
-def method_configs(methods: MethodConfig | str | Sequence[MethodConfig | str] | None) -> list[MethodConfig]:
-    """One method or several, as configs or texts, as a list of configs.
-
-    Raises:
-        VitrimError: a method is unknown, or given twice.
-
-    Example:
-        >>> [config.describe() for config in method_configs(["tome:r=8", "evit:keep_rate=0.7"])]
-        ['tome:r=8', 'evit:keep_rate=0.7']
-    """
-    given = [methods] if isinstance(methods, MethodConfig | str) else methods or ()
-    configs = [parse_method(method) if isinstance(method, str) else method for method in given]
-    twice = next((config for place, config in enumerate(configs) if config in configs[:place]), None)
-    if twice is not None:
-        raise VitrimError(f"method {twice.describe()} is given twice")
-    return configs
 
 
 def contestants(

@@ -15,7 +15,7 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
-from vitrim.core.registry import ask, host_of
+from vitrim.core.registry import ask, host_of, parse_methods
 from vitrim.data import DataError, load_data
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.decoding import to_tensor
@@ -25,7 +25,7 @@ from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError, one_line_errors, unknown
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, as_trained, load
-from vitrim.measure.contestants import contestants, method_configs
+from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.probes import Agreement, MacsProbe, Probe, TaskMetrics, Tokens
@@ -317,7 +317,7 @@ def evaluate(
         >>> [(row["method"], row["tokens_per_block"][0]) for row in evaluate(model, "tome:r=8", batches).rows]
         [('dense', 101), ('tome:r=8', 93)]
     """
-    configs = method_configs(methods)
+    configs = parse_methods(methods)
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     precision: torch.dtype | None = getattr(torch, DTYPES[dtype]) if isinstance(dtype, str) else dtype

@@ -63,7 +63,7 @@ class Gauge(ABC):
 
     @property
     def counts_macs(self) -> bool:
-        """Tell whether the next forward should count multiply-accumulates too."""
+        """True if the next forward should count multiply-accumulates too."""
         return False
 
     @abstractmethod
@@ -176,7 +176,7 @@ class _OfTask(Gauge):
 
 
 def are_logits(prediction: Any) -> bool:
-    """Tell whether a prediction is one row of logits (B, K) per image, and not a map or a list of objects."""
+    """True if a prediction is one row of logits (B, K) per image, and not a map or a list of objects."""
     return isinstance(prediction, Tensor) and prediction.ndim == 2
 
 
@@ -275,7 +275,7 @@ class Lists(Metric):
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing was recorded."""
+        """True if nothing was recorded."""
         return not self.batches(self.names[0])
 
     def batches(self, name: str) -> list[Tensor]:

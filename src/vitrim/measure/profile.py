@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, has_trunk, host_of, reads_prompts
+from vitrim.core.registry import ask, has_trunk, host_of, parse_methods, reads_prompts
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
 from vitrim.errors import VitrimError, one_line_errors, unknown
 from vitrim.loading import Loaded, load
-from vitrim.measure.contestants import method_configs
 from vitrim.measure.latency import reduced_copy
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.macs import CONVENTIONS, DENSE, Profile, profile_of
@@ -87,7 +86,7 @@ def profile(
         >>> print(report.tables[0].cells()[1][1][-1], "% of the multiply-accumulates saved")
         28.0 % of the multiply-accumulates saved
     """
-    configs = [config for config in method_configs(methods) if config.describe() != DENSE]
+    configs = [config for config in parse_methods(methods) if config.describe() != DENSE]
     given = [models] if isinstance(models, str | nn.Module) else list(models)
     if not given:
         raise VitrimError("there is nothing to count: name at least one model")
