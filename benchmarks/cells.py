@@ -40,7 +40,7 @@ from vitrim.measure.latency import (
     summarise,
     time_interleaved,
 )
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.speed.bench import promised_speedup
 from vitrim.speed.engines import Call, Engine, compilation
 
@@ -216,7 +216,7 @@ class Cell:
 
     def _promised(self, config: MethodConfig, model: nn.Module) -> Row:
         """What MACs say of a method."""
-        macs = profile(self.model, config, self.images if config.is_adaptive() else self.images[:1]).macs
+        macs = profile_of(self.model, config, self.images if config.is_adaptive() else self.images[:1]).macs
         row: Row = {"setting": config.describe(), "adaptive": config.is_adaptive(), "macs": macs.total}
         row["promised_speedup"] = promised_speedup(self.model, model, self.images)
         return {**row, "matching_macs": macs.matching / macs.total}

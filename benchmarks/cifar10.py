@@ -48,10 +48,11 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import load_reference, load_run
 from vitrim.measure import machine
-from vitrim.measure.evaluation import evaluate
+from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
+from vitrim.measure.run import run
 from vitrim.speed.bench import measure
 from vitrim.training.checkpoint import latest
 from vitrim.training.recipe import Resolved, load_recipe, recipe_text
@@ -98,7 +99,8 @@ def score(
     """Rows of all ``configs``, dense first, in one pass over the test part."""
     dataset = load_images(data, split="test")
     dataset.transform = eval_transform(model)
-    return evaluate(model, configs, batches(dataset, batch_size, limit=limit), seed=seed)
+    task, read = task_of(model, dataset), batches(dataset, batch_size, limit=limit)
+    return run(model, configs, read, standard_probes(task), task=task, seed=seed)
 
 
 def candidates(only: Iterable[str] | None) -> list[str]:
@@ -121,11 +123,11 @@ def chosen_from(names: Iterable[str], only: Iterable[str] | None) -> list[str]:
 
 def settings(model: nn.Module, names: Iterable[str], images: Tensor, cut: float) -> dict[str, MethodConfig]:
     """By method, the setting that makes the cut; methods that cannot make it are left out."""
-    dense = profile(model, None, images).macs.total
+    dense = profile_of(model, None, images).macs.total
     found = {}
     for name in names:
         config = at_share(model, name, images, 1 - cut)
-        share = profile(model, config, images).macs.total / dense
+        share = profile_of(model, config, images).macs.total / dense
         if abs(share - (1 - cut)) <= REACHED:
             found[name] = config
     return found
@@ -232,13 +234,13 @@ def finetune(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, 
     configs = {name: at_share(model, name, images, FINETUNE_SHARE) for name in names}
     free = [config for config in configs.values() if config.training_free]
     before = {row.method: row for row in score(model, free, arguments.data, None, SEEDS[0], arguments.batch_size)}
-    dense = profile(model, None, images).macs.total
+    dense = profile_of(model, None, images).macs.total
     control = _finetuned("none", (), arguments)
     rows = [{"method": "dense", "before": 100 * before["dense"]["top1"], **control, "macs_saved": 0.0}]
     for name, config in configs.items():
         text = config.describe()
         top1 = 100 * before[text]["top1"] if text in before else None
-        share = profile(model, config, images).macs.total / dense
+        share = profile_of(model, config, images).macs.total / dense
         trained = _finetuned(text, FINETUNED[name], arguments)
         rows.append({"method": text, "before": top1, **trained, "macs_saved": 100 * (1 - share)})
         print(rows[-1], flush=True)

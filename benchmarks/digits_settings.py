@@ -20,8 +20,9 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method
 from vitrim.demo.digits import load_digits_vit, load_split
 from vitrim.errors import ReductionWarning
-from vitrim.measure.evaluation import evaluate
+from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.records import Row
+from vitrim.measure.run import run
 
 CUTS = (0.3, 0.5)
 NEAR = 0.02
@@ -46,7 +47,9 @@ def settings() -> dict[str, list[MethodConfig]]:
 def score(configs: Sequence[MethodConfig], images: Tensor, labels: Tensor) -> list[Row]:
     """Rows of all settings on (B, 1, 8, 8) scans, dense first."""
     batches = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
-    return evaluate(load_digits_vit(), configs, batches)
+    model = load_digits_vit()
+    task = task_of(model, None)
+    return run(model, configs, batches, standard_probes(task), task=task)
 
 
 def saved(row: Row, dense: Row) -> float:

@@ -49,7 +49,7 @@ from vitrim.measure import machine
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.measure.probes import Gauge, Values, divergence
 from vitrim.measure.records import DENSE, Batch, Row
 from vitrim.measure.run import run
@@ -227,11 +227,11 @@ def _strength(
 ) -> float:
     """The strength at which random pruning on this schedule makes the cut: MACs follow from the counts."""
     low, high = 0.0, 1.0
-    dense = profile(model, None, images).macs.total
+    dense = profile_of(model, None, images).macs.total
     for _ in range(12):
         middle = (low + high) / 2
         found = _following(model, "random", counts(patches, blocks, middle))
-        share = profile(model, found[0], images).macs.total / dense if found else 0.0
+        share = profile_of(model, found[0], images).macs.total / dense if found else 0.0
         low, high = (middle, high) if share > 1 - cut else (low, middle)
     return low
 
@@ -251,7 +251,7 @@ def _following(model: nn.Module, method: str, counts: Sequence[int]) -> list[Met
         return []
     try:
         config = make_method(method, **given)
-        left = profile(model, config, torch.zeros(1, *facts.input_size)).tokens_per_block
+        left = profile_of(model, config, torch.zeros(1, *facts.input_size)).tokens_per_block
     except VitrimError as error:
         print(f"{method} cannot follow it: {error}", flush=True)
         return []

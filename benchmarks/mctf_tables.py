@@ -28,7 +28,7 @@ from torch import nn
 import vitrim
 import vitrim.models
 from vitrim.core.registry import host_of
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 
 TABLES = Path(__file__).parents[1] / "tests" / "golden" / "tables"
 
@@ -57,7 +57,7 @@ def gmacs(model: nn.Module, method: vitrim.MCTF | None) -> float:
     """MACs of the whole model in 10^9."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vitrim.ReductionWarning)  # the last blocks cannot fuse r = 17 and more
-        counted: int = profile(model, method, torch.zeros(1, 3, 224, 224, device="meta")).macs.total
+        counted: int = profile_of(model, method, torch.zeros(1, 3, 224, 224, device="meta")).macs.total
     return counted / 1e9
 
 

@@ -32,12 +32,12 @@ from script import from_shell
 from vitrim.cli import common
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
-from vitrim.errors import ReductionWarning
+from vitrim.errors import ReductionWarning, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile
-from vitrim.speed.bench import measure, one_line_errors, random_images
+from vitrim.measure.macs import profile_of
+from vitrim.speed.bench import measure, random_images
 from vitrim.tuning import match_macs
 
 Row = dict[str, Any]
@@ -61,8 +61,8 @@ def at_share(model: nn.Module, method: str, images: Tensor, share: float) -> Met
     def setting(strength: float) -> MethodConfig:
         return make_method(method, **{**tunable.fixed, tunable.option: values(strength)})
 
-    dense = profile(model, None, images).macs.total
-    ends = [profile(model, setting(strength), images).macs.total / dense for strength in (0.0, 1.0)]
+    dense = profile_of(model, None, images).macs.total
+    ends = [profile_of(model, setting(strength), images).macs.total / dense for strength in (0.0, 1.0)]
     within = min(max(share, min(ends)), max(ends))  # a method that cannot reach the share is measured at its nearest
     return match_macs(model, images, setting, within, low=0.0, high=1.0, max_steps=12)
 
@@ -119,7 +119,7 @@ def run(
 
 
 def _facts(model: nn.Module, config: MethodConfig | None, images: Tensor, row: Row) -> Row:
-    tokens = profile(model, config, images).tokens_per_block
+    tokens = profile_of(model, config, images).tokens_per_block
     target = None if config is None else target_of(config)
     return {
         "macs_share": 1.0 / row["promised_speedup"],

@@ -11,12 +11,12 @@ from safetensors import safe_open
 from torch import nn
 
 from vitrim.data import batches, eval_transform, load_data, load_images
+from vitrim.data.transforms import geometry_of
 from vitrim.loading import create_model
 from vitrim.measure.evaluation import evaluate
-from vitrim.measure.reading import read
+from vitrim.measure.records import read
 from vitrim.reference import FOLDER, reached, references
 from vitrim.tasks import make_task
-from vitrim.training.images import geometry_of
 from vitrim.training.recipe import load_recipe
 
 REAL_IMAGES = Path(__file__).parents[2] / "shared" / "data"
@@ -50,7 +50,7 @@ def test_accuracy_on_real_images_is_that_of_the_record(name: str) -> None:
 def of_photographs(model: nn.Module, name: str) -> None:
     dataset = load_images(REAL_IMAGES / "cifar10-test.parquet")
     dataset.transform = eval_transform(model)
-    (dense,) = evaluate(model, [], batches(dataset, 100, limit=1000))
+    (dense,) = evaluate(model, [], batches(dataset, 100, limit=1000)).rows
     assert abs(100 * dense["top1"] - reached(name)["last"]["top1"]) < 4  # 1,000 of 10,000 images: 1.3 % standard error
 
 
@@ -61,7 +61,7 @@ def of_streets(model: nn.Module, name: str) -> None:
     source = REAL_IMAGES / "camvid-test.parquet"
     dataset = load_data(source, task="segmentation", **recipe.data_options)
     dataset.transform = task.eval_transform(geometry_of(model))
-    (dense,) = evaluate(model, [], read(dataset, 1, limit=12, collate=task.collate), task=task)
+    (dense,) = evaluate(model, [], read(dataset, 1, limit=12, collate=task.collate), task=task).rows
     # 12 of 233 images, whose accuracies spread by 6 points
     assert abs(100 * dense["aAcc"] - reached(name)["test"]["aAcc"]) < 6
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,8 @@ from vitrim.errors import MissingPackageError, VitrimError, first_line, unknown
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from vitrim.tasks.sliding import Protocol
 
 Options = dict[str, Any]
 Creator = Callable[[str, bool, Options], "nn.Module"]
@@ -341,31 +343,74 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     for name in (WEIGHTS_FILE, RECIPE, RESULT):
         if not (folder / name).is_file():
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")
-    name, trained = _model_of(folder / RECIPE)
-    given = {key: value for key, value in trained.items() if not key.endswith("_rate")}
-    model: Any = create_model(name, options={**given, **options}, device=torch.get_default_device())
+    recipe = _recipe(folder)
+    given = {key: value for key, value in recipe["model_options"].items() if not key.endswith("_rate")}
+    model: Any = create_model(recipe["model"], options={**given, **options}, device=torch.get_default_device())
     load = load_checkpoint if "num_classes" in options else load_host  # as asked, or not at all
     load(model, folder / WEIGHTS_FILE)
     model.class_names = class_names(folder)
     return model  # type: ignore[no-any-return]
 
 
-def _model_of(recipe: Path) -> tuple[str, Options]:
-    """The name and the options of the model in the recipe that a run has left.
+def _recipe(run: Path) -> Options:
+    """The values of the recipe that a run has left.
 
     Raises:
         VitrimError: it cannot be read, or is not the recipe of a run.
     """
+    from vitrim.weights import RECIPE
+
+    file = run / RECIPE
     try:
-        values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:  # also a date that does not exist
-        raise VitrimError(f"cannot read {recipe}: {' '.join(str(error).split())}") from None
+        raise VitrimError(f"cannot read {file}: {' '.join(str(error).split())}") from None
     found = values if isinstance(values, dict) else {}
-    name, options = found.get("model"), found.get("model_options")
-    options = {} if options is None else options
-    if not isinstance(name, str) or not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
-        raise VitrimError(f"{recipe} is not the recipe of a run: it must name a model, and its model_options by name")
-    return name, options
+    if found.get("model_options") is None:
+        found["model_options"] = {}
+    options = found["model_options"]
+    named = isinstance(options, dict) and all(isinstance(key, str) for key in options)
+    if not isinstance(found.get("model"), str) or not named:
+        raise VitrimError(f"{file} is not the recipe of a run: it must name a model, and its model_options by name")
+    return found
+
+
+def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Protocol, Options]:
+    """The protocol and the options of the data that a model was trained with, the plain ones if no recipe is known.
+
+    Args:
+        model: as on the command line; ``run:FOLDER`` and ``vitrim:NAME`` have recipes.
+        changes: values of the protocol that replace the recipe's.
+
+    Raises:
+        VitrimError: changes that are not valid, or a recipe that cannot be read.
+
+    Example:
+        >>> protocol, options = as_trained("vitrim:camvid_vit", {"flip": True})
+        >>> protocol.size, protocol.flip, options["ignore"]
+        (320, True, 11)
+    """
+    from pydantic import ValidationError
+
+    from vitrim.reference import folder
+    from vitrim.tasks.options import invalid
+    from vitrim.tasks.sliding import Protocol
+    from vitrim.weights import RECIPE
+
+    library, _, name = model.partition(":")
+    recipe: Options = {}
+    if library in ("run", "vitrim"):
+        recipe = _recipe(Path(name).expanduser() if library == "run" else folder(name))
+    protocol, options = recipe.get("protocol", {}), recipe.get("data_options") or {}
+    if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
+        raise VitrimError(f"{RECIPE} of {model}: its data_options are options by name")
+    source = RECIPE
+    try:
+        made = Protocol.model_validate(protocol)
+        source = "--protocol"
+        return Protocol.model_validate({**made.model_dump(), **(changes or {})}), options
+    except ValidationError as error:
+        raise invalid(source, error, Protocol, inside=("protocol",)) from None
 
 
 def has_weights(folder: Path) -> bool:

@@ -13,7 +13,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,9 @@ class Report:
         """What a terminal shows, from top to bottom."""
         for table in self.tables:
             if table.shown != ():
-                yield table.rich()
+                if table.title:  # a line of its own: above the table it would be folded to its width
+                    yield table.title
+                yield replace(table, title="").rich()
         for note in self.notes:
             yield f"note: {note}"
 

@@ -26,10 +26,9 @@ from vitrim.analysis.record import Record
 from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import contestants
-from vitrim.measure.decisions import Record as Decide
+from vitrim.measure.decisions import DecisionsProbe
 from vitrim.measure.evaluation import evaluate
-from vitrim.measure.processes import Processes
-from vitrim.measure.reading import read
+from vitrim.measure.records import Processes, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task
 
@@ -78,7 +77,7 @@ def test_logits_and_features_are_those_of_the_model(records: dict[str, Record]) 
         logits.log_softmax(1), plain.log_softmax(1), log_target=True, reduction="none"
     ).sum(1)
     assert np.allclose(record.arrays["kl"], divergence, atol=1e-5)
-    rows = {row.method: row for row in evaluate(model, METHODS, [(x, y)])}
+    rows = {row["method"]: row for row in evaluate(model, METHODS, [(x, y)]).rows}
     for name, one in records.items():
         assert one.correct().mean() == rows[name]["top1"]
         *before, end = one.tokens().mean(0).tolist()
@@ -112,7 +111,7 @@ def test_class_tokens_are_those_after_the_blocks(records: dict[str, Record]) -> 
 @pytest.mark.parametrize("method", METHODS)
 def test_labels_are_the_decisions(records: dict[str, Record], method: str) -> None:
     task = make_task("classification", 12)
-    measurement = Measurement(contestants(classifier(), [method], task), [Decide()], task)
+    measurement = Measurement(contestants(classifier(), [method], task), [DecisionsProbe()], task)
     for batch in read(dataset(), 3):
         measurement.update(batch)
     expected = measurement.findings().gauges[1][0].decisions()

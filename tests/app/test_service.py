@@ -26,7 +26,7 @@ from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 
 PIXELS = torch.zeros(1, 3, 32, 32)
 FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
@@ -66,7 +66,7 @@ def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) 
     result = service.run(ship, Choice(MODEL, "tome", 9))
     model = create_model(MODEL)
     image = eval_transform(model)(draw("ship"))
-    known = profile(model, "tome:r=9", image[None])
+    known = profile_of(model, "tome:r=9", image[None])
     assert result.reduced.gmacs == pytest.approx(known.macs.total / 1e9, rel=1e-6)
     assert tuple(result.reduced.tokens) == known.tokens_per_block
     vitrim.reduce_(model, "tome:r=9")

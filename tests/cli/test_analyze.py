@@ -19,8 +19,7 @@ from vitrim.analysis.patterns import iou
 from vitrim.analysis.record import Record
 from vitrim.cli import analyze
 from vitrim.errors import VitrimError
-from vitrim.measure.arrays import read_arrays
-from vitrim.measure.decisions import file_name
+from vitrim.measure.decisions import file_name, read_arrays
 from vitrim.measure.run import Measurement
 
 METHODS = ("topk:keep_rate=0.5", "random:keep_rate=0.5", "tome:r=2", "kmedoids:keep_rate=0.5", "patchmerger")

@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from vitrim.cli import app, speeds
 from vitrim.cli.speeds import advice, verdicts
 from vitrim.core.registry import parse_method
-from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.errors import MissingPackageError, VitrimError, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure.latency import Budget, reduced_copy
-from vitrim.measure.macs import count_macs, profile
+from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
 from vitrim.speed import bench as profiling
 from vitrim.speed import engines
-from vitrim.speed.bench import measure, one_line_errors, promised_speedup, random_images
+from vitrim.speed.bench import measure, promised_speedup, random_images
 from vitrim.speed.engines import compilation
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
@@ -323,7 +323,7 @@ def test_the_model_is_left_as_it_was():
 def test_promise_is_the_ratio_of_macs():
     host, images = model(), torch.zeros(3, 3, 32, 32)
     tome = parse_method("tome:r=2")
-    dense, reduced = (profile(host, method, images).macs.total for method in ("none", tome))
+    dense, reduced = (profile_of(host, method, images).macs.total for method in ("none", tome))
     assert promised_speedup(host, reduced_copy(host, tome), images) == dense / reduced > 1.1
     assert promised_speedup(host, reduced_copy(host, "none"), images) == 1.0
 

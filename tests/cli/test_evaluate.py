@@ -18,10 +18,12 @@ from sklearn.metrics import average_precision_score
 
 from cli_runs import exit_code
 from vitrim.data import batches, eval_transform, load_data, load_images
+from vitrim.errors import VitrimError
 from vitrim.measure.decisions import Decisions
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement
+from vitrim.report import Report
 
 MODEL = "test_vit"
 SMALL = ["--model-option", "img_size=64"]  # 17 tokens
@@ -96,8 +98,8 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     model = timm.create_model(MODEL, img_size=64, num_classes=6).eval()
     dataset = load_images(folder)
     dataset.transform = eval_transform(model)
-    rows = evaluate(model, methods, batches(dataset, 5), seed=3)
-    assert record["rows"] == [{"model": MODEL, **row} for row in rows]
+    rows = evaluate(model, methods, batches(dataset, 5), seed=3).rows
+    assert record["rows"] == rows
     for row in record["rows"]:
         assert set(row) == {
             *("model", "method", "images", "top1", "top5", "agreement", "cosine"),
@@ -456,3 +458,86 @@ def test_classes_without_a_name_in_common_are_numbers_and_a_note_says_so(folder,
     assert run(monkeypatch, f"run:{model}", "--data", folder, "--json", tmp_path / "out.json") == 0
     assert read(tmp_path / "out.json")["rows"][0]["top1"] == pytest.approx(2 / 12)  # class 1 is bee
     assert "the classes of data and model have different names" in capsys.readouterr().out
+
+
+# ---- the same from Python
+
+
+def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tmp_path, monkeypatch, capsys):
+    options = {"img_size": 64, "num_classes": 6}
+    methods = ["tome:r=[4,2]", "random:keep_rate=0.5"]
+    arguments = [MODEL, "--data", folder, "--batch-size", 5, "--seed", 3, "--json", tmp_path / "out.json"]
+    arguments += [f"--model-option={key}={value}" for key, value in options.items()]
+    arguments += [word for method in methods for word in ("-m", method)]
+    assert run(monkeypatch, *arguments, "--decisions", tmp_path / "a", "--out", tmp_path / "kept") == 0
+    seen: list[tuple[int, int | None]] = []
+    before = torch.get_rng_state()
+    report = evaluate(
+        MODEL,
+        methods,
+        str(folder),
+        model_options=options,
+        batch_size=5,
+        seed=3,
+        decisions=tmp_path / "b",
+        on_progress=lambda images, of: seen.append((images, of)),
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert json.loads(json.dumps(report.record)) == read(tmp_path / "out.json")
+    assert capsys.readouterr().out.startswith(str(report))
+    assert [file.read_bytes() for file in report.files] == [
+        (tmp_path / "a" / file.name).read_bytes() for file in report.files
+    ]
+    assert len(report.files) == len(methods)
+    assert seen == [(5, 12), (10, 12), (12, 12)]
+    # what the command had gathered is what the function goes on from
+    again = evaluate(
+        MODEL, methods, folder, model_options=options, batch_size=5, seed=3, out=tmp_path / "kept", resume=True
+    )
+    assert again.rows == report.rows
+
+
+def test_a_model_and_a_dataset_that_are_there_give_the_same_and_stay_as_they_were(folder):
+    torch.manual_seed(0)
+    model = timm.create_model(MODEL, img_size=64, num_classes=6).train()
+    weights, dataset = {name: value.clone() for name, value in model.state_dict().items()}, load_images(folder)
+    transform, mine = dataset.transform, load_images(folder)
+    report = evaluate(model, "tome:r=4", dataset, limit=4)
+    named = evaluate(MODEL, "tome:r=4", folder, model_options={"img_size": 64, "num_classes": 6}, limit=4)
+    assert report.rows == named.rows
+    assert (report.facts["weights"], report.facts["data"]) == ("given", named.facts["data"])
+    assert model.training
+    assert type(model) is timm.models.VisionTransformer
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert dataset.transform is transform
+    mine.transform = eval_transform(model)  # one that somebody has set is kept
+    assert evaluate(model, None, mine, limit=4).rows == named.rows[:1]
+
+
+def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
+    broken = folder / "dog" / "1.png"  # image 7: in the third batch of three
+    broken.write_bytes(broken.read_bytes()[:60])
+    kept: list[Report] = []
+    with pytest.raises(VitrimError, match="cannot read image 7"):
+        evaluate(MODEL, "none", folder, model_options={"img_size": 64}, batch_size=3, on_stop=kept.append)
+    (report,) = kept
+    assert report.facts["complete"] is False
+    assert [row["images"] for row in report.rows] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "fp31"}, "unknown dtype 'fp31'"),
+        ({"pretrained": True}, "say how to create a model: give its name"),
+        ({"resume": True}, "--resume goes on from what is in --out"),
+        ({"split": "test"}, "split, columns and data_options say how to read a source, and a dataset is given"),
+        ({"task": "classification"}, "predicts labels of whole images: leave task classification out"),
+    ],
+)
+def test_arguments_that_say_nothing_are_refused(folder, options, message):
+    model = timm.create_model(MODEL, img_size=64, num_classes=6)
+    with pytest.raises(VitrimError, match=message):
+        evaluate(model, "none", load_images(folder), **options)
+    with pytest.raises(VitrimError, match="limit is for a source of images or a dataset, and batches are given"):
+        evaluate(model, "none", [], limit=3)

@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 from PIL import Image
 
+import vitrim
 from cli_runs import Run, runner
-from vitrim.cli import profile
+from vitrim.data import load_images
+from vitrim.errors import VitrimError
+from vitrim.measure import profile
 
 
 @pytest.fixture
@@ -216,11 +220,65 @@ def test_a_folder_without_permission_is_one_line(run: Run, monkeypatch: pytest.M
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "/secret/images")
 
-    monkeypatch.setattr("vitrim.data.load_images", refuses)
+    monkeypatch.setattr("vitrim.measure.profile.load_images", refuses)
     code, _, err = run("test_vit", "-m", ATM, "--images", "/secret/images")
     assert (code, err) == (2, "error: /secret/images: Permission denied\n")
 
 
 def test_examples() -> None:
     assert doctest.testmod(profile).failed == 0
-    assert doctest.testmod(profile).attempted == 6
+    assert doctest.testmod(profile).attempted == 9
+
+
+# ---- the same from Python
+
+
+def test_the_function_gives_the_record_and_the_table_of_the_command(
+    run: Run, record: Callable[..., dict[str, Any]], folder: Path
+) -> None:
+    arguments = ("test_vit", "-m", ATM, "-m", "ia_red2", "--images", str(folder), "--model-option", "img_size=96")
+    before = torch.get_rng_state()
+    report = profile.profile("test_vit", [ATM, "ia_red2"], images=folder, model_options={"img_size": 96})
+    assert torch.equal(torch.get_rng_state(), before)
+    assert json.loads(json.dumps(report.record)) == record(*arguments)
+    assert run(*arguments)[1] == f"{report}\n"
+
+
+def test_models_that_are_there_are_counted_as_by_name_and_stay_as_they_were() -> None:
+    torch.manual_seed(0)
+    models = [timm.create_model(name, img_size=96).train() for name in ("test_vit", "test_vit2")]
+    weights = [value.clone() for model in models for value in model.state_dict().values()]
+    methods = ["tome:r=5", vitrim.parse_method("topk:keep_rate=0.5")]
+    found = profile.profile(models, methods)
+    named = profile.profile(["test_vit", "test_vit2"], methods, model_options={"img_size": 96})
+    assert found.rows == named.rows
+    assert (found.facts["weights"], named.facts["weights"]) == ("given", "random")
+    assert (found.facts["environment"]["device"], named.facts["environment"]["device"]) == ("cpu", "meta")
+    left = [value for model in models for value in model.state_dict().values()]
+    assert all(torch.equal(value, other) for value, other in zip(left, weights, strict=True))
+    assert [(model.training, type(model)) for model in models] == [(True, timm.models.VisionTransformer)] * 2
+
+
+def test_a_dataset_keeps_its_transform(folder: Path) -> None:
+    data = load_images(folder)
+    transform = data.transform
+    options = {"model_options": {"img_size": 96}, "limit": 2}
+    assert profile.profile("test_vit", ATM, images=data, **options).record == (
+        profile.profile("test_vit", ATM, images=str(folder), **options).record
+    )
+    assert data.transform is transform
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "message"),
+    [
+        ([], {}, "name at least one model"),
+        ("test_vit", {"convention": "some"}, "unknown convention 'some'"),
+        ("test_vit", {"methods": ["tome:r=2", "tome:r=2"]}, "method tome:r=2 is given twice"),
+        ("test_vit", {"split": "val"}, "say how to read a source of images, and none is given"),
+        (timm.create_model("test_vit"), {"pretrained": True}, "say how to create a model: give its name"),
+    ],
+)
+def test_arguments_that_say_nothing_are_refused(models: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        profile.profile(models, **options)

@@ -19,9 +19,9 @@ from vitrim.core.host import Host
 from vitrim.core.library import Library
 from vitrim.core.plan import Role
 from vitrim.core.registry import ask, host_of
+from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task
-from vitrim.training.images import geometry_of
 from vitrim.training.optim import make_optimizer, parameter_groups
 
 CLASSIFIERS = [name for name in tiny.PLAIN if tiny.is_classifier(name)]

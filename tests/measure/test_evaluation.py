@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import doctest
 import itertools
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,15 +15,15 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
-import vitrim.measure.evaluation
 from full_matrix import cells
 from tiny import GEOMETRY, HOSTS, images
 from vitrim.core.block import ReducedBlock
 from vitrim.core.registry import ask
 from vitrim.data import DataError
 from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.measure import evaluation
 from vitrim.measure.contestants import contestants
-from vitrim.measure.evaluation import evaluate, standard_probes
+from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.macs import count_macs
 from vitrim.measure.records import Batch, Row
 from vitrim.measure.run import Measurement
@@ -48,6 +50,11 @@ def data(num_classes: int = 12, sizes: tuple[int, ...] = (5, 3)) -> list[tuple[T
         (images(size, seed=10 + index), torch.randint(num_classes, (size,), generator=generator))
         for index, size in enumerate(sizes)
     ]
+
+
+def evaluate(model: nn.Module, methods: Any, batches: Any, **options: Any) -> Sequence[Row]:
+    """The rows of the report."""
+    return cast(Sequence[Row], evaluation.evaluate(model, methods, batches, **options).rows)
 
 
 def reduced(model: nn.Module, method: str) -> tuple[nn.Module, vitrim.Reduction]:
@@ -178,7 +185,7 @@ def test_every_host_form(host):
     batches = data(num_classes=5)
     if ask(model).tasks(model):  # evaluated in `hosts/transformers/test_hf_dense_tasks.py`
         with pytest.raises(VitrimError, match=r"unknown task of .*'classification'"):
-            evaluate(model, ["none"], batches)
+            evaluate(model, ["none"], batches, task="classification")
         return
     if not ask(model).classifiers(model):
         with pytest.raises(VitrimError, match="has no classifier"):
@@ -354,16 +361,16 @@ def test_models_and_methods_that_do_not_fit():
 
 
 def test_an_error_while_reading_passes_through_after_the_progress_so_far():
-    seen: list[int] = []
+    seen: list[tuple[int, int | None]] = []
 
     def broken():
         yield from data()
         raise DataError("cannot read image 8")
 
     with pytest.raises(DataError, match="cannot read image 8"):
-        evaluate(classifier(), ["tome:r=4"], broken(), on_progress=seen.append)
-    assert seen == [5, 8]
+        evaluate(classifier(), ["tome:r=4"], broken(), on_progress=lambda images, of: seen.append((images, of)))
+    assert seen == [(5, None), (8, None)]
 
 
 def test_examples():
-    assert doctest.testmod(vitrim.measure.evaluation).failed == 0
+    assert doctest.testmod(evaluation).failed == 0

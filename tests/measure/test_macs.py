@@ -26,7 +26,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method, reduces
 from vitrim.measure import macs
-from vitrim.measure.macs import CONVENTIONS, PARTS, Macs, Profile, count_macs, profile
+from vitrim.measure.macs import CONVENTIONS, PARTS, Macs, Profile, count_macs, profile_of
 
 IMAGE = torch.empty(1, 3, 224, 224, device="meta")
 
@@ -48,7 +48,7 @@ def table(name: str) -> list[dict[str, str]]:
 
 
 def counted(method: Any, host: str = "vit", images: Tensor | None = None) -> Profile:
-    return profile(tiny.HOSTS[host](), method, tiny.images() if images is None else images)
+    return profile_of(tiny.HOSTS[host](), method, tiny.images() if images is None else images)
 
 
 # ---- published figures --------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def counted(method: Any, host: str = "vit", images: Tensor | None = None) -> Pro
 
 @pytest.mark.parametrize(("size", "total"), [("tiny", "1.26"), ("small", "4.61"), ("base", "17.58")])
 def test_deit_with_attention_and_norms(size: str, total: str) -> None:
-    found = profile(on_meta(f"deit_{size}_patch16_224"), "none", IMAGE)
+    found = profile_of(on_meta(f"deit_{size}_patch16_224"), "none", IMAGE)
     assert f"{found.macs.total / 1e9:.2f}" == total
     assert found.tokens_per_block == (197,) * 12
     assert found.macs.matching == 0
@@ -86,7 +86,7 @@ def test_vittm_tome_rows(row: dict[str, str]) -> None:
     size, r = row["model"].removeprefix("ViT-").split("/16 r=")
     printed = "3.43" if (size, r) == ("S", "8") else row["gflops"]  # 3.41 is a misprint: it is off the rule of the rest
     name = {"S": "vit_small_patch16_224", "B": "vit_base_patch16_224"}[size]
-    found = profile(on_meta(name), f"tome:r={r}", IMAGE)
+    found = profile_of(on_meta(name), f"tome:r={r}", IMAGE)
     assert f"{found.macs.total / 1e9:.2f}" == printed
     assert found.tokens_per_block[0] == 197 - int(r)
 
@@ -97,7 +97,7 @@ def test_there_are_fourteen_tome_rows() -> None:
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_base_rows_of_mctf_and_atm(size: str) -> None:
-    found = profile(on_meta(f"deit_{size}_patch16_224"), "none", IMAGE).macs
+    found = profile_of(on_meta(f"deit_{size}_patch16_224"), "none", IMAGE).macs
     model = f"DeiT-{size[0].upper()}"
     with_norm = next(row["gflops"] for row in table("mctf_table_c_d") if (row["model"], row["r"]) == (model, "base"))
     without = next(row["gflops"] for row in table("atm_tables_a2_a5") if row["model"] == model and not row["alpha"])
@@ -138,7 +138,7 @@ def test_dense_closed_form() -> None:
 
 
 def test_tome_closed_form() -> None:
-    found = profile(small_vit(), "tome:r=3", torch.randn(2, 3, 8, 8))
+    found = profile_of(small_vit(), "tome:r=3", torch.randn(2, 3, 8, 8))
     expected = closed_form([17, 14], [14, 11], 11)
     similarities = sum(ceil(patches / 2) * (patches // 2) * D // HEADS for patches in (16, 13))
     assert parts(found.macs) == {**expected, "matching": similarities}
@@ -147,10 +147,10 @@ def test_tome_closed_form() -> None:
 
 def test_class_row_is_matching_and_class_only_last_block_saves_its_rows() -> None:
     # Top-K at block 1 scores by the class token's attention row: 17 products of d in every head
-    found = profile(small_vit(), make_method("topk", keep_rate=0.5, blocks=(1,)), torch.randn(2, 3, 8, 8)).macs
+    found = profile_of(small_vit(), make_method("topk", keep_rate=0.5, blocks=(1,)), torch.randn(2, 3, 8, 8)).macs
     assert found.matching == 17 * D
     # one query, so that q (D x D), the output projection and the MLP are for one token; k and v for all
-    found = profile(small_vit(), "none:last_block=class_token", torch.randn(1, 3, 8, 8)).macs
+    found = profile_of(small_vit(), "none:last_block=class_token", torch.randn(1, 3, 8, 8)).macs
     saved = 16 * (2 * D * D + 2 * D * HIDDEN)
     assert count_macs(small_vit(), torch.zeros(1, 3, 8, 8)).linear - found.linear == saved
 
@@ -238,7 +238,7 @@ class LearnedReducer(Reducer[Learned]):
 def test_learned_layers_of_a_method_are_linear_and_its_comparisons_matching() -> None:
     model = small_vit()
     images = torch.randn(2, 3, 8, 8)
-    dense, found = profile(model, None, images), profile(model, Learned(), images)
+    dense, found = profile_of(model, None, images), profile_of(model, Learned(), images)
     blocks = 2
     assert found.params - dense.params == blocks * (2 * D + 2 * D + 2)
     assert found.macs.linear - dense.macs.linear == blocks * (17 * D * 2 + 17 * D)
@@ -250,7 +250,7 @@ def test_learned_layers_of_a_method_are_linear_and_its_comparisons_matching() ->
 @pytest.mark.parametrize("host", cells(tiny.HOSTS, tiny.PLAIN))
 def test_none_is_the_model_itself(host: str) -> None:
     model, images = tiny.HOSTS[host](), tiny.images(1)
-    found, dense = profile(model, "none", images).macs, count_macs(model, images)
+    found, dense = profile_of(model, "none", images).macs, count_macs(model, images)
     if hasattr(tiny.blocks(model)[0], "in_norm"):  # it norms for attention and again, what is left, for the MLP
         assert dense.norm < found.norm < 2 * dense.norm
         found = replace(found, norm=dense.norm)
@@ -264,12 +264,12 @@ def test_none_is_the_model_itself(host: str) -> None:
 def test_fused_and_unfused_attention_count_the_same(method: str | None) -> None:
     model, images = tiny.HOSTS["vit"](), tiny.images()
     assert all(block.attn.fused_attn for block in model.blocks)
-    fused = profile(model, method, images)
+    fused = profile_of(model, method, images)
     with sdpa_kernel(SDPBackend.MATH):
-        assert profile(model, method, images) == fused
+        assert profile_of(model, method, images) == fused
     for block in model.blocks:
         block.attn.fused_attn = False
-    assert profile(model, method, images) == fused
+    assert profile_of(model, method, images) == fused
     assert fused.macs.attention > 0
 
 
@@ -280,8 +280,8 @@ def test_fused_and_unfused_attention_count_the_same(method: str | None) -> None:
 def test_meta_and_cpu_count_the_same(host: str, config: MethodConfig) -> None:
     model = tiny.HOSTS[host]()
     config = tiny.fits(config, model)
-    found = profile(model, config, tiny.images())
-    assert profile(model.to("meta"), config, tiny.images().to("meta")) == found
+    found = profile_of(model, config, tiny.images())
+    assert profile_of(model.to("meta"), config, tiny.images().to("meta")) == found
     assert found.macs.linear > 0
 
 
@@ -343,8 +343,8 @@ def test_static_methods_run_one_image_and_adaptive_ones_all() -> None:
     seen: list[int] = []
     model = tiny.HOSTS["vit"]()
     model.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
-    profile(model, "tome:r=4", [tiny.images(3), tiny.images(2)])
-    profile(model, make_method("atm", **ADAPTIVE), [tiny.images(3), tiny.images(2)])
+    profile_of(model, "tome:r=4", [tiny.images(3), tiny.images(2)])
+    profile_of(model, make_method("atm", **ADAPTIVE), [tiny.images(3), tiny.images(2)])
     assert seen == [1, 3, 2]
 
 
@@ -362,7 +362,7 @@ def test_the_model_is_as_it_was() -> None:
     with torch.no_grad():
         before = model.blocks.eval()(model.patch_embed(images))
         model.blocks.train()
-        profile(model, "evit", images)
+        profile_of(model, "evit", images)
         after = model.blocks.eval()(model.patch_embed(images))
         model.blocks.train()
     assert torch.equal(before, after)
@@ -376,7 +376,7 @@ def test_the_model_is_as_it_was() -> None:
 def test_the_model_is_as_it_was_after_an_error() -> None:
     model = tiny.HOSTS["vit"]().train()
     with pytest.raises(AssertionError, match="doesn't match model"):
-        profile(model, "tome:r=4", torch.zeros(1, 3, 20, 20))
+        profile_of(model, "tome:r=4", torch.zeros(1, 3, 20, 20))
     assert model.training
     assert {type(block).__name__ for block in model.blocks} == {"Block"}
     assert torch.backends.mha.get_fastpath_enabled()
@@ -435,25 +435,25 @@ def test_a_forward_without_products_is_refused() -> None:
 def test_bad_input_is_one_line(method: str, images: Any, message: str) -> None:
     model = tiny.HOSTS["vit"]()
     with pytest.raises(vitrim.VitrimError, match=message) as error:
-        profile(model, method, images)
+        profile_of(model, method, images)
     assert "\n" not in str(error.value)
     assert {type(block).__name__ for block in model.blocks} == {"Block"}
 
 
 def test_a_reduced_model_is_refused_by_profile_and_counted_by_count_macs() -> None:
     model = tiny.HOSTS["vit"]()
-    expected = profile(model, "tome:r=4", tiny.images()).macs
+    expected = profile_of(model, "tome:r=4", tiny.images()).macs
     vitrim.reduce_(model, "tome:r=4")
     assert count_macs(model, tiny.images()) == expected
     with pytest.raises(vitrim.VitrimError, match="reduced already"):
-        profile(model, "tome:r=4", tiny.images())
+        profile_of(model, "tome:r=4", tiny.images())
 
 
 def test_names() -> None:
     model = tiny.HOSTS["vit"]()
-    assert profile(model, "none", tiny.images()).model == "VisionTransformer"
-    assert profile(model, "none", tiny.images(), name="mine").model == "mine"
-    assert profile(on_meta("deit_tiny_patch16_224"), None, IMAGE).model == "deit_tiny_patch16_224"
+    assert profile_of(model, "none", tiny.images()).model == "VisionTransformer"
+    assert profile_of(model, "none", tiny.images(), name="mine").model == "mine"
+    assert profile_of(on_meta("deit_tiny_patch16_224"), None, IMAGE).model == "deit_tiny_patch16_224"
 
 
 def test_examples() -> None:

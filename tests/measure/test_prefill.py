@@ -20,7 +20,7 @@ from vitrim.core.registry import parse_method, vision_language
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.speed.bench import measure, random_images
 
@@ -42,7 +42,7 @@ def test_macs_of_a_prompt_are_those_that_torch_counts(name: str) -> None:
     prefill = Prefill(model, text=TEXT, images=2)
     images = random_images(prefill, 1)
     assert prefill.places == VLMS[name].tokens
-    dense, few = profile(prefill, None, images), profile(prefill, "tome:r=1", images)
+    dense, few = profile_of(prefill, None, images), profile_of(prefill, "tome:r=1", images)
     for row in (dense, few):
         assert row.prefill is not None
         assert list(row.prefill.shares) == ["tower", "connector", "language model"]
@@ -72,7 +72,7 @@ def test_rows_of_bench_are_those_of_the_engine() -> None:
     assert images.shape == (3, 2, 3, 24, 24)
     dense, row = measure(model, methods, images, budget=QUICK)
     assert (dense["image_tokens"], row["image_tokens"]) == (72, 48)
-    promised = profile(model, None, images).macs.total / profile(model, "tome:r=4", images).macs.total
+    promised = profile_of(model, None, images).macs.total / profile_of(model, "tome:r=4", images).macs.total
     assert row["promised_speedup"] == pytest.approx(promised)
     assert row["images_per_second"] == pytest.approx(6e3 / row["latency_ms"]["p50"])
     with pytest.raises(VitrimError, match=r"^engine compile runs models of images, not prompts"):
@@ -86,7 +86,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert type(create_model(name)).__name__ == "LlavaForConditionalGeneration"
     shown = CliRunner().invoke(app, ["profile", name, "-m", "tome:r=4", "--json", str(tmp_path / "p")])
     assert shown.exit_code == 0, shown.output
-    assert "GMACs per prompt of 32 tokens of text and 1 image " in shown.output
+    assert "GMACs per prompt of 32 tokens of text and 1 image\n" in shown.output
     rows = json.loads((tmp_path / "p").read_text())["rows"]
     assert [row["prefill"]["image_tokens"] for row in rows] == [36, 24]
     options = ["-m", "tome:r=4", "-b", "1", "--text-tokens=4", "--repeats=1", "--min-seconds=0"]

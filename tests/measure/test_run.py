@@ -20,17 +20,14 @@ from torchmetrics import Metric
 import vitrim
 from vitrim.data import DataError
 from vitrim.errors import VitrimError
-from vitrim.measure import partial as partial_file
+from vitrim.measure import run as run_file
 from vitrim.measure.contestants import contestants
-from vitrim.measure.decisions import Decisions, Record, file_name, save_decisions
-from vitrim.measure.drawing import drawing
+from vitrim.measure.decisions import Decisions, DecisionsProbe, file_name, save_decisions
 from vitrim.measure.evaluation import evaluate, standard_probes
-from vitrim.measure.partial import Partial
+from vitrim.measure.machine import drawing
 from vitrim.measure.probes import Gauge, joined
-from vitrim.measure.processes import Processes
-from vitrim.measure.reading import read
-from vitrim.measure.records import Batch, Row, as_batches
-from vitrim.measure.run import Measurement, run
+from vitrim.measure.records import Batch, Processes, Row, as_batches, read
+from vitrim.measure.run import Measurement, Partial, run
 from vitrim.tasks import Task, make_task
 
 METHODS = ["tome:r=4", "random:keep_rate=0.5", ATM]
@@ -47,7 +44,7 @@ def dataset(count: int = 11, several: bool = False) -> TensorDataset:
 def started(several: bool = False, processes: Processes | None = None) -> Measurement:
     task = make_task("multilabel" if several else "classification", 12)
     models = contestants(classifier(), METHODS, task)
-    return Measurement(models, [*standard_probes(task), Record()], task, processes=processes, seed=3)
+    return Measurement(models, [*standard_probes(task), DecisionsProbe()], task, processes=processes, seed=3)
 
 
 def gathered(measurements: list[Measurement]) -> Measurement:
@@ -69,7 +66,7 @@ def gathered(measurements: list[Measurement]) -> Measurement:
 
 def test_several_labels_are_scored_as_by_sklearn():
     data = dataset(several=True)
-    dense, tome = evaluate(classifier(), ["tome:r=4"], read(data, 4), task="multilabel")
+    dense, tome = evaluate(classifier(), ["tome:r=4"], read(data, 4), task="multilabel").rows
     reduced = classifier()
     vitrim.reduce_(reduced, "tome:r=4")
     with torch.no_grad():
@@ -254,8 +251,8 @@ def test_what_is_gathered_is_kept_now_and_then(tmp_path: Path, monkeypatch: pyte
     partial, measurement = Partial(tmp_path / "part", SETTINGS, Processes()), started()
     measurement.update(next(read(dataset(), 3)))
     for seconds, kept in ((-1.0, False), (1.0, True)):
-        later = partial.written + partial_file.SECONDS_BETWEEN + seconds
-        monkeypatch.setattr(partial_file.time, "monotonic", lambda later=later: later)
+        later = partial.written + run_file.SECONDS_BETWEEN + seconds
+        monkeypatch.setattr(run_file.time, "monotonic", lambda later=later: later)
         partial.keep(measurement)
         assert (tmp_path / "part" / "part-0.safetensors").is_file() is kept
 
@@ -359,7 +356,7 @@ def test_a_row_is_a_mapping_that_json_takes():
 
 def recorded(method: str) -> Decisions:
     task: Task = make_task("classification", 12)
-    measurement = Measurement(contestants(classifier(), [method], task), [Record()], task)
+    measurement = Measurement(contestants(classifier(), [method], task), [DecisionsProbe()], task)
     for batch in read(dataset(), 4):
         measurement.update(batch)
     dense, (gauge,) = measurement.findings().gauges

@@ -22,7 +22,7 @@ import vitrim
 from vitrim.core.attention import Attention, KnownMap
 from vitrim.core.matching import match
 from vitrim.core.plan import Layer
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.methods.mctf import Fuse, fuse_map
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import losses as losses_of
@@ -397,16 +397,16 @@ def test_tables_c_and_d(name: str, models: dict[str, VisionTransformer]) -> None
     for r in (1, 16, 20):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", vitrim.ReductionWarning)  # r = 20 asks for more than there is at the end
-            found = profile(models[name], vitrim.MCTF(r=r, attention_map="shared"), IMAGE).macs.total
+            found = profile_of(models[name], vitrim.MCTF(r=r, attention_map="shared"), IMAGE).macs.total
         assert f"{found / 1e9:.2f}" == printed[str(r)]
         assert abs(found / published(r, dim) - 1.0) < 2e-4
-    assert profile(models[name], None, IMAGE).macs.total == published(0, dim)
+    assert profile_of(models[name], None, IMAGE).macs.total == published(0, dim)
 
 
 def test_mctf_fast_rows(models: dict[str, VisionTransformer]) -> None:
     for name, gflops in (("DeiT-T", "0.75"), ("DeiT-S", "2.76")):
         config = vitrim.MCTF(r=0.35, blocks=(3, 6, 9), attention_map="shared")
-        assert f"{profile(models[name], config, IMAGE).macs.total / 1e9:.2f}" == gflops
+        assert f"{profile_of(models[name], config, IMAGE).macs.total / 1e9:.2f}" == gflops
 
 
 @pytest.mark.parametrize(("attention_map", "passes"), [("recomputed", 3), ("kept", 2)])
@@ -415,8 +415,8 @@ def test_what_the_map_costs(models: dict[str, VisionTransformer], attention_map:
     over q k^T: 2 or 3 N^2 D per block in place of the published N^2 D + M^2 D. All the rest is the same."""
     config = vitrim.MCTF(r=16)
     model = models["DeiT-S"]
-    shared = profile(model, config.model_copy(update={"attention_map": "shared"}), IMAGE).macs
-    found = profile(model, config.model_copy(update={"attention_map": attention_map}), IMAGE).macs
+    shared = profile_of(model, config.model_copy(update={"attention_map": "shared"}), IMAGE).macs
+    found = profile_of(model, config.model_copy(update={"attention_map": attention_map}), IMAGE).macs
     counts = [196, *config.counts(196, 12)]
     extra = sum((passes - 1) * (n + 1) ** 2 - (m + 1) ** 2 for n, m in pairwise(counts) if m < n) * 384
     assert found.total - shared.total == extra

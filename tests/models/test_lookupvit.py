@@ -15,7 +15,7 @@ import golden_models
 from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.models import lookupvit
 from vitrim.models.lookupvit import LookupBase, LookupLayer, LookupViT, SharedLookupViT, checkpoint_filter_fn
 from vitrim.models.lookupvit_parts import SharedGather
@@ -75,7 +75,7 @@ D, LAYERS, PATCHES = 768, 12, 196
 
 def counted(name: str) -> Any:
     with torch.device("meta"):
-        return profile(timm.create_model(name), None, IMAGE)
+        return profile_of(timm.create_model(name), None, IMAGE)
 
 
 @pytest.mark.parametrize("side", SIDES)

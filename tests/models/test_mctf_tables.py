@@ -14,7 +14,7 @@ import golden_models as golden
 import vitrim
 import vitrim.models
 from vitrim.core.registry import host_of
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "T2T-ViT_t-14": ("t2t_vit_t_14", {}),
@@ -48,5 +48,5 @@ def test_table_e(name: str) -> None:
         method = vitrim.MCTF(r=int(r), attention_map="shared")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", vitrim.ReductionWarning)  # the last blocks cannot fuse 20
-            counted = profile(model, method, images).macs.total + class_token(model, method)
+            counted = profile_of(model, method, images).macs.total + class_token(model, method)
         assert f"{counted / 1e9:.2f}" == printed()[name, r]

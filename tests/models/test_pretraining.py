@@ -25,7 +25,7 @@ def test_the_recipe_trains_what_the_loss_reads() -> None:
 
 
 def test_images_are_those_of_the_encoder() -> None:
-    from vitrim.training.images import geometry_of
+    from vitrim.data.transforms import geometry_of
 
     model = timm.create_model("vittm_base_28_28_mae", embed_dim=48, num_heads=2, depth=1)
     assert geometry_of(model) == geometry_of(model.encoder)

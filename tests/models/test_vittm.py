@@ -20,7 +20,7 @@ from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.core.registry import ask
 from vitrim.data import eval_transform
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import count_macs, profile
+from vitrim.measure.macs import count_macs, profile_of
 from vitrim.models import streams, vittm, vittm_mae
 from vitrim.models.segmenter import LinearDecoder, Segmenter
 from vitrim.models.streams import objective
@@ -177,7 +177,7 @@ def closed_form(model: ViTTM) -> int:
 def test_table_8(name: str) -> None:
     row, published_params, unused = ROWS[name]
     model = on_meta(name)
-    found = profile(model, None, IMAGE)
+    found = profile_of(model, None, IMAGE)
     assert (found.params + found.unused_params, found.unused_params) == (published_params, unused)
     assert f"{published_params / 1e6:.0f}" == table_8()[row]["params_m"]
     assert f"{found.macs.under('no-attention') / 1e9:.2f}" == table_8()[row]["gflops"]
@@ -200,7 +200,7 @@ CROSS_VIT = {
 def test_table_8_crossvit(name: str) -> None:
     """At 240 px, attention counted. It is not a host of vitrim, and can be profiled all the same."""
     row = table_8()[CROSS_VIT[name]]
-    found = profile(on_meta(name), None, torch.empty(1, 3, 240, 240, device="meta"))
+    found = profile_of(on_meta(name), None, torch.empty(1, 3, 240, 240, device="meta"))
     assert f"{found.macs.total / 1e9:.2f}" == row["gflops"]
     assert f"{found.params / 1e6:.0f}" == row["params_m"]
     assert found.tokens_per_block == ()

@@ -10,6 +10,7 @@ from torchvision import tv_tensors
 
 import dense_models
 from dense_files import mask, photo
+from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import contestants
 from vitrim.models.dense import detector
@@ -17,7 +18,6 @@ from vitrim.plots.compared import check_drawable, draw_comparison, scene
 from vitrim.plots.dense import draw_mask, palette
 from vitrim.tasks import make_task
 from vitrim.tasks.sliding import Protocol
-from vitrim.training.images import geometry_of
 
 METHODS = ["tome:r=4", "topk:keep_rate=0.6,restore=last_block", "topk:keep_rate=0.6"]
 NAMES = ["a", "b", "c", "d", "e"]

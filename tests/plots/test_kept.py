@@ -8,7 +8,7 @@ import dense_models
 import vitrim
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import contestants
-from vitrim.measure.decisions import Record
+from vitrim.measure.decisions import DecisionsProbe
 from vitrim.measure.records import as_batches
 from vitrim.measure.run import Measurement
 from vitrim.plots.kept import PRUNED_LIGHT, PRUNED_TINT, draw_kept, groups_of, sources_of
@@ -63,7 +63,7 @@ def test_recorded_decisions_give_the_same_patches() -> None:
     task = make_task("segmentation", dense_models.CLASSES)
     models = contestants(model, ["topk:keep_rate=0.6"], task)
     images, targets = torch.rand(2, 3, 24, 24), torch.zeros(2, 24, 24, dtype=torch.int64)
-    measurement = Measurement(models, [Record()], task)
+    measurement = Measurement(models, [DecisionsProbe()], task)
     measurement.update(next(as_batches([(images, targets)])))
     (gauge,) = measurement.findings().gauges[1]
     decisions = gauge.decisions()

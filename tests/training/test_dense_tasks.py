@@ -22,11 +22,11 @@ from tiny_dense import BACKBONE, NAMES, RECIPES, SIDE, STILL, data, recipe, trai
 from vitrim.core.saving import REDUCERS_FILE
 from vitrim.data import Boxes, SegmentationDataset
 from vitrim.data.dense import IGNORED
+from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.tasks import make_task
 from vitrim.training.build import make_accelerator
-from vitrim.training.images import geometry_of
 from vitrim.training.learner import Learner
 from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipe_text, resolve

@@ -17,15 +17,14 @@ from timm.data.distributed_sampler import RepeatAugSampler
 
 import golden_files
 from vitrim.data import eval_transform
+from vitrim.data.transforms import Geometry, geometry_of
 from vitrim.errors import VitrimError
 from vitrim.training.images import (
     Cutout,
-    Geometry,
     Seeded,
     TrainOrder,
     TrainTransform,
     epoch_order,
-    geometry_of,
     seed_all,
 )
 from vitrim.training.recipe import Augment

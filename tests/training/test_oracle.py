@@ -26,8 +26,9 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from tiny_training import recipe, trainer
 from vitrim.data import eval_transform
+from vitrim.data.transforms import Geometry, geometry_of
 from vitrim.training import checkpoint
-from vitrim.training.images import Geometry, Place, Seeded, TrainTransform, geometry_of
+from vitrim.training.images import Place, Seeded, TrainTransform
 from vitrim.training.recipe import Augment
 
 MEAN, STD = (0.2, 0.4, 0.6), (0.9, 0.7, 0.3)

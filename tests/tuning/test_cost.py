@@ -14,7 +14,7 @@ from full_matrix import cells
 from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.tuning.cost import Fit, LatencyCost, MacsCost, quiet, samples
 from vitrim.tuning.space import Space
 
@@ -35,9 +35,9 @@ def test_macs_are_those_of_the_engine_and_the_quick_ones_are_near(model: VisionT
     space = Space.of(model, name)
     with quiet():
         cost = MacsCost(model, space)
-        dense = profile(model, None, IMAGES).macs.total
+        dense = profile_of(model, None, IMAGES).macs.total
         for config in [space.constant(0.2), *samples(space, 3, seed=9)]:
-            share = profile(model, config, IMAGES).macs.total / dense
+            share = profile_of(model, config, IMAGES).macs.total / dense
             assert cost.share(config) == share
             assert cost.estimate(config) == pytest.approx(share, rel=0.01)
 
@@ -47,8 +47,8 @@ def test_a_method_that_adapts_is_counted_on_the_images(model: VisionTransformer)
     space = Space.of(model, "algm")
     cost = MacsCost(model, space, [images])
     config = make_method("algm", threshold=0.2)
-    dense = profile(model, None, images).macs.total
-    assert cost.share(config) == profile(model, config, [images]).macs.total / dense
+    dense = profile_of(model, None, images).macs.total
+    assert cost.share(config) == profile_of(model, config, [images]).macs.total / dense
     with pytest.raises(VitrimError, match="algm adapts to the content of the images"):
         MacsCost(model, space)
     with pytest.raises(VitrimError, match="tune it for macs"):

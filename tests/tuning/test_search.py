@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 import vitrim
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import profile
-from vitrim.measure.processes import Processes
+from vitrim.measure.macs import profile_of
+from vitrim.measure.records import Processes
 from vitrim.tasks import make_task
 from vitrim.tuning import Result, Target, search
 from vitrim.tuning.cost import LatencyCost
@@ -65,9 +65,9 @@ def found(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) ->
 def check_target(model: VisionTransformer, result: Result) -> None:
     """Every trial meets the target, by the engine's count on the first images of the search."""
     few = [batch.images for batch in images().batches("search", 0, 8)]
-    dense = profile(model, None, few).macs.total
+    dense = profile_of(model, None, few).macs.total
     for trial in result.outcome.trials:
-        assert trial.share == profile(model, trial.config, few).macs.total / dense
+        assert trial.share == profile_of(model, trial.config, few).macs.total / dense
         assert trial.share <= 0.705
     assert result.best in (result.outcome.constant, result.outcome.searched)
     assert result.verdict.startswith("searched:" if result.outcome.better else "constant:")

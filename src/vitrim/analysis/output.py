@@ -12,14 +12,13 @@ from vitrim.analysis.record import Record
 from vitrim.analysis.tables import Outcome
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
-from vitrim.measure.arrays import write_arrays
-from vitrim.measure.decisions import file_name
+from vitrim.measure.decisions import file_name, write_arrays
 
 __all__ = ["SUMMARY", "check_output", "read_report", "write_records", "write_tables"]
 
 SUMMARY = "analysis.json"
 ARRAYS_FORMAT = 1
-"""Of the arrays of a family, see `vitrim.measure.arrays.read_arrays`."""
+"""Of the arrays of a family, see `vitrim.measure.decisions.read_arrays`."""
 
 
 def check_output(folder: Path) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.measure.arrays import LARGEST, narrowed, read_arrays, widened, write_arrays
-from vitrim.measure.decisions import Decisions
+from vitrim.measure.decisions import LARGEST, Decisions, narrowed, read_arrays, widened, write_arrays
 
 __all__ = ["FORMAT", "LARGEST", "Record", "check_comparable", "titled"]
 

@@ -18,8 +18,7 @@ from vitrim.core.registry import host_of
 from vitrim.data import spread
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.probes import Gauge, Probe
-from vitrim.measure.reading import read
-from vitrim.measure.records import Batch, Row
+from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks import Task
 

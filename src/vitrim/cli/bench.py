@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from vitrim.cli import common
-from vitrim.cli.profile import untrained_counts, untrained_notes
 from vitrim.cli.setup import Images, Machine, Model, Prompt, Record
 from vitrim.cli.speeds import print_notes, print_setting
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, one_line_errors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,6 +78,7 @@ def bench(
     engines = _engines(engine, compiled)
 
     from vitrim.measure.latency import Budget
+    from vitrim.measure.profile import untrained_counts, untrained_notes
 
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
     host = prompt.around(model.load(machine.select()), images.source)
@@ -131,7 +131,7 @@ def _measure(
     size, name = setting["batch_size"], setting["dtype"]
     host.to(profiling.DTYPES[name])
     device = next(host.parameters()).device
-    with profiling.one_line_errors(f"batch {size}, {name}"):
+    with one_line_errors(f"batch {size}, {name}"):
         batch = profiling.random_images(host, size, seed) if dataset is None else _batch(dataset, size)
         batch = batch.to(device, profiling.DTYPES[name])
         rows = profiling.measure(host, methods, batch, engines=engines, budget=budget)

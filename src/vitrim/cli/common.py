@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -44,13 +45,9 @@ Workers = Annotated[
 
 def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
     """Parse the methods written on the command line, checking every one before any work starts."""
-    from vitrim.core.registry import parse_method
+    from vitrim.core import registry
 
-    configs = [parse_method(text) for text in texts]
-    for index, config in enumerate(configs):
-        if config in configs[:index]:
-            raise VitrimError(f"method {config.describe()} is given twice")
-    return configs
+    return registry.parse_methods(texts)
 
 
 def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:
@@ -79,6 +76,11 @@ def check_choice(what: str, given: str, valid: Collection[str]) -> None:
 
 
 # ---- output --------------------------------------------------------------------------------------------------------
+
+
+def is_first_process() -> bool:
+    """True in the process that prints and writes; others are those that ``accelerate launch`` started beside it."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def check_json(target: str | None) -> None:

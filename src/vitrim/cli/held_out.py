@@ -51,14 +51,15 @@ class HeldOut:
 
     def score(self, dense: nn.Module, results: Sequence[Result], batch_size: int, workers: int, seed: int) -> list[Row]:
         """A row for the dense model, and one for the constant and the searched setting of every result."""
-        from vitrim.measure.evaluation import evaluate
-        from vitrim.measure.reading import read
+        from vitrim.measure.evaluation import standard_probes
+        from vitrim.measure.records import read
+        from vitrim.measure.run import run
 
         trials = [trial for result in results for trial in (result.outcome.constant, result.outcome.searched)]
         configs = list({trial.config.describe(): trial.config for trial in trials}.values())
         size = self.task.eval_batch(batch_size)
         batches = read(self.dataset, size, workers=workers, collate=self.task.collate)
-        return evaluate(dense, configs, batches, task=self.task, seed=seed)
+        return run(dense, configs, batches, standard_probes(self.task), task=self.task, seed=seed)
 
     def show(self, rows: Sequence[Row], results: Sequence[Result], out: Path, record: Record) -> None:
         """Print the rows, say which are returned, and write them to ``out``."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitrim.data import ImageDataset
+    from vitrim.report import Report
 
 CLASSIFIERS = (
     "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
@@ -296,6 +297,13 @@ class Record(Setup):
     def console(self) -> Console:
         """The console for tables."""
         return common.console(self.json)
+
+    def show(self, report: Report) -> None:
+        """Print the tables and notes of a command's report, and write its record, if one is wanted."""
+        from vitrim.report import show
+
+        show(self.console(), report)
+        common.write_json(self.json, report.record)
 
     def write(self, command: str, **entries: Any) -> None:
         """Write the results of ``command``, if a record is wanted."""

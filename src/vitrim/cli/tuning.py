@@ -215,7 +215,7 @@ def train_grid(recipe: str, texts: Sequence[str], data: Data, effort: Effort, ma
 def _start(model: Model, effort: Effort, machine: Machine) -> tuple[nn.Module, Any]:
     """The dense model on its device, and this process and its like."""
     from vitrim.files import check_folder
-    from vitrim.measure.processes import Processes
+    from vitrim.measure.records import Processes
 
     check_folder(effort.out)
     device = machine.select()

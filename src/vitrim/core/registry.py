@@ -13,7 +13,7 @@ import importlib.util
 import json
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -510,6 +510,24 @@ def parse_method(text: str) -> MethodConfig:
             raise VitrimError(f"'{key.strip()}' is given twice in '{text}'")
         options[key.strip()] = read_value(value.strip(), key.strip())
     return make_method(name.strip(), **options)
+
+
+def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | None) -> list[MethodConfig]:
+    """One method or several, as configs or texts, as a list of configs.
+
+    Raises:
+        VitrimError: a method is unknown, or given twice.
+
+    Example:
+        >>> [config.describe() for config in parse_methods(["tome:r=8", "evit:keep_rate=0.7"])]
+        ['tome:r=8', 'evit:keep_rate=0.7']
+    """
+    given = [methods] if isinstance(methods, MethodConfig | str) else methods or ()
+    configs = [method if isinstance(method, MethodConfig) else parse_method(method) for method in given]
+    twice = next((config for place, config in enumerate(configs) if config in configs[:place]), None)
+    if twice is not None:
+        raise VitrimError(f"method {twice.describe()} is given twice")
+    return configs
 
 
 def _from_file(path: Path) -> MethodConfig:

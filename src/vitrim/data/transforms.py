@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
 from vitrim.core.registry import ask
@@ -65,6 +67,41 @@ def eval_transform(model: nn.Module) -> Transform:
         crop_mode=told.crop_mode,
     )
     return _Converted("L" if told.channels == 1 else "RGB", made)
+
+
+class Geometry(NamedTuple):
+    """Format of the images a model takes: height and width in pixels, and the normalisation of their channels."""
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def channels(self) -> int:
+        """1 for grey images, 3 for colour."""
+        return len(self.mean)
+
+
+def geometry_of(model: nn.Module) -> Geometry:
+    """The images ``model`` takes, normalised in training as `eval_transform` does in evaluation.
+
+    Size, mean and standard deviation are those its host says, the last two ImageNet's where nothing does.
+
+    Raises:
+        VitrimError: the model does not say what size its images have, or what it says cannot be read.
+
+    Example:
+        >>> import timm
+        >>> geometry_of(timm.create_model("test_vit", img_size=32)).size
+        (32, 32)
+    """
+    told = ask(model).preprocessing(model)
+    if told.size is None:
+        raise VitrimError(f"{type(model).__name__} does not say what size its images have")
+    mean, std = told.mean or IMAGENET_DEFAULT_MEAN, told.std or IMAGENET_DEFAULT_STD
+    if told.channels == 1:
+        mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
+    return Geometry(told.size, mean, std)
 
 
 class _Converted:

@@ -20,10 +20,11 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.errors import VitrimError
 from vitrim.loading import load_reference
-from vitrim.measure.evaluation import evaluate
+from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
+from vitrim.measure.run import run
 from vitrim.methods.atm import ATM
 from vitrim.plots.merged import plot_merged
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
@@ -155,7 +156,8 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
 
 def evaluate_exhibit(exhibit: Exhibit, seed: int = 0) -> list[Row]:
     """Accuracy and MACs of its model, dense and under every one of its methods."""
-    return evaluate(exhibit.model, exhibit.methods, exhibit.batches, seed=seed)
+    task = task_of(exhibit.model, None)
+    return run(exhibit.model, exhibit.methods, exhibit.batches, standard_probes(task), task=task, seed=seed)
 
 
 def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str, Any]]:
@@ -177,7 +179,7 @@ def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str,
 
 def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -> MethodConfig:
     """ATM with one threshold for all layers, chosen to use as many MACs on ``images`` as ``method``."""
-    share = profile(model, method, images).macs.total / profile(model, None, images).macs.total
+    share = profile_of(model, method, images).macs.total / profile_of(model, None, images).macs.total
 
     def setting(theta: float) -> MethodConfig:
         return ATM(alpha=round(theta, 4), beta=0.0, theta_min=0.0)

@@ -16,8 +16,8 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import HANDLE, Reduction, reduce_, saved_method
 from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.errors import VitrimError
-from vitrim.measure.counter import count_parts
 from vitrim.measure.latency import shared_copy
+from vitrim.measure.macs import count_parts
 from vitrim.measure.records import DENSE
 from vitrim.tasks.base import Task
 

@@ -1,27 +1,55 @@
-"""Accuracy of reduced models next to the dense one, for any number of methods in one pass over the data.
+"""Accuracy of reduced models next to the dense one, in one pass over the data: ``vitrim eval``.
 
-rows = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], batches(dataset, 32))
+report = evaluate("vit_small_patch16_224", ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT", pretrained=True)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, host_of
-from vitrim.data.dataset import MultiLabelDataset
-from vitrim.errors import VitrimError, unknown
-from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics, Tokens
-from vitrim.measure.records import Batch, Row
-from vitrim.measure.run import run
-from vitrim.tasks import Task, make_task
+from vitrim.core.reduce import saved_method
+from vitrim.core.registry import ask, host_of, parse_methods
+from vitrim.data import DataError, load_data
+from vitrim.data.dataset import ImageDataset, MultiLabelDataset
+from vitrim.data.decoding import to_tensor
+from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
+from vitrim.data.fingerprint import fingerprint
+from vitrim.data.transforms import eval_transform, geometry_of
+from vitrim.errors import VitrimError, one_line_errors, unknown
+from vitrim.files import check_folder
+from vitrim.loading import Loaded, as_trained, load
+from vitrim.measure.contestants import contestants
+from vitrim.measure.decisions import DecisionsProbe, save_decisions
+from vitrim.measure.machine import drawing, environment, select_device, set_threads
+from vitrim.measure.probes import Agreement, MacsProbe, Probe, TaskMetrics, Tokens
+from vitrim.measure.records import Processes, Row, read
+from vitrim.measure.run import Findings, Measurement, Partial, weights_fingerprint
+from vitrim.report import Report, Table
+from vitrim.tasks import Task, make_task, tasks
 
-__all__ = ["check_dataset", "evaluate", "num_classes", "standard_probes", "task_name", "task_of"]
+__all__ = [
+    "DTYPES",
+    "check_dataset",
+    "data_facts",
+    "evaluate",
+    "num_classes",
+    "open_task",
+    "run_batches",
+    "standard_probes",
+    "task_name",
+    "task_of",
+]
+
+DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""Names of the command line, and torch's."""
 
 
 def standard_probes(task: Task) -> list[Probe]:
@@ -29,9 +57,9 @@ def standard_probes(task: Task) -> list[Probe]:
 
     Example:
         >>> [type(probe).__name__ for probe in standard_probes(make_task("classification", 10))]
-        ['TaskMetrics', 'Agreement', 'Macs', 'Tokens']
+        ['TaskMetrics', 'Agreement', 'MacsProbe', 'Tokens']
     """
-    return [TaskMetrics(task), Agreement(task), Macs(), Tokens()]
+    return [TaskMetrics(task), Agreement(task), MacsProbe(), Tokens()]
 
 
 def num_classes(model: nn.Module) -> int:
@@ -84,6 +112,8 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         VitrimError: a label beyond the model's classes, or another number of classes where images have several.
     """
     count = task.num_classes
+    if task.reads is None and not isinstance(dataset, ImageDataset | MultiLabelDataset):
+        raise VitrimError(f"{dataset.source} has no labels of whole images, which the model predicts")
     option = "" if ":" in model else f", e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
     if task.reads is not None or isinstance(dataset, MultiLabelDataset):
         if dataset.num_classes != count:
@@ -101,55 +131,370 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         )
 
 
-def evaluate(
-    model: nn.Module,
-    methods: Sequence[MethodConfig | str],
-    batches: Iterable[Batch | tuple[Tensor, Any]],
+def open_task(
+    loaded: Loaded,
+    data: Any,
     *,
-    task: Task | str = "classification",
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    seed: int = 0,
-    learned: Path | None = None,
-    on_progress: Callable[[int], None] | None = None,
-) -> list[Row]:
-    """Compare ``methods`` with the dense ``model`` in one pass over ``batches``: `run` with the `standard_probes`.
+    task: str | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    protocol: Mapping[str, Any] | None = None,
+) -> tuple[Task, Any]:
+    """The task of a model, and images as the model takes them; the recipe of a run says what the arguments do not.
 
     Args:
-        model, methods, device, dtype, seed, learned, on_progress: as for `vitrim.measure.run.run`.
-        batches: pairs of images (B, C, H, W) and targets: labels (B,) for classification, (B, K) of 0 and 1 for several
-            labels. Read once.
-        task: what the model predicts, or the name of a task with as many classes as the model has.
+        loaded: the dense model (`vitrim.loading.load`).
+        data: a source, as of `vitrim.data.load_data`, or a dataset of `vitrim.data`, which is left as it is; a
+            transform that somebody has set on it is kept.
+        task: for models that are made for several.
+        split, image_column, label_column: as of `vitrim.data.load_data`; only with a source.
+        data_options: of the reader, over those that the model was trained with; only with a source.
+        protocol: values of the protocol (`vitrim.tasks.sliding.Protocol`) that replace those of the training.
+
+    Raises:
+        VitrimError: the model is not for the task; the data cannot be read, or has other classes than the model.
+
+    Example:
+        >>> from vitrim.data import ImageDataset
+        >>> from vitrim.loading import load
+        >>> from io import BytesIO
+        >>> from PIL import Image
+        >>> Image.new("RGB", (40, 30)).save(png := BytesIO(), "png")
+        >>> data = ImageDataset([png.getvalue()], [0])
+        >>> task, dataset = open_task(load("test_vit", model_options={"num_classes": 3}), data)
+        >>> task.name, dataset[0][0].shape
+        ('classification', torch.Size([3, 160, 160]))
+    """
+    model = loaded.model
+    rules, options = as_trained(loaded.name, protocol)
+    name = task_name(model, task)
+    columns = {"image_column": image_column, "label_column": label_column}
+    if isinstance(data, str | Path):
+        reads = None if name is None else tasks()[name].reads
+        dataset: Any = load_data(data, task=reads, split=split, **columns, **{**options, **(data_options or {})})
+    else:
+        if split is not None or any(columns.values()) or data_options:
+            raise VitrimError("split, columns and data_options say how to read a source, and a dataset is given")
+        if not isinstance(data, DATASETS):
+            raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(data).__name__}")
+        dataset = copy.copy(data)
+    found = task_of(model, dataset, name)
+    found.follow(rules)
+    found.meet(model, dataset.class_names)
+    check_dataset(dataset, found, loaded.name)
+    if dataset.transform in (to_tensor, plain):
+        own = None if found.reads is None else found.eval_transform(geometry_of(model))
+        dataset.transform = own or eval_transform(model)
+    return found, dataset
+
+
+def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) -> dict[str, Any]:
+    """What a record says of the images: where they are from, how many there are and how many are read.
+
+    Args:
+        dataset: of this package.
+        source: as on the command line.
+        limit: at most so many images are read; None: all.
+        batch_size: images per batch.
+    """
+    return {
+        "source": source,
+        "split": dataset.split,
+        "images": len(dataset) if limit is None else min(limit, len(dataset)),
+        "classes": None if dataset.class_names is None else len(dataset.class_names),
+        "batch_size": batch_size,
+    }
+
+
+def run_batches(
+    measurement: Measurement,
+    dataset: Any,
+    limit: int | None,
+    batch_size: int,
+    workers: int = 0,
+    partial: Partial | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> None:
+    """Show a measurement every batch of ``dataset`` that it has not seen before.
+
+    Args:
+        measurement: what runs.
+        dataset: of this package, with the transform of the model.
+        limit, batch_size, workers: as of `vitrim.measure.records.read`.
+        partial: where to go on from, and to keep what is gathered.
+        on_progress: called after every batch with the number of images that this process has seen.
+    """
+    done = 0 if partial is None else partial.restore(measurement)
+    collate, processes = measurement.task.collate, measurement.processes
+    batches = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done, collate=collate)
+
+    def seen(images: int) -> None:
+        if partial is not None:
+            partial.keep(measurement)
+        if on_progress is not None:
+            on_progress(images)
+
+    measurement.follow(batches, seen)
+
+
+def evaluate(
+    model: nn.Module | str,
+    methods: MethodConfig | str | Sequence[MethodConfig | str] | None,
+    data: Any,
+    *,
+    task: str | Task | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    protocol: Mapping[str, Any] | None = None,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    learned: str | Path | None = None,
+    batch_size: int = 32,
+    dtype: str | torch.dtype | None = None,
+    workers: int = 0,
+    device: str | torch.device | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    decisions: str | Path | None = None,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    on_stop: Callable[[Report], None] | None = None,
+) -> Report:
+    """Evaluate reduced models next to the dense one: accuracy, agreement, cosine, MACs, tokens.
+
+    All methods see the same batches, in one pass over the data. Processes that ``accelerate launch`` started share the
+    batches, and all return the same rows.
+
+    Args:
+        model: a dense model, which is left as it was, or a name as on the command line
+            (`vitrim.loading.create_model`).
+        methods: one or several, as configs or texts such as ``"tome:r=13"``; None for the dense model alone.
+        data: a source, as of `vitrim.data.load_data`, a dataset of `vitrim.data`, or batches: pairs of images
+            (B, C, H, W) and targets, labels (B,) for classification, (B, K) of 0 and 1 for several labels; read once.
+        task: of a model that is made for several, such as EoMT; with batches also multilabel, or a task itself.
+        split, image_column, label_column, data_options: how a source is read; what a run of ``vitrim train`` says in
+            its recipe holds where the options say nothing.
+        limit: so many images only, spread evenly over the data.
+        protocol: of segmentation, such as ``{"mode": "slide"}``, over that of the training.
+        pretrained, checkpoint, model_options: how a model given by name is created.
+        learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name get; others
+            that learn have random ones. Default: the run that made the model.
+        batch_size, workers: of reading a source or a dataset: images per batch, and processes that read.
+        dtype: of parameters and images, fp32 or bf16; default: what a given model has, fp32 for one given by name.
+        device: where to compute; default: where a given model is, the processor for one given by name.
+        threads: CPU threads; default: as torch chooses.
+        seed: of random weights and of methods that draw at random; the global generators stay as they are.
+        out: a folder where what is gathered is kept, every half minute.
+        resume: go on from what is in ``out``.
+        decisions: a folder for the way of every token (`vitrim.measure.decisions.Decisions`), a file per method.
+        on_progress: called after every batch with the images that this process has seen and those that there are for
+            it, None where that is not known.
+        on_stop: called with the report of what was gathered if something stops the pass, Ctrl-C too; what stopped it
+            is raised afterwards.
 
     Returns:
-        One `Row` per model, the dense one first, with ``images``; the task's metrics, shares in [0, 1], such as
-        ``top1`` and ``top5``; ``agreement``, ``cosine``; ``gmacs``, ``gmacs_images``; ``tokens_per_block``,
-        ``tokens_at_end``. See the probes for what each is.
+        A report with a row per model, the dense one first: ``model, method, images``; the metrics of the task, shares
+        in [0, 1], such as ``top1``; ``agreement``, ``cosine``, ``gmacs``, ``gmacs_images``, ``tokens_per_block``,
+        ``tokens_at_end`` (see the probes for what each is) and, where the task tells classes apart, ``classes``. Its
+        ``record`` is what ``vitrim eval --json`` writes.
 
     Raises:
         VitrimError: the model is reduced, no host, has no classifier or is for another task; a method is unknown or
-            does not fit; targets are wrong; outputs are not finite; there are no images.
+            does not fit; the data cannot be read or have other classes; targets are wrong; outputs are not finite;
+            there are no images; too little memory.
 
     Example:
         >>> import timm
         >>> model = timm.create_model("test_vit", num_classes=3)
         >>> batches = [(torch.zeros(2, 3, 160, 160), torch.tensor([0, 2]))]
-        >>> [(row.method, row["tokens_per_block"][0]) for row in evaluate(model, ["tome:r=8"], batches)]
+        >>> [(row["method"], row["tokens_per_block"][0]) for row in evaluate(model, "tome:r=8", batches).rows]
         [('dense', 101), ('tome:r=8', 93)]
     """
-    if isinstance(task, str):
-        if ask(model).tasks(model):
-            task_name(model, task)
-        task = make_task(task, num_classes(model))
-    return run(
-        model,
-        methods,
-        batches,
-        standard_probes(task),
-        task=task,
-        device=device,
-        dtype=dtype,
-        seed=seed,
-        learned=learned,
-        on_progress=on_progress,
+    configs = parse_methods(methods)
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    precision: torch.dtype | None = getattr(torch, DTYPES[dtype]) if isinstance(dtype, str) else dtype
+    if isinstance(model, str):  # the defaults of the command line; a model that is there has a place and a dtype
+        device, precision = device or "cpu", precision or torch.float32
+    if out is None and resume:
+        raise VitrimError("--resume goes on from what is in --out: give --out too")
+    selected = None if device is None else select_device(str(device))
+    processes = Processes.launched(None if device is None else str(device))
+    set_threads(threads)
+    dataset: Any = None
+    facts: dict[str, Any] = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
+    reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
+    reading |= {"data_options": data_options, "protocol": protocol}
+    with drawing(selected or torch.device("cpu"), seed):
+        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
+        if isinstance(data, (str, Path, *DATASETS)):
+            if isinstance(task, Task):
+                raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
+            job, dataset = open_task(loaded, data, task=task, **reading)
+            batch_size = job.eval_batch(batch_size)
+            facts = data_facts(dataset, dataset.source if isinstance(data, DATASETS) else str(data), limit, batch_size)
+        else:
+            unread = next((name for name, value in {**reading, "limit": limit, "out": out}.items() if value), None)
+            if unread is not None:
+                raise VitrimError(f"{unread} is for a source of images or a dataset, and batches are given")
+            job = task if isinstance(task, Task) else task_of(loaded.model, None, _named(loaded.model, task))
+        saved = loaded.learned if learned is None else Path(learned)
+        models = contestants(
+            loaded.model, configs, job, device=processes.device or selected, dtype=precision, learned=saved
+        )
+    probes = standard_probes(job)
+    if decisions is not None:
+        check_folder(Path(decisions))
+        probes.append(DecisionsProbe())
+    measurement = Measurement(models, probes, job, processes=processes, seed=seed)
+    number = str(measurement.dtype).removeprefix("torch.")
+    machine = environment(device=str(device or measurement.device), dtype=number, seed=seed)
+    facts = {
+        "environment": {**machine, "processes": processes.count},
+        "weights": loaded.weights,
+        "model_options": loaded.options,
+        "untrained": _untrained(configs, saved),
+        "task": job.name,
+        "data": facts,
+    }
+    partial = None
+    if out is not None:
+        settings = {"model": loaded.name, "methods": [config.describe() for config in configs], **facts}
+        contents = {"parameters": weights_fingerprint(loaded.model), "images": fingerprint(dataset)}
+        partial = Partial(Path(out), {**settings, **contents}, processes, resume=resume)
+    share = None if dataset is None else -(-facts["data"]["images"] // processes.count)
+    progress = None if on_progress is None else lambda seen: on_progress(seen, share)
+    problem: str | None = "stopped before the end"
+    try:
+        short = {long: name for name, long in DTYPES.items()}.get(number, number)
+        with one_line_errors(f"batch {batch_size}, {short}", kept="; what was gathered is kept"):
+            if dataset is None:
+                measurement.follow(data, progress)
+            else:
+                run_batches(measurement, dataset, limit, batch_size, workers, partial, progress)
+        problem = None
+    except VitrimError as error:
+        problem = str(error)
+        raise
+    finally:  # what was gathered is kept, whatever stops the pass: it may be hours of work
+        if partial is not None and measurement.turns:
+            partial.keep(measurement, now=True)
+        # after an error the other processes may never come to the place where results are put together
+        findings = measurement.findings(together=problem is None)
+        first = processes.index == 0 and bool(findings.rows)
+        report = _report(loaded.name, job, facts, findings, dataset, problem)
+        if first and decisions is not None:
+            report.files += save_decisions([gauges[-1] for gauges in findings.gauges], Path(decisions))
+        if first and problem is not None and on_stop is not None:
+            on_stop(report)
+    if not findings.rows:
+        raise DataError("there are no images to evaluate on")
+    return report
+
+
+def _named(model: nn.Module, task: str | None) -> str | None:
+    """The task of batches: a classifier may be given several labels, too."""
+    return task_name(model, task) if task is None or ask(model).tasks(model) else task
+
+
+def _untrained(configs: Sequence[MethodConfig], learned: Path | None) -> list[str]:
+    """The methods that have parameters to learn and were given none."""
+    known = None if learned is None else saved_method(learned)
+    return [config.describe() for config in configs if not config.training_free and config.name != known]
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+def _report(
+    model: str, task: Task, facts: Mapping[str, Any], findings: Findings, dataset: Any, problem: str | None
+) -> Report:
+    """The report of what was found of the images so far; without rows if there are none."""
+    ended: dict[str, Any] = {"complete": True} if problem is None else {"complete": False, "error": problem}
+    if not findings.rows:
+        return Report("eval", {**facts, **ended})
+    # the scores of every class are too many for the table
+    classes = findings.classes(dataset, task.num_classes)
+    rows = [
+        Row(row.method, {**row, **({"classes": scores} if scores else {})}, model=model)
+        for row, scores in zip(findings.rows, classes, strict=True)
+    ]
+    seen, data = rows[0]["images"], facts["data"]
+    if dataset is None:
+        data = {**data, "images": seen}
+        title = f"{model}: {seen} images"
+    else:
+        number = f"{seen} of {data['images']}" if seen < data["images"] else f"{seen}"
+        title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
+    facts = {**facts, "data": data, **ended}
+    return Report("eval", facts, rows, [_table(title, rows, task)], list(_notes(facts, task)))
+
+
+def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
+    dense = rows[0]
+    names = list(dense)
+    metrics = task.shown or names[names.index("images") + 1 : names.index("agreement")]
+    columns = ("method", *map(_heading, metrics), "change", "agree", "cosine", "GMACs", "saved", "tokens")
+    full, main = sum(dense["gmacs"].values()), task.selects_by
+    cells: list[tuple[str, ...]] = []
+    for row in rows:
+        total = sum(row["gmacs"].values())
+        cells.append(
+            (
+                row.method,
+                *(f"{100 * row[metric]:.2f}" for metric in metrics),
+                f"{100 * (row[main] - dense[main]):+.2f}",
+                f"{100 * row['agreement']:.1f}",
+                f"{row['cosine']:.4f}",
+                f"{total:.2f}" if full >= 1 else f"{total:.4f}",
+                f"{100 * (1 - total / full):.1f}",
+                f"{row['tokens_at_end']:.1f}".removesuffix(".0"),
+            )
+        )
+    return Table("eval", title, columns, cells)
+
+
+def _notes(facts: Mapping[str, Any], task: Task) -> Iterator[str]:
+    """Notes needed to read the table correctly."""
+    yield (
+        f"metrics, agree ({task.agreement_means}) and saved (MACs) in %; change of {_heading(task.selects_by)} in "
+        "points; cosine of what the head reads; tokens left at the end, class token included"
     )
+    if facts["weights"] == "random":
+        yield (
+            "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
+            "agree and cosine still say how much the reduction changes"
+        )
+    if facts["untrained"]:
+        yield (
+            f"{', '.join(facts['untrained'])}: with random parameters, as nothing was given that learned them; "
+            "--checkpoint takes the folder of a run of `vitrim train`"
+        )
+    classes, known = facts["data"]["classes"], task.num_classes
+    if task.by_number and classes == known:
+        yield (
+            "the classes of data and model have different names: accuracy is right only if every label is the "
+            "index of the model's class"
+        )
+    elif classes not in (None, known) and task.places is None:
+        yield (
+            f"the data has {classes} classes and the model {known}: accuracy is right only if every label is the "
+            "index of the model's class"
+        )
+
+
+def _heading(metric: str) -> str:
+    """The heading of a metric's column.
+
+    Example:
+        >>> _heading("top5"), _heading("mAP_occurring")
+        ('top-5', 'mAP occurring')
+    """
+    return metric.replace("top", "top-").replace("_", " ")

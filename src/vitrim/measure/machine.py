@@ -1,8 +1,10 @@
-"""This machine: its devices and threads, and everything that a number depends on besides the command."""
+"""This machine: its devices, threads and generators, and everything that a number depends on besides the command."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -75,3 +77,30 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@contextmanager
+def drawing(device: torch.device, seed: int) -> Iterator[None]:
+    """Draw from generators of the CPU and of ``device`` that start from ``seed``.
+
+    Only generators that are put back afterwards are seeded: `torch.manual_seed` would seed those of all accelerators.
+    On an accelerator that is not CUDA, whose generators torch cannot fork in one way, all are, and its own stay so.
+
+    Example:
+        >>> import torch
+        >>> with drawing(torch.device("cpu"), 0):
+        ...     first = torch.rand(2)
+        >>> with drawing(torch.device("cpu"), 0):
+        ...     bool((torch.rand(2) == first).all())
+        True
+    """
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_cuda else []):
+        if device.type not in ("cpu", "cuda", "meta"):
+            torch.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+        if on_cuda:
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from vitrim.measure.contestants import Contestant, Output
-from vitrim.measure.counter import PARTS
+from vitrim.measure.macs import PARTS
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 
@@ -25,7 +25,7 @@ __all__ = [
     "Agreement",
     "Gauge",
     "Lists",
-    "Macs",
+    "MacsProbe",
     "Probe",
     "State",
     "TaskMetrics",
@@ -63,7 +63,7 @@ class Gauge(ABC):
 
     @property
     def counts_macs(self) -> bool:
-        """Tell whether the next forward should count multiply-accumulates too."""
+        """True if the next forward should count multiply-accumulates too."""
         return False
 
     @abstractmethod
@@ -176,7 +176,7 @@ class _OfTask(Gauge):
 
 
 def are_logits(prediction: Any) -> bool:
-    """Tell whether a prediction is one row of logits (B, K) per image, and not a map or a list of objects."""
+    """True if a prediction is one row of logits (B, K) per image, and not a map or a list of objects."""
     return isinstance(prediction, Tensor) and prediction.ndim == 2
 
 
@@ -275,7 +275,7 @@ class Lists(Metric):
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing was recorded."""
+        """True if nothing was recorded."""
         return not self.batches(self.names[0])
 
     def batches(self, name: str) -> list[Tensor]:
@@ -317,7 +317,7 @@ class _Sums(Metric):
         return self.sums.double() / self.images
 
 
-class Macs:
+class MacsProbe:
     """Multiply-accumulates per image.
 
     * ``gmacs``: 10^9 per image, by part (linear, attention, matching, norm); padding counts.
@@ -326,10 +326,10 @@ class Macs:
 
     def start(self, contestant: Contestant) -> Gauge:
         """The cost of one model."""
-        return _Macs()
+        return _MacsGauge()
 
 
-class _Macs(Gauge):
+class _MacsGauge(Gauge):
     def __init__(self) -> None:
         self.sums, self.shapes = _Sums(len(PARTS)), _Shapes()
         super().__init__({"macs": self.sums, "shapes": self.shapes})

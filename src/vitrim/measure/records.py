@@ -1,17 +1,22 @@
-"""The plain records that measurements take and give: a `Batch` of images, a `Row` of numbers."""
+"""Batches of images, shared out over processes, and rows of numbers: what measurements take and give."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from vitrim.data import DataError
+from vitrim.data import DataError, spread
+from vitrim.errors import MissingPackageError
 
-__all__ = ["DENSE", "Batch", "Row", "as_batches"]
+__all__ = ["DENSE", "Batch", "Processes", "Row", "as_batches", "read"]
 
 DENSE = "dense"
 """Name of the row of the untouched model."""
@@ -47,7 +52,7 @@ class Batch:
 class Row(Mapping[str, Any]):
     """The numbers of one model under one method, by name; units are part of the names, such as ``latency_ms``.
 
-    The first is ``method``: as on the command line, ``dense`` for the untouched model. Evaluations and speeds use the
+    One is ``method``: as on the command line, ``dense`` for the untouched model. Evaluations and speeds use the
     same rows, and a row can be written to JSON as ``dict(row)``.
 
     Example:
@@ -56,8 +61,8 @@ class Row(Mapping[str, Any]):
         ('tome:r=13', 0.71, ['method', 'top1', 'gmacs'])
     """
 
-    def __init__(self, method: str, numbers: Mapping[str, Any]) -> None:
-        self._numbers = {"method": method, **numbers}
+    def __init__(self, method: str, numbers: Mapping[str, Any], *, model: str | None = None) -> None:
+        self._numbers = {**({} if model is None else {"model": model}), "method": method, **numbers}
 
     @property
     def method(self) -> str:
@@ -99,3 +104,98 @@ def as_batches(batches: Iterable[Batch | tuple[Tensor, Any]]) -> Iterator[Batch]
             raise DataError(f"expected images (B, C, H, W), got a tensor of {tuple(batch.images.shape)}")
         seen += len(batch)
         yield batch
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process and how many there are.
+
+    Attributes:
+        index: the place of this process, from 0. The first one prints and writes.
+        count: how many measure together; more than one were started by ``accelerate launch``.
+        device: the accelerator of this process where there are several, else None.
+
+    Example:
+        >>> Processes().gather("alone")
+        ['alone']
+    """
+
+    index: int = 0
+    count: int = 1
+    device: torch.device | None = None
+
+    @classmethod
+    def launched(cls, device: str | None = None) -> Processes:
+        """Join the processes that ``accelerate launch`` started, or be alone.
+
+        Args:
+            device: "cpu" joins them without an accelerator.
+
+        Raises:
+            MissingPackageError: there are several, and accelerate is not installed.
+        """
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        if importlib.util.find_spec("accelerate") is None:
+            raise MissingPackageError("several processes need the package accelerate: pip install 'vitrim[train]'")
+        from accelerate import PartialState
+
+        state = PartialState(cpu=device == "cpu")
+        return cls(state.process_index, state.num_processes, state.device)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in their order. Every process must call it; it waits for the others."""
+        if self.count == 1:
+            return [value]
+        from accelerate.utils import gather_object
+
+        gathered: list[Any] = gather_object([value])
+        return gathered
+
+
+def read(
+    dataset: Dataset[Any],
+    batch_size: int,
+    *,
+    limit: int | None = None,
+    workers: int = 0,
+    processes: Processes | None = None,
+    done: int = 0,
+    collate: Callable[[list[Any]], tuple[Any, Any]] | None = None,
+) -> Iterator[Batch]:
+    """Read a dataset in its own order, in the same batches whatever the number of processes.
+
+    Process p of n reads batches p, p + n, p + 2 n and so on. All read equally many, for the parts of a sharded model
+    run together: where there are too few the last batch comes once more, and does not count.
+
+    Args:
+        dataset: map-style; items are pairs of image and target.
+        batch_size: B, at least 1; the last batch of the dataset may be smaller.
+        limit: read at most this many images, spread evenly over the dataset; None for all.
+        workers: processes that decode images for this one, 0 for itself.
+        processes: this process and its like.
+        done: how many batches of this process were run before, and are not read again.
+        collate: makes images (B, C, H, W) and targets of B items; by default they are stacked.
+
+    Raises:
+        DataError: while iterating, an image that cannot be read.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> images = TensorDataset(torch.zeros(5, 3, 8, 8), torch.arange(5))
+        >>> for index in (0, 1):
+        ...     print([(b.ids.tolist(), b.counts) for b in read(images, 2, processes=Processes(index, 2))])
+        [([0, 1], True), ([4], True)]
+        [([2, 3], True), ([4], False)]
+    """
+    processes = processes or Processes()
+    places = spread(len(cast(Sized, dataset)), limit)
+    every = [places[start : start + batch_size].tolist() for start in range(0, len(places), batch_size)]
+    turns = -(-len(every) // processes.count)
+    numbers = [processes.index + turn * processes.count for turn in range(done, turns)]
+    mine = [every[min(number, len(every) - 1)] for number in numbers]
+    # a generator of its own: otherwise every pass draws a seed from the global one and changes what follows it
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(dataset, batch_sampler=mine, num_workers=workers, generator=generator, collate_fn=collate)
+    for number, ids, (images, targets) in zip(numbers, mine, loader, strict=True):
+        yield Batch(images, targets, torch.from_numpy(np.asarray(ids)), number, counts=number < len(every))

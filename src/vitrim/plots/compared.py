@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output
-from vitrim.measure.drawing import drawing
+from vitrim.measure.machine import drawing
 from vitrim.plots.dense import Column, Entry, above, compare, draw_boxes, draw_mask, legend, palette
 from vitrim.plots.kept import draw_kept, groups_of, in_colour, sources_of
 from vitrim.tasks.detection import SURE, Detection, in_stored_pixels

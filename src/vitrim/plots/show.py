@@ -17,7 +17,7 @@ from vitrim.core.registry import ask, host_of
 from vitrim.core.tokens import TokenState
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output, contestants
-from vitrim.measure.drawing import drawing
+from vitrim.measure.machine import drawing
 from vitrim.plots.charts import short
 from vitrim.plots.kept import Image, draw_kept, groups_of, in_colour, sources_of
 from vitrim.plots.overlays import overlay

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, host_of
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import VitrimError
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -298,27 +297,6 @@ def cost_varies(model: nn.Module) -> bool:
     """
     library = ask(model)
     return library.front(model) is not None and tasks()[library.tasks(model)[0]].cost_varies
-
-
-@contextmanager
-def one_line_errors(setting: str, kept: str = "; settings finished before are kept") -> Iterator[None]:
-    """Turn running out of memory, and a dtype that the device cannot compute in, into a `VitrimError`.
-
-    Args:
-        setting: what ran, for the message.
-        kept: what the message says of what was there before.
-    """
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise VitrimError(f"out of memory at {setting}{kept}") from error
-    except RuntimeError as error:
-        message = str(error)
-        if any(sign in message for sign in ("can't allocate memory", "Storage size calculation overflowed")):
-            raise VitrimError(f"out of memory at {setting}{kept}") from error
-        if "not implemented for" in message:
-            raise VitrimError(f"cannot run at {setting}: {first_line(error)}{kept}") from error
-        raise
 
 
 def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:

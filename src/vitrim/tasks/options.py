@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from vitrim.errors import VitrimError
 
 NUMBERS = (int, float, int | None, float | None)
 
@@ -80,3 +83,48 @@ class Loss(Section):
     gamma_pos: float = Field(0.0, ge=0, description="asl: focus of the positives")
     clip: float = Field(0.05, ge=0, lt=1, description="asl: margin of the negatives' probability")
     sum_classes: bool = Field(False, description="bce: add up the losses of the classes of an image, not their mean")
+
+
+def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: tuple[str, ...] = ()) -> VitrimError:
+    """What is wrong with the values of a section, in one line: an unknown key first, for it explains a missing one.
+
+    Args:
+        name: of the file, or the option that gives the values.
+        error: of their validation.
+        kind: the section.
+        inside: the keys that lead to it.
+
+    Example:
+        >>> try:
+        ...     Mix.model_validate({"mixupp": 1})
+        ... except ValidationError as error:
+        ...     print(invalid("mine", error, Mix, inside=("mix",)))
+        mine: unknown key mix.mixupp; did you mean mixup?
+    """
+
+    def short(value: object) -> str:
+        text = " ".join(str(value).split())
+        return text if len(text) <= 100 else f"{text[:100]}..."
+
+    errors = error.errors()
+    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
+    where = short(".".join(str(part) for part in (*inside, *first["loc"])))
+    if first["type"] == "extra_forbidden":
+        valid = _keys(kind, first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(valid)}"
+        return VitrimError(f"{name}: unknown key {where}; {hint}")
+    if first["type"] == "missing":
+        return VitrimError(f"{name}: {where} is missing")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    given = "" if not where or isinstance(first["input"], Mapping) else f" (got {short(repr(first['input']))})"
+    return VitrimError(" ".join(f"{name}: {where + ': ' if where else ''}{message}{given}".split()))
+
+
+def _keys(section: Any, where: Iterable[int | str]) -> list[str]:
+    """The keys of the section to which the path ``where`` leads."""
+    for part in where:
+        field = section.model_fields.get(str(part)) if isinstance(part, str) else None
+        kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), section)
+    return list(section.model_fields)

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode, str_to_pil_interp
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from vitrim.core.registry import ask
 from vitrim.data.streaming import ImageStream
+from vitrim.data.transforms import Geometry
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -34,41 +33,6 @@ if TYPE_CHECKING:
 
 REPEATED_ROUND = 256
 """Multiple of images to which an epoch with repeated augmentation is cut, as in DeiT."""
-
-
-class Geometry(NamedTuple):
-    """Format of the images a model takes: height and width in pixels, and the normalisation of their channels."""
-
-    size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @property
-    def channels(self) -> int:
-        """1 for grey images, 3 for colour."""
-        return len(self.mean)
-
-
-def geometry_of(model: nn.Module) -> Geometry:
-    """The images ``model`` takes, normalised in training as `vitrim.data.eval_transform` does in evaluation.
-
-    Size, mean and standard deviation are those its host says, the last two ImageNet's where nothing does.
-
-    Raises:
-        VitrimError: the model does not say what size its images have, or what it says cannot be read.
-
-    Example:
-        >>> import timm
-        >>> geometry_of(timm.create_model("test_vit", img_size=32)).size
-        (32, 32)
-    """
-    told = ask(model).preprocessing(model)
-    if told.size is None:
-        raise VitrimError(f"{type(model).__name__} does not say what size its images have")
-    mean, std = told.mean or IMAGENET_DEFAULT_MEAN, told.std or IMAGENET_DEFAULT_STD
-    if told.channels == 1:
-        mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
-    return Geometry(told.size, mean, std)
 
 
 class TrainTransform:

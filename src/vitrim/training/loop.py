@@ -26,18 +26,18 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
+from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
 from vitrim.files import write_text
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import TaskMetrics
-from vitrim.measure.processes import Processes
-from vitrim.measure.reading import read
+from vitrim.measure.records import Processes, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
 from vitrim.training.checks import beyond, check_classes, check_same, number_of_images
-from vitrim.training.images import TrainOrder, TrainTransform, geometry_of, train_loader, updates_per_epoch
+from vitrim.training.images import TrainOrder, TrainTransform, train_loader, updates_per_epoch
 from vitrim.training.learner import Learner
 from vitrim.training.log import TENSORBOARD, Bar, Log, check_trackers, start_trackers
 from vitrim.training.optim import updates_of

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
-from vitrim.tasks.options import DenseAugment, Loss, Mix, Section
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Section, invalid
 from vitrim.tasks.sliding import Protocol
 from vitrim.training import study
 
@@ -399,7 +399,7 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        raise VitrimError(_one_line(name, error)) from None
+        raise invalid(name, error, Recipe) from None
     return Resolved(name, recipe, dict(origin or {}))
 
 

@@ -19,7 +19,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, shared_copy, time_interleaved
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 from vitrim.tuning.space import Point, Space
 
 FloatArray = NDArray[np.float64]
@@ -68,7 +68,7 @@ class Cost(ABC):
 
 
 class MacsCost(Cost):
-    """Multiply-accumulates, counted by `vitrim.measure.macs.profile`.
+    """Multiply-accumulates, counted by `vitrim.measure.macs.profile_of`.
 
     Where counts follow from shapes, a copy of the model on the meta device is counted, and nothing is computed. Quick
     values come from a least-squares fit over sums of token counts, to settings drawn from the space; where that misses
@@ -100,7 +100,7 @@ class MacsCost(Cost):
             size = images[0].shape[1:] if len(images) else host_of(model).facts(model).input_size
             self._model = copy.deepcopy(model).to("meta").eval()
             self._images = torch.zeros(1, *size, dtype=like.dtype, device="meta")
-        self._dense = profile(self._model, None, self._images).macs.total
+        self._dense = profile_of(self._model, None, self._images).macs.total
         self._fit = None if adaptive else self._fitted(seed)
         self.steps = 10 if adaptive else 40
 
@@ -108,7 +108,7 @@ class MacsCost(Cost):
         """The counted MACs of a setting over those of the dense model."""
         text = config.describe()
         if text not in self._known:
-            self._known[text] = profile(self._model, config, self._images).macs.total / self._dense
+            self._known[text] = profile_of(self._model, config, self._images).macs.total / self._dense
         return self._known[text]
 
     def estimate(self, config: MethodConfig) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 
 
 def match_macs(
@@ -44,10 +44,10 @@ def match_macs(
         >>> 0.4 < match_macs(model, images, setting, 0.8, low=0.3, high=1.0).keep_rate < 0.9
         True
     """
-    dense = profile(model, None, images).macs.total
+    dense = profile_of(model, None, images).macs.total
 
     def reached(value: float) -> float:
-        return profile(model, setting(value), images).macs.total / dense
+        return profile_of(model, setting(value), images).macs.total / dense
 
     at_low, at_high = reached(low), reached(high)
     if not min(at_low, at_high) - tolerance <= share <= max(at_low, at_high) + tolerance:

@@ -19,9 +19,7 @@ from vitrim.data import spread
 from vitrim.errors import VitrimError, unknown
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.probes import Gauge, Values, are_logits, divergence
-from vitrim.measure.processes import Processes
-from vitrim.measure.reading import read
-from vitrim.measure.records import Batch, as_batches
+from vitrim.measure.records import Batch, Processes, as_batches, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks.base import Task
 from vitrim.tuning.cost import quiet

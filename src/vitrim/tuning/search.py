@@ -20,8 +20,8 @@ from vitrim.errors import VitrimError
 from vitrim.files import check_file
 from vitrim.measure.evaluation import num_classes
 from vitrim.measure.latency import Budget, shared_copy
-from vitrim.measure.partial import weights_fingerprint
-from vitrim.measure.processes import Processes
+from vitrim.measure.records import Processes
+from vitrim.measure.run import weights_fingerprint
 from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named
 from vitrim.tasks import make_task

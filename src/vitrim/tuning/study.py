@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, whole_lines
-from vitrim.measure.processes import Processes
+from vitrim.measure.records import Processes
 from vitrim.tuning.proxy import Proxy, Scores
 
 FORMAT = 1

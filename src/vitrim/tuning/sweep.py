@@ -19,10 +19,8 @@ from vitrim.errors import VitrimError, first_line
 from vitrim.files import json_text, write_text
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
-from vitrim.measure.partial import weights_fingerprint
-from vitrim.measure.processes import Processes
-from vitrim.measure.reading import read
-from vitrim.measure.run import Measurement
+from vitrim.measure.records import Processes, read
+from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.tasks.base import Task
 from vitrim.tuning.cost import quiet
 from vitrim.tuning.front import non_dominated

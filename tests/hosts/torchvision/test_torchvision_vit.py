@@ -12,7 +12,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 import tiny
 import vitrim
 from vitrim.core.registry import ask, host_of
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 
 
 def model() -> VisionTransformer:
@@ -97,8 +97,8 @@ def test_macs_are_those_of_the_same_architecture_in_timm() -> None:
     """Dense and reduced; timm's head and MLP of the same sizes."""
     timm_host = tiny.vit(mlp_ratio=2.0)()
     for method in (None, "tome:r=4", "topk:keep_rate=0.6", "tome:r=4,last_block=class_token"):
-        ours = profile(model(), method, tiny.images(1))
-        theirs = profile(timm_host, method, tiny.images(1))
+        ours = profile_of(model(), method, tiny.images(1))
+        theirs = profile_of(timm_host, method, tiny.images(1))
         assert ours.macs == theirs.macs, method
         assert ours.tokens_per_block == theirs.tokens_per_block
         assert ours.params == theirs.params

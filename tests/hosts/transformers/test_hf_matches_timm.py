@@ -13,7 +13,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import tiny
 from tiny_hosts.transformers_vit import GEOMETRY
 from vitrim import reduce_
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 
 METHODS = ("none", "tome:r=4", "tome:r=4,last_block=class_token", "topk", "evit", "mctf:r=4", "ats")
 
@@ -72,7 +72,7 @@ def test_macs_and_tokens_of_a_base_model_agree(method: str) -> None:
         theirs = timm.create_model("vit_base_patch16_224")
         ours = ViTForImageClassification(ViTConfig(num_labels=1000))
         images = torch.zeros(1, 3, 224, 224)
-    a, b = profile(theirs, method, images), profile(ours, method, images)
+    a, b = profile_of(theirs, method, images), profile_of(ours, method, images)
     assert a.params == b.params
     assert a.macs == b.macs
     assert a.tokens_per_block == b.tokens_per_block

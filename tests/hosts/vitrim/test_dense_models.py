@@ -18,7 +18,7 @@ from vitrim.core.registry import ask, host_of
 from vitrim.hosts.vitrim.dense import DenseHost
 from vitrim.loading import create_model
 from vitrim.measure.latency import Budget
-from vitrim.measure.macs import count_macs, profile
+from vitrim.measure.macs import count_macs, profile_of
 from vitrim.models.vitdet import Detector
 from vitrim.speed.bench import measure, random_images
 from vitrim.training.build import starting_model
@@ -145,7 +145,7 @@ def test_profile_and_bench_run_on_whole_models(make) -> None:
     model = make()
     images = random_images(model, 1)
     assert images.shape == (1, 3, 32, 32)
-    dense, reduced = (profile(model, method, images) for method in (None, "tome:r=4"))
+    dense, reduced = (profile_of(model, method, images) for method in (None, "tome:r=4"))
     assert dense.tokens_per_block == (17, 17, 17)
     assert reduced.tokens_per_block == (13, 9, 5)
     assert reduced.macs.attention < dense.macs.attention  # the work of detection heads varies with what is proposed
@@ -161,7 +161,7 @@ def test_profile_and_bench_run_on_whole_models(make) -> None:
 def test_detectors_are_profiled_on_the_meta_device() -> None:
     options = {**DETECTOR, "masks": True}
     model = create_model("vitdet:vit_tiny_patch16_224", options=options, device="meta")
-    found = profile(model, "tome:r=4", torch.empty(1, 3, 32, 32, device="meta"))
+    found = profile_of(model, "tome:r=4", torch.empty(1, 3, 32, 32, device="meta"))
     box = 1000 * (49 * 8 * 8 * 9 + 49 * 8 * 8 + 8 * (CLASSES + 1) * 5)
     assert found.macs.linear > box
     assert found.tokens_per_block == (13, 9, 5)
@@ -222,4 +222,4 @@ def test_a_model_without_blocks_has_nothing_to_reduce() -> None:
     assert isinstance(model.decoder.head, nn.Linear)
     with pytest.raises(vitrim.UnsupportedModelError, match="has no blocks: there is nothing to reduce"):
         vitrim.reduce_(model, "tome")
-    assert profile(model, None, torch.zeros(1, 3, 56, 56)).tokens_per_block == ()
+    assert profile_of(model, None, torch.zeros(1, 3, 56, 56)).tokens_per_block == ()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vitrim.analysis.subject import Subject
 from vitrim.analysis.tables import Outcome, Table
 from vitrim.core.method import MethodConfig
-from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics
+from vitrim.measure.probes import Agreement, MacsProbe, Probe, TaskMetrics
 from vitrim.measure.records import Row
 
 __all__ = ["sensitivity"]
@@ -50,7 +50,7 @@ def _measured(
     order: NDArray[np.int64] | None = None,
 ) -> list[tuple[int, float, float, float]]:
     """Images, score, agreement and 10^9 MACs of each method."""
-    probes: list[Probe] = [TaskMetrics(subject.task), Agreement(subject.task), Macs()]
+    probes: list[Probe] = [TaskMetrics(subject.task), Agreement(subject.task), MacsProbe()]
     batches = subject.batches(IMAGES, batch_size=batch_size, order=order)
     return [_numbers(row, subject.task.selects_by) for row in subject.rows(methods, probes, batches)[1:]]
 

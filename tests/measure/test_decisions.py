@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from vitrim.errors import VitrimError
-from vitrim.measure.arrays import narrowed, read_arrays, widened, write_arrays
+from vitrim.measure.decisions import narrowed, read_arrays, widened, write_arrays
 
 HEADER = {"format": 1, "method": "tome"}
 

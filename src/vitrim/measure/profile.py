@@ -1,0 +1,323 @@
+"""Parameters, multiply-accumulates and tokens per block of dense and reduced models: ``vitrim profile``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import ask, has_trunk, host_of, parse_methods, reads_prompts
+from vitrim.data import ImageDataset, batches, eval_transform, load_images
+from vitrim.data.decoding import to_tensor
+from vitrim.errors import VitrimError, one_line_errors, unknown
+from vitrim.loading import Loaded, load
+from vitrim.measure.latency import reduced_copy
+from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.macs import CONVENTIONS, DENSE, Profile, profile_of
+from vitrim.measure.prefill import Prefill, as_measured
+from vitrim.report import Report, Table
+
+__all__ = ["profile", "untrained_counts", "untrained_notes"]
+
+IMAGES = 32
+"""Images that methods which adapt to them are counted on, where nothing else is said."""
+GROUPS_SHOWN = 6
+
+
+def profile(
+    models: nn.Module | str | Sequence[nn.Module | str],
+    methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
+    *,
+    convention: str = "all",
+    batch_size: int = 8,
+    limit: int | None = None,
+    images: str | Path | ImageDataset | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    text_tokens: int | None = None,
+    prompt_images: int | None = None,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+) -> Report:
+    """Count parameters, multiply-accumulates per image and tokens per block, dense and reduced.
+
+    Counts of most methods follow from shapes: neither weights nor images matter, and a model given by name is not even
+    filled with numbers. Methods that adapt to the images run on some, which should then be real ones, under real
+    weights. Of a vision-language model the prefill of a prompt is counted: tower, connector and language model.
+
+    Args:
+        models: one or several, each a dense model or a name as on the command line (`vitrim.loading.create_model`).
+            Models are left as they were.
+        methods: one or several, as configs or texts such as ``"tome:r=13"``; the dense model always comes first.
+        convention: the parts that the total of the table adds up: all, no-attention or no-norm.
+        batch_size: of the images for methods that adapt to them.
+        limit: so many images for such methods; default 32.
+        images: those images: a source, as of `vitrim.data.load_images`, or a dataset. Default: random ones.
+        split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
+        text_tokens, prompt_images: of a prompt of a vision-language model; default 32 and 1.
+        pretrained, checkpoint, model_options: how models given by name are created.
+        threads: CPU threads; default: as torch chooses.
+        seed: of random weights and images; the global generators stay as they are.
+
+    Returns:
+        A report with a row per model and method: ``model, method, params, unused_params``, ``gmacs`` (10^9 per image,
+        of the parts linear, attention, matching and norm), ``exchange_gmacs`` (the part of attention between two
+        streams), ``tokens_per_block`` and, of a vision-language model, ``prefill``. Its ``record`` is what
+        ``vitrim profile --json`` writes.
+
+    Raises:
+        VitrimError: an unknown model, method or convention, a method that does not fit a model, images that cannot be
+            read or that nothing reads.
+
+    Example:
+        >>> report = profile("test_vit", "tome:r=10")
+        >>> [(row["method"], row["tokens_per_block"]) for row in report.rows]
+        [('none', [101, 101, 101, 101, 101, 101]), ('tome:r=10', [91, 81, 71, 61, 51, 41])]
+        >>> print(report.tables[0].cells()[1][1][-1], "% of the multiply-accumulates saved")
+        28.0 % of the multiply-accumulates saved
+    """
+    configs = [config for config in parse_methods(methods) if config.describe() != DENSE]
+    given = [models] if isinstance(models, str | nn.Module) else list(models)
+    if not given:
+        raise VitrimError("there is nothing to count: name at least one model")
+    if checkpoint is not None and len(given) > 1:
+        raise VitrimError(f"--checkpoint holds the weights of one model; {len(given)} models are given")
+    if convention not in CONVENTIONS:
+        raise unknown("convention", convention, CONVENTIONS)
+    adaptive = [config.describe() for config in configs if config.is_adaptive()]
+    if limit is not None and not adaptive:
+        raise VitrimError("--limit says how many images to run, and none are: no method here adapts to its images")
+    columns = {"split": split, "image_column": image_column, "label_column": label_column}
+    if not isinstance(images, str | Path) and any(value is not None for value in columns.values()):
+        raise VitrimError("split, image_column and label_column say how to read a source of images, and none is given")
+    dataset = load_images(images, **columns) if adaptive and isinstance(images, str | Path) else images
+    source = images.source if isinstance(images, ImageDataset) else None if images is None else str(images)
+    count = (limit or IMAGES) if not isinstance(dataset, ImageDataset) else min(limit or IMAGES, len(dataset))
+    # shapes are all that counts, unless a method looks at the content
+    device = "cpu" if adaptive or pretrained or checkpoint is not None else "meta"
+    weights = {"pretrained": pretrained, "checkpoint": checkpoint, "model_options": dict(model_options or {})}
+    set_threads(threads)
+    rows: list[Profile] = []
+    origins, untrained = dict[str, None](), dict[str, None]()
+    for model in given:
+        own = torch.device(device) if isinstance(model, str) else next(model.parameters(), torch.empty(0)).device
+        with drawing(own, seed):
+            loaded = _created(model, device, weights)
+            host = as_measured(loaded.model, text=text_tokens, images=prompt_images)
+            if images is not None and isinstance(host, Prefill):
+                raise VitrimError("--images is for models of images alone: prompts are made of random images and text")
+            read = _batches(host, dataset if isinstance(dataset, ImageDataset) else None, batch_size, count, seed)
+            with one_line_errors(loaded.name, kept=""):
+                rows += [profile_of(host, config, read, name=loaded.name) for config in (None, *configs)]
+                untrained |= dict.fromkeys(untrained_counts(host, configs))
+            origins["random" if isinstance(model, str) and device == "meta" else loaded.weights] = None
+            device_name = device if isinstance(model, str) else str(own)
+    of = ", ".join(origins)
+    prompts = [row for row in rows if row.prefill is not None]
+    facts = {
+        "environment": environment(device=device_name, seed=seed),
+        "weights": of,
+        "model_options": weights["model_options"],
+        "untrained": list(untrained),
+        "images": {"source": source or "random", "count": count, "batch_size": batch_size} if adaptive else None,
+    }
+    return Report(
+        "profile",
+        facts,
+        [_row(row) for row in rows],
+        [_table(rows, convention), *([_prompt_table(prompts, convention)] if prompts else [])],
+        [*_unused(rows), *_notes(convention, adaptive, source, count, of), *untrained_notes(untrained)],
+    )
+
+
+def _created(model: nn.Module | str, device: str, weights: Mapping[str, Any]) -> Loaded:
+    """The model, on the processor instead of the meta ``device`` if it is made here and does not run there."""
+    if not isinstance(model, str):
+        return load(model, **weights)
+    loaded = load(model, **weights, device=device)
+    # which tokens of a prompt stay is read from values, so those are needed
+    shapes_alone = ask(loaded.model).runs_on_meta and not reads_prompts(type(loaded.model))
+    return loaded if device != "meta" or shapes_alone else load(model, **weights, device="cpu")
+
+
+def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, limit: int, seed: int) -> list[Tensor]:
+    """Batches (B, C, H, W) for every method in turn: of ``dataset``, else random ones."""
+    weight = next(host.parameters())
+    if dataset is not None:
+        read = copy.copy(dataset)
+        read.transform = eval_transform(host) if read.transform is to_tensor else read.transform
+        found = [images for images, _ in batches(read, batch_size, limit=limit)]
+    elif weight.is_meta:
+        return [torch.empty(1, *_input_size(host), device="meta")]
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        found = list(torch.randn(limit, *_input_size(host), generator=generator).split(batch_size))
+    return [images.to(weight.device, weight.dtype) for images in found]
+
+
+def _input_size(model: nn.Module) -> tuple[int, ...]:
+    """Channels, height and width of the images that ``model`` takes: a host, or any other model that declares them.
+
+    Of a prefill, with the number of images of a prompt in front.
+    """
+    if isinstance(model, Prefill):
+        return model.shape
+    declared = None if has_trunk(model) else ask(model).input_size(model)
+    return host_of(model).facts(model).input_size if declared is None else declared
+
+
+# ---- rows, tables, notes ---------------------------------------------------------------------------------------------
+
+
+def _row(row: Profile) -> dict[str, Any]:
+    """A row of the record."""
+    found = {
+        "model": row.model,
+        "method": row.method,
+        "params": row.params,
+        "unused_params": row.unused_params,
+        "gmacs": row.macs.gmacs(),
+        "exchange_gmacs": row.macs.exchange / 1e9,
+        "tokens_per_block": list(row.tokens_per_block),
+    }
+    if row.prefill is not None:
+        found["prefill"] = {
+            "text_tokens": row.prefill.text,
+            "prompt_images": row.prefill.images,
+            "image_tokens": row.prefill.image_tokens,
+            "gmacs": {share: macs.gmacs() for share, macs in row.prefill.shares.items()},
+        }
+    return found
+
+
+def _table(rows: Sequence[Profile], convention: str) -> Table:
+    """The costs of all models; every model starts with its dense row."""
+    prompts = sum(row.prefill is not None for row in rows)
+    several = len({row.model for row in rows}) > 1
+    columns = ["method", "params M", "tokens per block", "linear", "attention", "matching", "norm", "total", "saved %"]
+    cells = []
+    dense = 1
+    for row in rows:
+        total = row.macs.under(convention)
+        dense = total if row.method == DENSE else dense
+        cells.append(
+            (
+                *([row.model if row.method == DENSE else ""] if several else []),
+                row.method,
+                f"{row.params / 1e6:.2f}",
+                compact(row.tokens_per_block),
+                *map(_number, row.macs.gmacs().values()),
+                _number(total / 1e9),
+                f"{100 * (1 - total / dense):.1f}",
+            )
+        )
+    unit = "GMACs per prompt" if prompts == len(rows) else "GMACs per image" + (" or prompt" if prompts else "")
+    title = unit if several else f"{rows[0].model}: {unit}"
+    names = ("model", *columns) if several else tuple(columns)
+    return Table("profile", title, names, cells, text_columns=1 + several)
+
+
+def _prompt_table(rows: Sequence[Profile], convention: str) -> Table:
+    """What the prefill of a prompt is spent in."""
+    cells: list[tuple[str, ...]] = []
+    dense = 1
+    for row in rows:
+        assert row.prefill is not None
+        shares = [macs.under(convention) for macs in row.prefill.shares.values()]
+        dense = sum(shares) if row.method == DENSE else dense
+        numbers = [_number(value / 1e9) for value in (*shares, sum(shares))]
+        model, saved = row.model if row.method == DENSE else "", f"{100 * (1 - sum(shares) / dense):.1f}"
+        cells.append((model, row.method, f"{row.prefill.image_tokens:g}", *numbers, saved))
+    cost = rows[0].prefill
+    assert cost is not None
+    title = f"prefill: GMACs per prompt of {cost.text} tokens of text and {cost.images} image{'s' * (cost.images > 1)}"
+    columns = ("model", "method", "image tokens", *cost.shares, "total", "saved %")
+    return Table("prefill", title, columns, cells, text_columns=2)
+
+
+def _number(gmacs: float) -> str:
+    """Format with two decimals as papers print them, more where that would hide the value."""
+    return f"{gmacs:.2f}" if gmacs >= 1 or gmacs == 0 else f"{gmacs:.3f}" if gmacs >= 0.001 else f"{gmacs:.1e}"
+
+
+def compact(tokens: Sequence[float]) -> str:
+    """Format tokens per block in short: equal neighbours together, and the middle of long lists left out.
+
+    Example:
+        >>> compact([197, 197, 197, 138, 138, 97.5])
+        '197x3 138x2 97.5'
+        >>> compact([184, 171, 158, 145, 132, 119, 106, 93])
+        '184 171 158 .. 106 93'
+    """
+    texts = [f"{count:.1f}".removesuffix(".0") for count in tokens]
+    groups = [(text, len(list(group))) for text, group in groupby(texts)]
+    words = [text if count == 1 else f"{text}x{count}" for text, count in groups]
+    return " ".join(words if len(words) <= GROUPS_SHOWN else [*words[:3], "..", *words[-2:]])
+
+
+def _unused(rows: Sequence[Profile]) -> Iterator[str]:
+    """Notes on models whose published parameter count is higher because the authors' code never uses some of them."""
+    for name, params, unused in {(row.model, row.params, row.unused_params): None for row in rows if row.unused_params}:
+        yield (
+            f"{name}: {params / 1e6:.2f} M parameters; the published {(params + unused) / 1e6:.2f} M include "
+            f"{unused / 1e6:.2f} M that are never used"
+        )
+
+
+def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str) -> Iterator[str]:
+    """Notes needed to compare the table with a published one."""
+    yield {
+        "all": "total = linear + attention + matching + norm, as fvcore counts attention written as matrix products "
+        "(DeiT-S 4.61, DeiT-B 17.58: MCTF, and the ToMe rows of ViTTM)",
+        "no-attention": "total = linear + matching + norm, as fvcore counts where attention is a fused kernel that it "
+        "does not see (ViT-S 4.25, ViT-B 16.87: the ViT and DeiT rows of ViTTM), plus, in models with two streams, the "
+        "attention between them, which it sees (the ViTTM and LookupViT rows)",
+        "no-norm": "total = linear + attention + matching (DeiT-S 4.60: ATM)",
+    }[convention] + "; other tables need another --convention"
+    if not adaptive:
+        if images is not None:
+            yield f"{images} was not read: no method here adapts to its images"
+        return
+    what = f"images of {images}" if images else "random images (give real ones with --images)"
+    these = "random weights (give --pretrained or --checkpoint)" if weights == "random" else "the model's given weights"
+    yield f"{', '.join(adaptive)}: counts depend on the images; means over {count} {what} under {these}"
+
+
+def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig]) -> list[str]:
+    """The methods whose counts in ``host`` depend on parameters of their own, which are random here.
+
+    Example:
+        >>> import timm, vitrim
+        >>> host = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3)
+        >>> configs = map(vitrim.parse_method, ("ia_red2", "ia_red2:r=[1,1,1]", "a_vit", "atm"))
+        >>> untrained_counts(host, configs)
+        ['ia_red2']
+    """
+    found, own = [], len(list(host.parameters()))
+    for config in configs:
+        if config.is_adaptive() and not config.training_free:
+            with torch.random.fork_rng(devices=[]):  # a look changes nothing that is drawn later
+                reduced = reduced_copy(host, config)
+            if len(list(reduced.parameters())) > own:  # a_vit learns with weights of the host, and those are given
+                found.append(config.describe())
+    return found
+
+
+def untrained_notes(untrained: Iterable[str]) -> Iterator[str]:
+    """A note on the methods of `untrained_counts`, if there are any."""
+    names = ", ".join(untrained)
+    if names:
+        yield (
+            f"{names}: counts depend on parameters of its own, and those are random here, also where a run learned "
+            "them; `vitrim eval` reads what a run learned, and counts with it"
+        )
