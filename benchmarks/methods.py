@@ -32,12 +32,12 @@ from script import from_shell
 from vitrim.cli import common
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
-from vitrim.errors import ReductionWarning
+from vitrim.errors import ReductionWarning, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
-from vitrim.speed.bench import measure, one_line_errors, random_images
+from vitrim.speed.bench import measure, random_images
 from vitrim.tuning import match_macs
 
 Row = dict[str, Any]

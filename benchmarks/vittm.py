@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from script import from_shell
 from vitrim.cli import common
-from vitrim.errors import ReductionWarning, unknown
+from vitrim.errors import ReductionWarning, one_line_errors, unknown
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import (
@@ -42,7 +42,7 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
-from vitrim.speed.bench import DTYPES, one_line_errors
+from vitrim.speed.bench import DTYPES
 
 Row = dict[str, Any]
 

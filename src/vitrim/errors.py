@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 LONGEST_WORD = 200
 LONGEST_LINE = 500
@@ -77,3 +78,26 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def one_line_errors(setting: str, kept: str = "; settings finished before are kept") -> Iterator[None]:
+    """Turn running out of memory, and a dtype that the device cannot compute in, into a `VitrimError`.
+
+    Args:
+        setting: what ran, for the message.
+        kept: what the message says of what was there before.
+    """
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise VitrimError(f"out of memory at {setting}{kept}") from error
+    except RuntimeError as error:
+        message = str(error)
+        if any(sign in message for sign in ("can't allocate memory", "Storage size calculation overflowed")):
+            raise VitrimError(f"out of memory at {setting}{kept}") from error
+        if "not implemented for" in message:
+            raise VitrimError(f"cannot run at {setting}: {first_line(error)}{kept}") from error
+        raise

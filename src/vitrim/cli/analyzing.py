@@ -76,7 +76,7 @@ class Report:
     def kept(self, passes: Sequence[Pass]) -> Iterator[None]:
         """Analyse what was gathered, also if something stops a pass, Ctrl-C too."""
         from vitrim.analysis.output import write_records
-        from vitrim.speed.bench import one_line_errors
+        from vitrim.errors import one_line_errors
 
         try:
             with one_line_errors("this batch size", kept="; what was gathered is kept"):

@@ -134,7 +134,7 @@ def _reported(measurement: Measurement, report: Report, setting: str, partial: P
     Raises:
         VitrimError: what stopped it, in one line.
     """
-    from vitrim.speed.bench import one_line_errors
+    from vitrim.errors import one_line_errors
 
     problem: str | None = "stopped before the end"
     try:

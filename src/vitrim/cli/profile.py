@@ -56,9 +56,9 @@ def profile(
     configs = [config for config in common.parse_methods(methods or ()) if config.describe() != DENSE]
     if weights.checkpoint is not None and len(models) > 1:
         raise VitrimError(f"--checkpoint holds the weights of one model; {len(models)} models are given")
+    from vitrim.errors import one_line_errors
     from vitrim.measure.machine import environment
     from vitrim.measure.macs import CONVENTIONS
-    from vitrim.speed.bench import one_line_errors
 
     common.check_choice("convention", convention, CONVENTIONS)
     adaptive = [config.describe() for config in configs if config.is_adaptive()]

@@ -18,7 +18,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import host_of
 from vitrim.core.schedule import Aligned, BringBack, Keep, Remove
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, one_line_errors
 from vitrim.measure.latency import (
     Budget,
     dense_copies,
@@ -31,7 +31,7 @@ from vitrim.measure.latency import (
 )
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE
-from vitrim.speed.bench import DTYPES, one_line_errors, random_images
+from vitrim.speed.bench import DTYPES, random_images
 
 __all__ = ["align", "throughput"]
 
