@@ -272,7 +272,7 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
     [
         ({"batch": 0}, "batch=0 must be a whole number from 1"),
         ({"opset": 9}, "opset=9 must be a whole number from 18 to 23"),
-        ({"dtype": "int8"}, "unknown dtype 'int8'; valid: fp32, fp16"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; valid: fp16, fp32"),
         ({"check": -1}, "check=-1 must not be negative"),
         ({"to": "tensorrt"}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
         ({"to": "openvino"}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),

@@ -55,10 +55,10 @@ def open_images(
         VitrimError: the images cannot be read, or are described and not given.
 
     Example:
-        >>> import timm
+        >>> import io, timm
         >>> from PIL import Image
-        >>> data = ImageDataset([Image.new("RGB", (40, 30))], [0])
-        >>> open_images(timm.create_model("test_vit"), data)[0][0].shape
+        >>> Image.new("RGB", (40, 30)).save(file := io.BytesIO(), "png")
+        >>> open_images(timm.create_model("test_vit"), ImageDataset([file.getvalue()], [0]))[0][0].shape
         torch.Size([3, 160, 160])
     """
     where = {"split": split, "image_column": image_column, "label_column": label_column}

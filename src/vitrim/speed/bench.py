@@ -220,19 +220,19 @@ def _batch_sizes(given: int | Sequence[int]) -> list[int]:
         VitrimError: none, or a number that is no size of a batch.
     """
     sizes = list(dict.fromkeys([given] if isinstance(given, int | str) else given))
-    wrong = next((size for size in sizes if isinstance(size, bool | str) or not 1 <= size <= MAX_BATCH), None)
-    if wrong is not None or not sizes:
-        raise VitrimError(
-            f"unexpected batch size '{wrong or ''}'; valid batch sizes: whole numbers from 1 to {MAX_BATCH}, as in 1,8"
-        )
+    for size in sizes or ("",):
+        if isinstance(size, bool | str) or not 1 <= size <= MAX_BATCH:
+            raise VitrimError(
+                f"unexpected batch size '{size}'; valid batch sizes: whole numbers from 1 to {MAX_BATCH}, as in 1,8"
+            )
     return sizes
 
 
 def _dtypes(given: str | Sequence[str]) -> list[str]:
     names = list(dict.fromkeys([given] if isinstance(given, str) else given))
-    wrong = next((name for name in names if name not in DTYPES), None)
-    if wrong is not None or not names:
-        raise unknown("dtype", wrong or "", DTYPES)
+    for name in names or ("",):
+        if name not in DTYPES:
+            raise unknown("dtype", name, DTYPES)
     return names
 
 
