@@ -69,8 +69,8 @@ def bench(
     """
     if compiled and engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
-    sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in _words(batch_size, "--batch-size")]
-    dtypes, engines = _words(dtype, "--dtype"), _words(engine, "--engine")
+    sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(batch_size, "--batch-size")]
+    dtypes, engines = words(dtype, "--dtype"), words(engine, "--engine")
     from vitrim.speed.bench import bench as time_
 
     given: dict[str, Any] = {
@@ -141,7 +141,7 @@ def progress() -> Iterator[Callable[[str], None]]:
         tell("")
 
 
-def _words(texts: Sequence[str] | None, what: str) -> list[str]:
+def words(texts: Sequence[str] | None, what: str) -> list[str]:
     """The values of ``["1", "8,32"]``, each once; none where nothing is given."""
     words = [word for text in texts or () for word in text.replace(",", " ").split()]
     if not words and texts is not None:

@@ -117,7 +117,7 @@ def bench(
         >>> [(row["method"], row["batch_size"], row["rounds"]) for row in report.rows]
         [('dense', 2, 1), ('tome:r=1', 2, 1)]
     """
-    sizes, dtypes = _batch_sizes(batch_size), _dtypes(dtype)
+    sizes, dtypes = batch_sizes(batch_size), _dtypes(dtype)
     configs = {config.describe(): config for config in parse_methods(methods)}
     engines = _engines(engine, compiled)
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
@@ -213,7 +213,7 @@ def check_enough(dataset: ImageDataset, count: int) -> None:
         raise VitrimError(f"{dataset.source} has {len(dataset)} images, too few for a batch of {count}")
 
 
-def _batch_sizes(given: int | Sequence[int]) -> list[int]:
+def batch_sizes(given: int | Sequence[int]) -> list[int]:
     """Every size once.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any
 
 from vitrim.measure.records import Row
@@ -44,6 +45,10 @@ class SpeedReport(Report):
         yield from self.notes
         for place in range(len(self.tables)):
             yield from self.setting(place)
+
+    def _repr_html_(self) -> str:
+        lines = (line for words in self.words for line in words)
+        return super()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -155,7 +160,7 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         row = best[method]
         promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
         speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f})"
-        if _shows_only_cost(method):
+        if shows_only_cost(method):
             continue
         if row["speedup_q1"] > 1.0:
             lines.append(f"{method}{part}: use {row['engine']}; reducing adds {speed} to {base}, {promise}")
@@ -165,7 +170,7 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _shows_only_cost(method: str) -> bool:
+def shows_only_cost(method: str) -> bool:
     """Whether a method is there to show what vitrim itself costs."""
     return method.partition(":")[0] == "none"
 
@@ -189,7 +194,7 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
     where = f"at {setting_text(row)}"
     promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
     lines: list[str] = []
-    if _shows_only_cost(row["method"]):
+    if shows_only_cost(row["method"]):
         return lines
     method = row["method"] + (f" ({row['part']})" if "part" in row else "")
     if several:
