@@ -1,4 +1,4 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | compare | analyze | show | train | tune | export | ...``.
+"""The command line: ``vitrim demo | list | profile | bench | eval | compare | analyze | show | train | tune | ...``.
 
 One file per subcommand.
 
