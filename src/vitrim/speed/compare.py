@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -16,7 +17,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
 from vitrim.data import eval_transform, load_data, to_tensor
 from vitrim.data.dense import plain
-from vitrim.errors import VitrimError, one_line_errors, unknown
+from vitrim.errors import ReductionWarning, VitrimError, one_line_errors, unknown
 from vitrim.files import check_file
 from vitrim.loading import Loaded, load
 from vitrim.measure.drawing import drawing
@@ -46,6 +47,8 @@ from vitrim.training.images import geometry_of
 from vitrim.training.runs import as_trained
 
 EVALUATED = ("fp32", "bf16")
+PALE = "#999999"
+"""The colour of what only shows the cost of vitrim itself."""
 
 
 @dataclass
@@ -165,11 +168,12 @@ def compare(
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
     place = select_device(device) if isinstance(model, str) else next(model.parameters()).device
     set_threads(threads)
-    with drawing(place, seed):
+    with drawing(place, seed), warnings.catch_warnings():
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
         check_engines(engines, configs, loaded.model, place, DTYPES[dtype])
         for config in configs.values():
             reduced_copy(loaded.model, config)
+        warnings.simplefilter("ignore", ReductionWarning)  # it was said of these copies
         goal, dataset = open_task(
             loaded, data, task=task, split=split, image_column=image_column, label_column=label_column,
             data_options=data_options, protocol=protocol,
@@ -310,28 +314,29 @@ def _table(report: Comparison, metric: str) -> Table:
     title = f"{report.rows[0]['model']} on {data['source']}: {data['images']} images"
     timed = (column for size in sizes for column in (f"ms at {size}", f"speed-up at {size}"))
     several = len({speed["engine"] for row in report.rows for speed in row["speeds"]}) > 1
-    columns = ("method", spelled(metric), "change", "agree", "GMACs", "saved", *timed)
+    columns = ("method", spelled(metric), "change", "agree", "saved", *timed)
     cells = [
         (
             row["method"],
             f"{100 * row[metric]:.2f}",
-            f"{-100 * row['loss']:+.2f}",
+            f"{0.0 - 100 * row['loss']:+.2f}",
             f"{100 * row['agreement']:.1f}",
-            f"{sum(row['gmacs'].values()):.{2 if sum(report.rows[0]['gmacs'].values()) >= 1 else 4}f}",
             f"{100 * row['saved']:.1f}",
             *(
                 cell
                 for speed in row["speeds"]
-                for cell in (
-                    f"{speed['latency_ms']['p50'] / speed['batch_size']:.2f}",
-                    f"{speed['speedup']:.2f} ({speed['speedup_q1']:.2f}-{speed['speedup_q3']:.2f})"
-                    + (f" {speed['engine']}" if several else ""),
-                )
+                for cell in (f"{speed['latency_ms']['p50'] / speed['batch_size']:.2f}", _speed_cell(speed, several))
             ),
         )
         for row in report.rows
     ]
     return Table("compare", title, columns, cells)
+
+
+def _speed_cell(speed: Mapping[str, Any], several: bool) -> str:
+    median, q1, q3 = (f"{speed[key]:.2f}" for key in ("speedup", "speedup_q1", "speedup_q3"))
+    quartiles = "" if q1 == q3 else f" ({q1}-{q3})"
+    return f"{median}{quartiles}" + (f" {speed['engine']}" if several else "")
 
 
 def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Task) -> Iterator[str]:
@@ -468,7 +473,8 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
         A matplotlib figure.
     """
     names = [row["method"] for row in rows]
-    shades, shapes = style.colours(names), style.markers(names[1:])
+    shades = {**style.colours(names), **{name: PALE for name in names if shows_only_cost(name)}}
+    shapes = style.markers(names[1:])
     sizes = [speed["batch_size"] for speed in rows[0]["speeds"]]
     entries = -(-len(rows) // 2)
     figure, axes = style.panels(len(sizes), across=2, size=(4.4, 3.6), above=0.5 + 0.2 * entries)
@@ -486,7 +492,7 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
             axis.errorbar(
                 [time], [loss], xerr=[[-low], [high]],
                 yerr=None if row["loss_error"] is None else [100 * row["loss_error"]],
-                color=shades[name], marker=shapes[name], markersize=6, linestyle="none", elinewidth=0.9, zorder=3,
+                color=shades[name], marker=shapes[name], markersize=6, linestyle="none", elinewidth=0.8, zorder=3,
             )  # fmt: skip
         for method, own in points.items():
             if len(own) > 1:
