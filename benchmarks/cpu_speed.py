@@ -21,7 +21,6 @@ from torch import nn
 
 from script import from_shell
 from vitrim.cli import common
-from vitrim.cli.speeds import setting_text
 from vitrim.core.method import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import one_line_errors
@@ -29,6 +28,7 @@ from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.speed.bench import DTYPES, measure, random_images
+from vitrim.speed.words import setting_text
 
 Row = dict[str, Any]
 

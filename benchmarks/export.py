@@ -30,7 +30,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.exporting import bound, check, engines, export, freeze
-from vitrim.exporting.timing import time_exported
+from vitrim.exporting.writing import time_exported
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget, reduced_copy

@@ -95,9 +95,11 @@ def modules() -> dict[str, Path]:
 
 
 def imported(text: str, known: Iterable[str], package: str = "vitrim") -> set[str]:
-    """The modules of a package that a source names, wherever in it, for types alone too."""
+    """The modules of a package that a source names, wherever in it, for types alone and as text for `import_module`."""
     found = set()
     for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
+            found |= {given.value for given in node.args[:1] if isinstance(given, ast.Constant)}
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -145,10 +147,13 @@ from typing import TYPE_CHECKING
 import a.x, os
 if TYPE_CHECKING:
     from a.y import One
-def f():
+def f(name):
     from a import y, Two
+    import_module("a.z")
+    importlib.import_module("a.v.w", package)
+    import_module(name)
 """
-    assert imported(source, {"a.x", "a.y"}, "a") == {"a.x", "a.y", "a"}
+    assert imported(source, {"a.x", "a.y"}, "a") == {"a.x", "a.y", "a", "a.z", "a.v.w"}
     assert circles({"a": {"a.x"}, "a.x": {"a", "a.y"}, "a.y": set()}) == []
     assert circles({"x": {"y"}, "y": {"z"}, "z": {"y"}, "w": {"w"}}) == [{"w"}, {"y", "z"}]
 

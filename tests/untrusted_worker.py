@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrim.errors import VitrimError
 from vitrim.exporting import Exported
-from vitrim.exporting.format import formats
+from vitrim.exporting.formats import formats
 
 IMAGES = np.ones((2, 3, 4, 4), np.float32)
 WATCHED = {

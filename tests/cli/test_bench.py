@@ -13,8 +13,7 @@ from timm.models import VisionTransformer
 from torch import nn
 from typer.testing import CliRunner
 
-from vitrim.cli import app, speeds
-from vitrim.cli.speeds import advice, verdicts
+from vitrim.cli import app
 from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError, one_line_errors
 from vitrim.loading import create_model
@@ -22,9 +21,10 @@ from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
 from vitrim.speed import bench as profiling
-from vitrim.speed import engines
+from vitrim.speed import engines, words
 from vitrim.speed.bench import measure, promised_speedup, random_images
 from vitrim.speed.engines import compilation
+from vitrim.speed.words import advice, verdicts
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
 MODEL = ["vit_tiny_patch16_224", *(f"--model-option={key}={value}" for key, value in SMALL.items())]
@@ -530,7 +530,7 @@ def test_table_and_verdict_are_printed(monkeypatch):
     assert "tome:r=8,last_block=class_token does not pay" not in text
 
 
-@pytest.mark.parametrize("module", [speeds, profiling, engines])
+@pytest.mark.parametrize("module", [words, profiling, engines])
 def test_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

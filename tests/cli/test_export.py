@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
@@ -17,8 +18,9 @@ import vitrim
 from cli_runs import Run, runner
 from full_matrix import cells
 from image_files import write_noise
-from vitrim.cli import export as export_file
-from vitrim.cli.export import _classes
+from vitrim.data import ImageDataset
+from vitrim.exporting import writing
+from vitrim.exporting.writing import _classes
 from vitrim.loading import create_model
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
@@ -147,7 +149,7 @@ def test_bad_input_is_one_line(run: Run, arguments: list[str], message: str) -> 
 
 
 def test_a_missing_package_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrim.exporting.format import formats
+    from vitrim.exporting.formats import formats
 
     monkeypatch.setattr(formats()["onnx"], "needs", ("no_such_runtime",))
     code, _, err = run("-m", "tome:r=2", "--out", "m.onnx")
@@ -177,14 +179,22 @@ def test_a_file_has_the_names_of_the_model_before_those_of_the_images() -> None:
 
 def test_as_many_images_as_a_batch_are_enough() -> None:
     dataset: Any = [None] * 5
-    export_file._check_images(dataset, nn.Identity(), None, 4, 5, fixing=False)
+    writing._check_images(dataset, nn.Identity(), None, 4, 5)
 
 
-@pytest.mark.parametrize(("limit", "images"), [(None, export_file.FITTED), (3, 3)])
-def test_counts_are_found_on_so_many_images(limit: int | None, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "images"), [(None, writing.FITTED), (3, 3)])
+def test_counts_are_found_on_so_many_images(
+    limit: int | None, images: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("vitrim.data.batches", lambda dataset, size, limit: asked.append(limit) or [])
-    monkeypatch.setattr("vitrim.exporting.static.freeze", lambda *_, **__: None)
-    config, dataset = vitrim.parse_method("atm"), [None]
-    export_file._fixed(nn.Identity(), config, dataset, limit, True, None, None)  # type: ignore[arg-type]
+
+    def frozen(*_: object, **__: object) -> vitrim.MethodConfig:
+        return vitrim.parse_method("tome:r=2")
+
+    monkeypatch.setattr(writing, "batches", lambda dataset, size, limit: asked.append(limit) or [])
+    monkeypatch.setattr("vitrim.exporting.static.freeze", frozen)
+    vitrim.export(
+        create_model("test_vit", options=OPTIONS), "atm", tmp_path / "m.pt2",
+        freeze=True, limit=limit, check=0, images=ImageDataset([Image.new("RGB", (32, 32))], [0]),
+    )  # fmt: skip
     assert asked == [images]

@@ -19,7 +19,7 @@ from full_matrix import cells
 from vitrim.core.plan import Preprocessing
 from vitrim.core.registry import methods
 from vitrim.exporting import Exported, check
-from vitrim.exporting.format import formats
+from vitrim.exporting.formats import formats
 from vitrim.exporting.program import as_read
 
 FIXED = [

@@ -25,7 +25,7 @@ import torch
 from untrusted_worker import IMAGES
 from vitrim.errors import VitrimError
 from vitrim.exporting import Exported
-from vitrim.exporting.format import formats
+from vitrim.exporting.formats import formats
 
 ENVELOPE = {"input": {"name": "image", "shape": ["batch", 3, 4, 4], "dtype": "float32"}}
 METADATA = json.dumps(ENVELOPE)

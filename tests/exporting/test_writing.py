@@ -17,12 +17,12 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.exporting import Exported, check, engines, timing
-from vitrim.exporting import format as file_formats
-from vitrim.exporting.format import Array, Format, Graph, Run, format_named, formats, register_format
-from vitrim.exporting.timing import on_engine, time_exported
-from vitrim.exporting.writing import staged
+from vitrim.exporting import Exported, check, engines, writing
+from vitrim.exporting import formats as file_formats
+from vitrim.exporting.formats import Array, Format, Graph, Run, format_named, formats, register_format
+from vitrim.exporting.writing import staged, time_exported
 from vitrim.measure.latency import Budget
+from vitrim.speed.engines import on_engine
 
 SIZE = 32
 CLASSES = ("cat", "dog", "car")
@@ -134,9 +134,9 @@ def test_speedups_are_over_what_they_say(written: tuple[nn.Module, Exported], mo
     """Of times made up: over the dense model of the same engine, and over the eager one, by hand."""
     made, file = written
     times = {"eager reduced": 5.0, "exported dense": 4.0, "exported reduced": 1.0}
-    monkeypatch.setattr(timing, "_dense_file", lambda *_: file)
+    monkeypatch.setattr(writing, "_dense_file", lambda *_: file)
     monkeypatch.setattr(
-        timing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
+        writing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
     )
     images = torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)
     rows = time_exported(made, copy.deepcopy(made), file, images)
@@ -250,7 +250,7 @@ def off_by_a_bit() -> Iterator[type[Format]]:
             return lambda images: np.full((len(images), 3), 0.5, np.float32)
 
     yield OffByABit
-    del file_formats._FORMATS["off"]
+    del file_formats._OTHERS["off"]
 
 
 def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
     [
         ({"batch": 0}, "batch=0 must be a whole number from 1"),
         ({"opset": 9}, "opset=9 must be a whole number from 18 to 23"),
-        ({"dtype": "int8"}, "unknown dtype 'int8'; valid: fp32, fp16"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; valid: fp16, fp32"),
         ({"check": -1}, "check=-1 must not be negative"),
         ({"to": "tensorrt"}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
         ({"to": "openvino"}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),

@@ -1,4 +1,4 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | analyze | show | train | tune | export | ...``.
+"""The command line: ``vitrim demo | list | profile | bench | eval | compare | analyze | show | train | tune | ...``.
 
 One file per subcommand.
 
@@ -20,7 +20,22 @@ from typing import Annotated, Any
 import typer
 
 from vitrim import __version__
-from vitrim.cli import analyze, bench, convert, demo, env, evaluate, export, listing, page, profile, show, train, tune
+from vitrim.cli import (
+    analyze,
+    bench,
+    compare,
+    convert,
+    demo,
+    env,
+    evaluate,
+    export,
+    listing,
+    page,
+    profile,
+    show,
+    train,
+    tune,
+)
 from vitrim.cli.common import INTERRUPTED, TERMINATED
 from vitrim.cli.setup import flat
 from vitrim.errors import VitrimError, one_line
@@ -38,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "profile": profile.profile,
     "bench": bench.bench,
     "eval": evaluate.evaluate,
+    "compare": compare.compare,
     "analyze": analyze.analyze,
     "show": show.show,
     "train": train.train,

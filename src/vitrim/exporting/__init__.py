@@ -9,8 +9,8 @@ hide the function `vitrim.export`.
 """
 
 from vitrim.exporting.exported import Exported
-from vitrim.exporting.format import Format, engines, register_format
-from vitrim.exporting.parity import Parity, check
+from vitrim.exporting.formats import Format, engines, register_format
+from vitrim.exporting.program import Parity, check
 from vitrim.exporting.static import bound, freeze
 from vitrim.exporting.writing import export
 

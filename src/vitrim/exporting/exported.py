@@ -15,9 +15,19 @@ from typing import Any
 import torch
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.exporting.format import Array, Format, Run, format_named, formats
+from vitrim.exporting.formats import Array, Format, Run, format_named, formats
+from vitrim.report import Report
 
 Shape = tuple[int | str, ...]
+
+
+class ExportReport(Report):
+    """What was exported, in words, and how fast it is if it was timed."""
+
+    def parts(self) -> Iterator[Any]:
+        yield from self.notes
+        for table in self.tables:
+            yield table.rich()
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class Exported:
         metadata: version, method, model, preprocessing, classes, tokens per block, MACs.
         threads: of the engine, if it has threads of its own (onnx, openvino); None: as many as torch has when it is
             opened. pt2 and aoti run on torch's.
+        report: of `vitrim.export`: what the command prints and records; None of a file that was opened.
         trust: the file may run even if it is code, as pt2 and aoti are. True of what `vitrim.export` returns.
 
     Raises:
@@ -56,6 +67,7 @@ class Exported:
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     threads: int | None = None
     trust: bool = False
+    report: ExportReport | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.threads is not None and not self.kind.own_threads:

@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
-from vitrim.core.reduce import HANDLE, get_reduction, reduce_, restore_
+from vitrim.core.reduce import HANDLE, get_reduction, reduce_, restore_, saved_method
 from vitrim.core.registry import ask, host_of, parse_method
-from vitrim.errors import ReductionWarning, VitrimError, first_line
-from vitrim.exporting import parity
-from vitrim.exporting.exported import Exported, sidecar, size_of, weights_beside
-from vitrim.exporting.format import OPSETS, Format, Graph, format_named
-from vitrim.exporting.metadata import describe, of_file
-from vitrim.exporting.program import MAX_BATCH, Program, trace
+from vitrim.data import ImageDataset, batches
+from vitrim.errors import ReductionWarning, VitrimError, first_line, unknown
+from vitrim.exporting import static
+from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, weights_beside
+from vitrim.exporting.formats import OPSETS, Format, Graph, as_array, format_named
+from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
+from vitrim.exporting.program import check as compare
 from vitrim.files import check_file, json_text
-from vitrim.measure.latency import shared_copy
+from vitrim.loading import load
+from vitrim.measure.inputs import open_images
+from vitrim.measure.latency import (
+    Budget,
+    dense_copies,
+    fastest,
+    images_per_second,
+    paired_speedup,
+    shared_copy,
+    summarise,
+    time_interleaved,
+)
+from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.macs import count_macs
+from vitrim.measure.records import DENSE, Row
+from vitrim.report import Table
+from vitrim.version import __version__
+
+FITTED = 512
+"""Images for fixed counts where nothing says how many."""
+
+EAGER = "eager"
+
+GIGA = 1e9
+
+COLUMNS = ("method", "engine", "images/s", "p50 ms", "p95 ms", "speed-up", "q1-q3", "promised", "ratio", "over eager")
 
 CALLS = {"freeze": "freeze", "capacity": "bound"}
 """The functions of `vitrim.exporting.static` behind the options of the command."""
@@ -42,7 +71,7 @@ Dtype = Literal["fp32", "fp16"]
 
 
 def export(
-    model: nn.Module,
+    model: nn.Module | str,
     method: MethodConfig | str | None,
     path: str | Path,
     *,
@@ -53,19 +82,33 @@ def export(
     preprocess: bool = False,
     size: int | tuple[int, int] | None = None,
     check: int | Tensor = CHECKED,
+    freeze: bool = False,
+    capacity: float | None = None,
+    bench: bool = False,
+    images: str | Path | ImageDataset | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    limit: int | None = None,
     name: str | None = None,
     classes: Sequence[str] | None = None,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: dict[str, Any] | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Exported:
-    """Write ``model``, reduced by ``method``, as a file that runs without vitrim. ``model`` stays as it is.
+    """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` stays as it is.
 
     The file takes ``image`` (batch, C, H, W) float32 and gives float32 logits (batch, K); of a model without a head,
     its first output. Before it gets its name it must agree with the model: the same top-1 and logits within 1e-4, at
-    batch 1, 2 and all that is left of 64 random images. A JSON file beside it repeats the metadata in it.
+    batch 1, 2 and all that is left of the images of ``check``. A JSON file beside it repeats the metadata in it.
 
     Args:
-        model: a supported host: dense or, if ``method`` is None, reduced already, with learned parameters for instance.
-        method: config or text. One whose counts depend on the images must be given fixed ones first
-            (`vitrim.exporting.freeze`, `vitrim.exporting.bound`).
+        model: a supported host: dense or, if ``method`` is None, reduced already, with learned parameters for instance;
+            or its name, as on the command line. Of a run that learned parameters for the method, the file gets those.
+        method: config or text. One whose counts depend on the images needs fixed ones: ``freeze`` or ``capacity``.
         path: of the file; the names of those beside it begin with its own.
         to: format, by default that of the suffix: onnx, pt2, openvino (.xml), aoti (.pt2 too).
         batch: the only batch size; None for any.
@@ -73,12 +116,23 @@ def export(
         dtype: of weights and computation; decisions stay in fp32, as do input and output.
         preprocess: take (batch, H, W, C) uint8 and normalise in the graph; resizing and cropping stay outside.
         size: side of the images, or height and width; by default the model's own.
-        check: so many random images for the comparison, 0 for none; or images as the file takes them.
+        check: compare on so many images, of ``images`` or else random, 0 for none; or on these, as the file takes them.
+        freeze: the method's counts become the means over ``images`` (`vitrim.exporting.freeze`).
+        capacity: the method gets slots per block, enough for this share of ``images`` (`vitrim.exporting.bound`).
+        bench: time eager and exported, dense and reduced, at ``batch``, or at 1 and 8.
+        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`.
+        split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
+        limit: find counts on so many images, by default 512.
         name: of the model, for the metadata.
-        classes: names of the classes, likewise; by default the model's own, where it has them.
+        classes: names of the classes, likewise; by default the model's own, else those of ``images``.
+        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; only with a name.
+        seed: of random weights and parameters, and of the images of ``bench``.
+        threads: of torch on the CPU, from now on; None: as they are.
+        on_progress: called with a few words on every step.
 
     Returns:
-        The file, ready to `run`; it is trusted, as `Exported.open` says.
+        The file, ready to `run`; it is trusted, as `Exported.open` says. Its ``report`` is what the command prints and
+        records.
 
     Raises:
         VitrimError: the method or the model cannot be exported, a location or an option is not valid, or the file
@@ -86,33 +140,58 @@ def export(
         MissingPackageError: a package of the format is not installed.
 
     Example:
-        >>> import timm, vitrim
         >>> from tempfile import TemporaryDirectory
-        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
+        >>> options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
         >>> with TemporaryDirectory() as folder:
-        ...     file = vitrim.export(model, "tome:r=2", f"{folder}/m.pt2", check=4)
+        ...     file = export("test_vit", "tome:r=2", f"{folder}/m.pt2", check=4, model_options=options)
         ...     file.metadata["method"], file.metadata["tokens_per_block"][:2]
         ('tome:r=2', [15, 13])
     """
+    config = parse_method(method) if isinstance(method, str) else method
+    fixing = freeze or capacity is not None
+    _check_fixing(config, freeze, capacity, images, limit)
     wanted = _Wanted(Path(path), format_named(to, Path(path)), batch, opset, dtype, preprocess)
-    reduced = _copy(model, parse_method(method) if isinstance(method, str) else method)
-    shape = _shape(reduced, size)
-    told = _told(reduced, shape)
-    images = _images(check, shape, batch, preprocess)
-    names = ask(reduced).class_names(reduced) if classes is None else classes
-    facts = describe(reduced, torch.zeros(1, *shape), told, name=name, classes=names, tokens=_tokens(reduced, shape))
-    with staged(wanted.path) as place:
-        written = _write(wanted, reduced, shape, told, facts, place)
-        if images is not None:
-            found = parity.check(written, reduced, images)
-            if not found.holds:
-                raise VitrimError(
-                    f"{wanted.path} is not written: as {wanted.kind.name} it disagrees with the model; {found}"
-                )
-            written = replace(written, metadata={**written.metadata, "parity": str(found)})
-        text = json_text(dict(written.metadata), indent=2) + "\n"
-        sidecar(place).write_text(text, encoding="utf-8")
-    return replace(written, path=wanted.path)
+    tell = on_progress or (lambda _: None)
+    set_threads(threads)
+    with drawing(torch.device("cpu"), seed):
+        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
+        plain = _plain(loaded.model)
+        dataset = open_images(plain, images, split=split, image_column=image_column, label_column=label_column)
+        if dataset is not None and (fixing or not isinstance(check, int) or check):
+            _check_images(dataset, plain, size, check, batch)
+        if fixing and config is not None:
+            tell("finding counts")
+            config = _fixed(plain, config, dataset, limit or FITTED, capacity, loaded.learned)
+        reduced = _reduced(plain, config, loaded.learned)
+        shape = _shape(reduced, size)
+        told = replace(ask(reduced).preprocessing(reduced), size=shape[1:])
+        if dataset is not None and isinstance(check, int) and check > 0:
+            check = _spread(dataset, max(check, batch or 1), told if preprocess else None)
+        compared = _images(check, shape, batch, preprocess)
+        names = _classes(dataset, reduced) if classes is None else classes
+        facts = _describe(reduced, torch.zeros(1, *shape), told, name or loaded.name, names, _tokens(reduced, shape))
+        tell("exporting")
+        with staged(wanted.path) as place:
+            written = _write(wanted, reduced, shape, told, facts, place)
+            if compared is not None:
+                tell("comparing")
+                found = compare(written, reduced, compared)
+                if not found.holds:
+                    raise VitrimError(
+                        f"{wanted.path} is not written: as {wanted.kind.name} it disagrees with the model; {found}"
+                    )
+                written = replace(written, metadata={**written.metadata, "parity": str(found)})
+            text = json_text(dict(written.metadata), indent=2) + "\n"
+            sidecar(place).write_text(text, encoding="utf-8")
+        file = replace(written, path=wanted.path)
+        report = _report(file, loaded.weights, seed)
+        if bench:
+            for images_at_once in (1, 8) if file.batch is None else (file.batch,):
+                tell(f"timing at batch {images_at_once}")
+                rows = time_exported(_dense(reduced), reduced, file, _noise(file, images_at_once, seed))
+                report.rows = [*report.rows, *rows]
+                report.tables.append(_table(rows))
+    return replace(file, report=report)
 
 
 @dataclass(frozen=True)
@@ -132,7 +211,7 @@ class _Wanted:
         if self.opset not in OPSETS:
             raise VitrimError(f"opset={self.opset} must be a whole number from {OPSETS.start} to {OPSETS.stop - 1}")
         if self.dtype not in ("fp32", "fp16"):
-            raise VitrimError(f"unknown dtype '{self.dtype}'; valid: fp32, fp16")
+            raise unknown("dtype", self.dtype, ("fp32", "fp16"))
         self.kind.check()
         for file in (self.path, sidecar(self.path), *weights_beside(self.path)):
             check_file(file)
@@ -161,7 +240,15 @@ def _write(
     inputs = (wanted.batch or "batch", *layout)
     known = {
         **facts,
-        **of_file(inputs, output, dtype=dtype, half=half, opset=wanted.opset, in_graph=wanted.preprocess),
+        "input": {
+            "name": "image",
+            "shape": list(inputs),
+            "dtype": dtype,
+            "layout": "NHWC, as read, 0 to 255" if wanted.preprocess else "NCHW, normalised",
+        },
+        "output": {"name": output},
+        "weights": wanted.dtype,
+        "opset": wanted.opset,
         "format": wanted.kind.name,
     }
     nodes = wanted.kind.write(Graph(program, output, json_text(known), wanted.opset, half), place)
@@ -212,22 +299,99 @@ def _move(files: Sequence[Path], path: Path) -> None:
         raise VitrimError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _copy(model: nn.Module, method: MethodConfig | None) -> nn.Module:
-    """A copy on the CPU, in float32 and eval mode, reduced by ``method``.
+# ---- what is asked for -----------------------------------------------------------------------------------------------
+
+
+def _check_fixing(
+    config: MethodConfig | None, freeze: bool, capacity: float | None, images: object, limit: int | None
+) -> None:
+    """Refuse, before any work, ways to fixed counts without a method that needs them or without images."""
+    asked = freeze or capacity is not None
+    option = "--freeze" if freeze else "--capacity"
+    if freeze and capacity is not None:
+        raise VitrimError("give either --freeze or --capacity, not both")
+    if capacity is not None and not 0.0 < capacity <= 1.0:
+        raise VitrimError(f"--capacity {capacity} must be above 0 and at most 1: the share of images that fit")
+    if asked and config is None:
+        raise VitrimError(f"{option} is for a method that adapts to the images: give one with -m")
+    if asked and images is None:
+        raise VitrimError(f"{option} finds counts on images: give --images too")
+    if limit is not None and not asked:
+        raise VitrimError("--limit says on how many images --freeze and --capacity find counts: give one of them")
+
+
+def _check_images(
+    dataset: ImageDataset,
+    model: nn.Module,
+    size: int | tuple[int, int] | None,
+    check: int | Tensor,
+    batch: int | None,
+) -> None:
+    """Refuse, before counts are found and anything is exported, images that do not fit the file or are too few.
+
+    Raises:
+        VitrimError: in one line.
+    """
+    if size is not None:
+        _, rows, columns = host_of(model).facts(model).input_size
+        if size not in (rows if rows == columns else None, (rows, columns)):
+            side = size if isinstance(size, int) else ",".join(map(str, size))
+            raise VitrimError(
+                f"--images are prepared at the model's own {rows} x {columns}, not at --image-size {side}: make the "
+                f"model of that size, e.g. --model-option img_size={side} (timm), or leave --images out"
+            )
+    if isinstance(check, int) and check and batch is not None and len(dataset) < batch:
+        raise VitrimError(
+            f"{dataset.source} has {len(dataset)} images, too few to compare a file for batches of {batch}: give more, "
+            "or --check 0"
+        )
+
+
+def _fixed(
+    model: nn.Module,
+    config: MethodConfig,
+    dataset: ImageDataset,
+    limit: int,
+    capacity: float | None,
+    learned: Path | None,
+) -> MethodConfig:
+    """The method with fixed counts, found under the parameters of its own that a run learned."""
+    found = (batch for batch, _ in batches(dataset, 32, limit=limit))
+    if capacity is None:
+        return static.freeze(model, config, found, learned=learned)
+    return static.bound(model, config, found, quantile=capacity, learned=learned)
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """A copy on the CPU, in float32 and eval mode."""
+    plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in model.parameters())
+    return (shared_copy(model) if plain else copy.deepcopy(model).to("cpu", torch.float32)).eval()
+
+
+def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None) -> nn.Module:
+    """A copy reduced by ``method``, with the parameters for it that are in the folder ``learned``.
 
     Raises:
         VitrimError: the method has no fixed graph or does not fit, or the model is reduced already, by another one.
     """
-    plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in model.parameters())
-    reduced = shared_copy(model) if plain else copy.deepcopy(model).to("cpu", torch.float32)
-    reduced.eval()
+    reduced = shared_copy(plain)
     if method is not None:
-        reduce_(reduced, method)
+        reduction = reduce_(reduced, method)
+        if learned is not None and method.name == saved_method(learned):
+            reduction.load_parameters(learned)
     if hasattr(reduced, HANDLE):
         config = get_reduction(reduced).config
         if (obstacle := config.obstacle()) is not None:
             raise VitrimError(f"{config.describe()} cannot be exported: {obstacle}{_way_out(config)}")
     return reduced
+
+
+def _dense(model: nn.Module) -> nn.Module:
+    """A copy that is not reduced."""
+    dense = shared_copy(model)
+    if hasattr(dense, HANDLE):
+        restore_(dense)
+    return dense
 
 
 def _way_out(config: MethodConfig) -> str:
@@ -257,13 +421,18 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
     return shape
 
 
-def _told(model: nn.Module, shape: tuple[int, int, int]) -> Preprocessing:
-    """The preprocessing of the model's images, at the size of the file; what the model does not say is None in it.
+def _spread(dataset: ImageDataset, count: int, as_bytes: Preprocessing | None) -> Tensor:
+    """(count, C, H, W) images spread over the dataset or, of this preprocessing, (count, H, W, C) uint8."""
+    images: Tensor
+    images, _ = next(iter(batches(dataset, min(count, len(dataset)), limit=count)))
+    return images if as_bytes is None else as_read(images, as_bytes)
 
-    Raises:
-        VitrimError: what the model says cannot be read.
-    """
-    return replace(ask(model).preprocessing(model), size=shape[1:])
+
+def _classes(dataset: ImageDataset | None, model: nn.Module) -> list[str] | None:
+    """The names of the model's classes: its own, else those of the images, if there are as many as classes."""
+    host = ask(model)
+    every = (host.class_names(model), None if dataset is None else dataset.class_names)
+    return next((list(names) for names in every if names and len(names) == host.num_classes(model)), None)
 
 
 def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:
@@ -302,3 +471,181 @@ def _tokens(reduced: nn.Module, shape: tuple[int, int, int]) -> list[int] | None
     with torch.inference_mode():
         counted(torch.zeros(1, *shape))
     return reduction.tokens_per_block
+
+
+EAGER = "eager"
+
+GIGA = 1e9
+
+
+# ---- metadata --------------------------------------------------------------------------------------------------------
+
+
+def _describe(
+    model: nn.Module,
+    image: Tensor,
+    told: Preprocessing,
+    name: str,
+    classes: Sequence[str] | None,
+    tokens: Sequence[int] | None,
+) -> dict[str, Any]:
+    """The metadata of a model that is reduced, or not: everything but what depends on the file.
+
+    Args:
+        model: a copy, in eval mode.
+        image: (1, C, H, W), to count multiply-accumulates on.
+        told: the preprocessing of its images; what is not known is None in it.
+        name: of the model.
+        classes: names of the classes.
+        tokens: left after each block, prefix included; None for a dense model.
+    """
+    reduction = getattr(model, HANDLE, None)
+    macs = count_macs(_dense(model), image).total
+    fields = {field.name: getattr(told, field.name) for field in dataclasses.fields(told) if field.name != "transform"}
+    return {
+        "vitrim": __version__,
+        "torch": str(torch.__version__),
+        "model": name,
+        "method": "none" if reduction is None else reduction.config.describe(),
+        "preprocessing": {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()},
+        "classes": None if classes is None else list(classes),
+        "tokens_per_block": None if tokens is None else list(tokens),
+        "gmacs": (macs if reduction is None else count_macs(model, image).total) / GIGA,
+        "dense_gmacs": macs / GIGA,
+    }
+
+
+# ---- timing and words ------------------------------------------------------------------------------------------------
+
+
+def time_exported(
+    model: nn.Module, reduced: nn.Module, exported: Exported, images: Tensor, budget: Budget | None = None
+) -> list[Row]:
+    """Time a model eager and exported, dense and reduced, in turn on the same images.
+
+    Eager dense is the faster of the attention kernels of the host.
+
+    Args:
+        model: dense.
+        reduced: the same, reduced as it was exported.
+        exported: its file.
+        images: (B, ...) as the file takes them.
+        budget: how long to time.
+
+    Returns:
+        Four rows, ``engine`` eager and that of the file, each dense and reduced, with ``latency_ms, images_per_second,
+        speedup, speedup_q1, speedup_q3`` (over the dense one of the same engine), ``over_eager`` (over eager dense),
+        ``promised_speedup`` (dense MACs over reduced MACs) and ``ratio`` (speedup over promise).
+    """
+    known = exported.metadata
+    with TemporaryDirectory() as folder:
+        dense = _dense_file(model, exported, Path(folder))
+        array = as_array(images)
+        told = ask(reduced).preprocessing(reduced) if known["input"]["dtype"] == "uint8" else None
+        eager = {kernel: partial(Program(copy, told).eval(), images) for kernel, copy in dense_copies(model).items()}
+        runs: dict[str, Callable[[], object]] = {
+            **{f"{EAGER} {kernel}": run for kernel, run in eager.items()},
+            "eager reduced": partial(Program(reduced, told).eval(), images),
+            "exported dense": dense.on(array),
+            "exported reduced": exported.on(array),
+        }
+        with torch.inference_mode():
+            times = time_interleaved(runs, "cpu", budget)
+    kernel = fastest({name: times[f"{EAGER} {name}"] for name in eager}, eager)
+    base = f"{EAGER} {kernel}"
+    promise = known["dense_gmacs"] / known["gmacs"]
+    rows = []
+    for engine, name, run, against, promised in (
+        (EAGER, DENSE, base, base, 1.0),
+        (EAGER, known["method"], "eager reduced", base, promise),
+        (exported.engine, DENSE, "exported dense", "exported dense", 1.0),
+        (exported.engine, known["method"], "exported reduced", "exported dense", promise),
+    ):
+        latency, speedup = summarise(times[run]), paired_speedup(times[against], times[run])
+        rows.append(
+            Row(
+                name,
+                {
+                    "engine": engine,
+                    "batch_size": len(images),
+                    "threads": exported.threads or torch.get_num_threads(),
+                    "rounds": len(times[run]),
+                    "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms},
+                    "images_per_second": images_per_second(len(images), latency.p50_ms),
+                    "speedup": speedup.median,
+                    "speedup_q1": speedup.q1,
+                    "speedup_q3": speedup.q3,
+                    "over_eager": paired_speedup(times[base], times[run]).median,
+                    "promised_speedup": promised,
+                    "ratio": speedup.median / promised,
+                },
+            )
+        )
+    return rows
+
+
+def _dense_file(model: nn.Module, exported: Exported, folder: Path) -> Exported:
+    """The dense model, exported as the reduced one was."""
+    known = exported.metadata
+    if hasattr(model, HANDLE):
+        raise VitrimError("timing starts from the dense model: call vitrim.restore_(model) first")
+    shape = known["input"]["shape"]
+    in_graph = known["input"]["dtype"] == "uint8"
+    file = export(
+        model,
+        None,
+        folder / f"dense{exported.kind.suffix}",
+        to=exported.format,
+        batch=exported.batch,
+        opset=known["opset"],
+        dtype=known["weights"],
+        preprocess=in_graph,
+        size=tuple(shape[1:3] if in_graph else shape[2:]),
+        check=0,
+    )
+    return replace(file, threads=exported.threads)
+
+
+def _noise(file: Exported, count: int, seed: int) -> Tensor:
+    """So many random images, as the file takes them."""
+    shape = (count, *(int(side) for side in file.shape[1:]))
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return (images * 64 + 128).clamp(0, 255).to(torch.uint8) if file.metadata["input"]["dtype"] == "uint8" else images
+
+
+def _report(file: Exported, weights: str, seed: int) -> ExportReport:
+    """What there is to say of a file before it is timed."""
+    known = file.metadata
+    shape = ", ".join(map(str, file.shape))
+    tokens = "" if known["tokens_per_block"] is None else f"; tokens per block: {known['tokens_per_block']}"
+    notes = [
+        f"{file.path}: {file.format} for {file.engine}, {file.bytes / 2**20:.1f} MiB, {file.nodes} operations",
+        f"{known['model']}, {known['method']}: {known['gmacs']:.3f} of {known['dense_gmacs']:.3f} GMACs{tokens}",
+        f"input image ({shape}) {known['input']['dtype']}, output {known['output']['name']}",
+        f"compared with the model: {known['parity']}" if "parity" in known else "not compared with the model",
+    ]
+    facts = {"path": str(file.path), "bytes": file.bytes, "inputs": file.inputs, **known}
+    everything = {"environment": environment(seed=seed), "weights": weights, "file": facts}
+    return ExportReport("export", everything, notes=notes, files=[file.path, sidecar(file.path)])
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """What was timed at one batch size."""
+    first = rows[0]
+    title = f"batch {first['batch_size']}, threads: {first['threads']}, rounds: {first['rounds']}"
+    cells: list[tuple[Any, ...]] = [
+        (
+            row["method"],
+            row["engine"],
+            f"{row['images_per_second']:.1f}",
+            f"{row['latency_ms']['p50']:.2f}",
+            f"{row['latency_ms']['p95']:.2f}",
+            f"{row['speedup']:.2f}",
+            f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
+            f"{row['promised_speedup']:.2f}",
+            f"{row['ratio']:.2f}",
+            f"{row['over_eager']:.2f}",
+        )
+        for row in rows
+    ]
+    return Table(f"batch_{first['batch_size']}", title, COLUMNS, cells, text_columns=2)

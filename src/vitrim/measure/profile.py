@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
 from vitrim.errors import VitrimError, one_line_errors, unknown
 from vitrim.loading import Loaded, load
-from vitrim.measure.latency import reduced_copy
+from vitrim.measure.inputs import untrained_counts, untrained_notes
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.macs import CONVENTIONS, DENSE, Profile, profile_of
 from vitrim.measure.prefill import Prefill, as_measured
@@ -291,33 +291,3 @@ def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: 
     what = f"images of {images}" if images else "random images (give real ones with --images)"
     these = "random weights (give --pretrained or --checkpoint)" if weights == "random" else "the model's given weights"
     yield f"{', '.join(adaptive)}: counts depend on the images; means over {count} {what} under {these}"
-
-
-def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig]) -> list[str]:
-    """The methods whose counts in ``host`` depend on parameters of their own, which are random here.
-
-    Example:
-        >>> import timm, vitrim
-        >>> host = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3)
-        >>> configs = map(vitrim.parse_method, ("ia_red2", "ia_red2:r=[1,1,1]", "a_vit", "atm"))
-        >>> untrained_counts(host, configs)
-        ['ia_red2']
-    """
-    found, own = [], len(list(host.parameters()))
-    for config in configs:
-        if config.is_adaptive() and not config.training_free:
-            with torch.random.fork_rng(devices=[]):  # a look changes nothing that is drawn later
-                reduced = reduced_copy(host, config)
-            if len(list(reduced.parameters())) > own:  # a_vit learns with weights of the host, and those are given
-                found.append(config.describe())
-    return found
-
-
-def untrained_notes(untrained: Iterable[str]) -> Iterator[str]:
-    """A note on the methods of `untrained_counts`, if there are any."""
-    names = ", ".join(untrained)
-    if names:
-        yield (
-            f"{names}: counts depend on parameters of its own, and those are random here, also where a run learned "
-            "them; `vitrim eval` reads what a run learned, and counts with it"
-        )

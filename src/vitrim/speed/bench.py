@@ -1,21 +1,25 @@
-"""Speed and memory of reduced models against the dense one, at one batch size and dtype, in one run."""
+"""`bench`: what reducing gains in time on this machine, against the fastest dense model and what the MACs promise."""
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import get_reduction
-from vitrim.core.registry import ask, host_of
-from vitrim.errors import VitrimError
+from vitrim.core.reduce import get_reduction, saved_method
+from vitrim.core.registry import ask, host_of, parse_methods
+from vitrim.data import ImageDataset, batches
+from vitrim.errors import VitrimError, one_line_errors, unknown
+from vitrim.loading import load
+from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -24,18 +28,253 @@ from vitrim.measure.latency import (
     images_per_second,
     paired_speedup,
     reduced_copy,
+    shared_copy,
     summarise,
     time_interleaved,
 )
+from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.macs import count_macs
-from vitrim.measure.prefill import Prefill
+from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.measure.records import DENSE, Row
 from vitrim.speed.engines import Call, Compiled, Eager, Engine, compilation, engines_named
+from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MAX_BATCH = 2**20
+"""Far above any useful batch: typing errors are reported at once, not by the library that fails on them."""
+
+Tell: TypeAlias = Callable[[str], None]
+
 WHOLE = "whole model"
 """The part of a dense model that is all of it."""
+
+
+def bench(
+    model: nn.Module | str,
+    methods: MethodConfig | str | Sequence[MethodConfig | str],
+    *,
+    batch_size: int | Sequence[int] = (1, 8, 32),
+    dtype: str | Sequence[str] = "fp32",
+    engine: str | Engine | Sequence[str | Engine] = "eager",
+    compiled: bool = False,
+    repeats: int = 10,
+    min_seconds: float = 1.0,
+    text_tokens: int | None = None,
+    prompt_images: int | None = None,
+    images: str | Path | ImageDataset | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: dict[str, Any] | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    seed: int = 0,
+    on_setting: Callable[[SpeedReport], None] | None = None,
+    on_progress: Tell | None = None,
+) -> SpeedReport:
+    """Time a dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
+
+    Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines, measured in the
+    same run. Speed-up is the median over rounds of the ratio within a round, with its quartiles; peak memory is what
+    one forward allocates. Of a vision-language model, prefill is timed: tower, connector and language model on a batch
+    of prompts, from which reduced models leave out the image tokens that are gone.
+
+    Args:
+        model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
+        methods: one or several, configs or texts.
+        batch_size: images per batch, one number or several.
+        dtype: fp32, bf16, fp16, or several.
+        engine: of `vitrim.speed.engines`, by name or made, or several: eager, compile (with frozen weights and
+            without), onnxruntime, openvino, aoti, torch.export.
+        compiled: torch.compile every model, dense too, in its default mode; in place of ``engine``.
+        repeats: time every model at least so often.
+        min_seconds: and at least so long.
+        text_tokens, prompt_images: of a vision-language model: text and images of a prompt, by default 32 and 1.
+        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`; None: random images.
+        split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
+        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; only with a name.
+        device: where a model is made that is given by name.
+        threads: of torch on the CPU, from now on; None: as they are.
+        seed: of random weights, images and parameters.
+        on_setting: called with the report so far: before the first setting, and after every one.
+        on_progress: called with a few words on what is being done, often.
+
+    Returns:
+        A row per setting, model and engine, as `measure` has them, with ``model, batch_size, dtype``; a table for every
+        setting, and in words which engine to use and where reducing does not pay.
+
+    Raises:
+        VitrimError: a name, a method or an option is not valid, or an engine cannot run here: before anything is timed.
+            Or the machine has too little memory for a setting, or cannot compute in its dtype.
+
+    Example:
+        >>> options = {"img_size": 32, "depth": 1}
+        >>> report = bench("test_vit", "tome:r=1", batch_size=2, repeats=1, min_seconds=0, model_options=options)
+        >>> [(row["method"], row["batch_size"], row["rounds"]) for row in report.rows]
+        [('dense', 2, 1), ('tome:r=1', 2, 1)]
+    """
+    sizes, dtypes = batch_sizes(batch_size), _dtypes(dtype)
+    configs = {config.describe(): config for config in parse_methods(methods)}
+    engines = _engines(engine, compiled)
+    budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
+    place = select_device(device) if isinstance(model, str) else next(model.parameters()).device
+    set_threads(threads)
+    with drawing(place, seed):
+        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
+        host = as_measured(loaded.model, text=text_tokens, images=prompt_images)
+        if images is not None and isinstance(host, Prefill):
+            raise VitrimError("--images is for models of images alone: prompts are made of random images and text")
+        for name in dtypes:
+            check_engines(engines, configs, host, place, DTYPES[name])
+        for config in configs.values():
+            reduced_copy(host, config)
+        dataset = open_images(host, images, split=split, image_column=image_column, label_column=label_column)
+        source = "random" if dataset is None else images if isinstance(images, str | Path) else dataset.source
+        if dataset is not None:
+            check_enough(dataset, max(sizes))
+        untrained = untrained_counts(host, configs.values())
+        facts = {
+            "environment": environment(
+                device=device if isinstance(model, str) else str(place), dtype=",".join(dtypes), seed=seed
+            ),
+            "weights": loaded.weights,
+            "untrained": untrained,
+            "images": str(source),
+            "split": None if dataset is None else dataset.split,
+        }
+        notes = [*_notes(host, configs, engines, None if dataset is None else str(source), seed)]
+        report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
+        tell = on_setting or (lambda _: None)
+        tell(report)
+        for name in dtypes:
+            timed = in_dtype(host, DTYPES[name], copied=not isinstance(model, str))
+            for size in sizes:
+                setting = {"model": loaded.name, "batch_size": size, "dtype": name}
+                rows = measure_setting(
+                    timed, configs, dataset, setting, engines, budget, seed=seed, on_progress=on_progress
+                )
+                report.add(rows)
+                tell(report)
+    return report
+
+
+def measure_setting(
+    host: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    dataset: ImageDataset | None,
+    setting: Mapping[str, Any],
+    engines: Sequence[Engine],
+    budget: Budget,
+    *,
+    seed: int,
+    learned: Path | None = None,
+    on_progress: Tell | None = None,
+) -> list[Row]:
+    """`measure` one setting on images of ``dataset``, spread evenly over it, or on random ones.
+
+    Args:
+        host: in the dtype of the setting.
+        methods, engines, budget, learned: as of `measure`.
+        dataset: prepared for the host; None: random images.
+        setting: ``batch_size``, ``dtype`` and what else the rows shall have in front.
+        seed: of random images.
+        on_progress: likewise; the setting stands in front.
+
+    Raises:
+        VitrimError: the machine has too little memory, or cannot compute in this dtype.
+    """
+    size, name = setting["batch_size"], setting["dtype"]
+    tell = None if on_progress is None else lambda text: on_progress(f"batch {size}, {name}: {text}")
+    like = next(host.parameters())
+    with one_line_errors(f"batch {size}, {name}"):
+        if dataset is None:
+            batch = random_images(host, size, seed)
+        else:
+            batch, _ = next(iter(batches(dataset, size, limit=size)))
+        batch = batch.to(like.device, like.dtype)
+        rows = measure(host, methods, batch, engines=engines, budget=budget, learned=learned, on_progress=tell)
+    return [Row(row.method, {**setting, **row}) for row in rows]
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype, *, copied: bool) -> nn.Module:
+    """``model`` in this dtype and eval mode: itself, or a copy."""
+    if not copied:
+        return model.to(dtype)
+    return (shared_copy(model) if next(model.parameters()).dtype == dtype else copy.deepcopy(model).to(dtype)).eval()
+
+
+def check_enough(dataset: ImageDataset, count: int) -> None:
+    """Refuse a batch of more images than there are."""
+    if len(dataset) < count:
+        raise VitrimError(f"{dataset.source} has {len(dataset)} images, too few for a batch of {count}")
+
+
+def batch_sizes(given: int | Sequence[int]) -> list[int]:
+    """Every size once.
+
+    Raises:
+        VitrimError: none, or a number that is no size of a batch.
+    """
+    sizes = list(dict.fromkeys([given] if isinstance(given, int | str) else given))
+    for size in sizes or ("",):
+        if isinstance(size, bool | str) or not 1 <= size <= MAX_BATCH:
+            raise VitrimError(
+                f"unexpected batch size '{size}'; valid batch sizes: whole numbers from 1 to {MAX_BATCH}, as in 1,8"
+            )
+    return sizes
+
+
+def _dtypes(given: str | Sequence[str]) -> list[str]:
+    names = list(dict.fromkeys([given] if isinstance(given, str) else given))
+    for name in names or ("",):
+        if name not in DTYPES:
+            raise unknown("dtype", name, DTYPES)
+    return names
+
+
+def _engines(given: str | Engine | Sequence[str | Engine], compiled: bool) -> list[Engine]:
+    """The engines by name.
+
+    Raises:
+        VitrimError: two ways to ask for torch.compile, or as `engines_named`.
+    """
+    names = [given] if isinstance(given, str | Engine) else list(given)
+    if compiled and names != ["eager"]:
+        raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
+    return [Compiled()] if compiled else engines_named(names)
+
+
+def _notes(
+    host: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    engines: Sequence[Engine],
+    images: str | None,
+    seed: int,
+) -> Iterator[str]:
+    """What the numbers to come depend on, and what is not timed."""
+    if cost_varies(host):
+        yield (
+            "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
+            f"random of which is drawn from seed {seed}"
+        )
+    if isinstance(host, Prefill):
+        what = f"{host.text} tokens of text and {host.shape[0]} x {host.places} of images"
+        yield f"prefill: batches are prompts of {what}; methods leave out the image tokens that are gone"
+    adaptive = [name for name, config in methods.items() if config.is_adaptive()]
+    if adaptive:
+        given = f"images of {images}" if images else "random images (give real ones with --images)"
+        yield f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}"
+    for name, config in methods.items():
+        refused = {engine.label: engine.obstacle(config) for engine in engines}
+        labels = [label for label, obstacle in refused.items() if obstacle is not None]
+        if labels:
+            yield f"{name} is not timed on {', '.join(labels)}: {refused[labels[0]]}"
+
+
+# ---- one setting -----------------------------------------------------------------------------------------------------
 
 
 def measure(
@@ -46,6 +285,8 @@ def measure(
     engines: Sequence[str | Engine] = ("eager",),
     compiled: bool = False,
     budget: Budget | None = None,
+    learned: Path | None = None,
+    on_progress: Tell | None = None,
 ) -> list[Row]:
     """Speed and peak memory of a dense model and its reductions at one batch size and dtype, in one interleaved run.
 
@@ -59,6 +300,8 @@ def measure(
             engines. Every model runs on each, but for methods without a fixed graph on those that need one.
         compiled: in place of ``engines``, torch.compile in its default mode alone.
         budget: how long to time.
+        learned: folder of a saved reduction, whose parameters the methods of that name get.
+        on_progress: called with a few words before a model is made ready, and between rounds.
 
     Returns:
         One row per engine for the dense model with the faster attention kernel there (method "dense"), then one per
@@ -89,7 +332,10 @@ def measure(
     chosen = [Compiled()] if compiled else engines_named(engines)
     check_engines(chosen, methods, model, images.device, images.dtype)
     copies: dict[tuple[str, str], nn.Module] = {(DENSE, kernel): copy for kernel, copy in dense_copies(model).items()}
-    copies |= {(name, ""): reduced_copy(model, config) for name, config in methods.items()}
+    for name, config in methods.items():
+        copies[name, ""] = reduced_copy(model, config)
+        if learned is not None and config.name == saved_method(learned):
+            get_reduction(copies[name, ""]).load_parameters(learned)
     parts = _parts(model)
     # counted on the very copies that are timed: learned reducers are drawn anew for every copy
     promised = {
@@ -105,10 +351,26 @@ def measure(
     ]
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
         for number, entry in enumerate(entries):
+            if on_progress is not None:
+                on_progress(f"making {entry.key} ready, {number + 1} of {len(entries)}")
             entry.prepare(images, Path(folder) / str(number))
+        if on_progress is not None:
+            budget = _Watched(**vars(budget or Budget()), tell=on_progress)
         with torch.inference_mode():
             times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
             return _rows(entries, times, [DENSE, *methods], images)
+
+
+@dataclass(frozen=True)
+class _Watched(Budget):
+    """A budget that says how far it is spent. It is asked between rounds, so nothing that is timed takes longer."""
+
+    tell: Tell = lambda _: None
+
+    def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
+        share = min(rounds / self.min_rounds, seconds / (self.min_seconds * candidates) if self.min_seconds else 1.0)
+        self.tell(f"round {rounds + 1}, {100 * min(share, 1.0):.0f} %")
+        return super().spent(rounds, seconds, candidates)
 
 
 @dataclass
@@ -289,7 +551,7 @@ def promised_speedup(dense: nn.Module, reduced: nn.Module, images: Tensor) -> fl
 
 
 def cost_varies(model: nn.Module) -> bool:
-    """Tell whether the work of ``model`` depends on what is in the images: that of RoI heads does, on the proposals.
+    """Whether the work of ``model`` depends on what is in the images: that of RoI heads does, on the proposals.
 
     Example:
         >>> cost_varies(nn.Linear(1, 1))

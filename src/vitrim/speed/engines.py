@@ -1,17 +1,13 @@
 """Engines that a model can be timed on: eager PyTorch, torch.compile, and those that run exported files.
 
-An engine makes a model ready for one batch of images, which may take minutes, and gives a call that runs it. Those of
-exported files register themselves from a room above this one (`vitrim.exporting.engines`), as methods and hosts do in
-the registry, so that a new format is a new engine.
+An engine makes a model ready for one batch of images, which may take minutes, and gives a call that runs it. Every
+format of `vitrim.exporting.formats` is an engine, too.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,8 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import enter
 from vitrim.errors import MissingPackageError, VitrimError, unknown
+from vitrim.exporting.formats import Array, Format, as_array, formats
+from vitrim.exporting.formats import engines as runnable
+from vitrim.exporting.formats.pt2 import compiler_lack
+from vitrim.exporting.writing import export
 from vitrim.measure.latency import shared_copy
 from vitrim.measure.memory import peak_memory_mib
 
@@ -53,17 +52,17 @@ class Engine(ABC):
         """
 
     def obstacle(self, config: MethodConfig) -> str | None:
-        """Say why a model reduced by ``config`` does not run on this engine; None if it does."""
+        """Why a model reduced by ``config`` does not run on this engine; None if it does."""
         return None
 
     @property
     def whole_models_only(self) -> bool:
-        """Tell whether parts of a model (`Host.front`) cannot run on it."""
+        """Whether parts of a model (`Host.front`) cannot run on it."""
         return False
 
     @property
     def runs_prompts(self) -> bool:
-        """Tell whether the prefill of a vision-language model can run on it."""
+        """Whether the prefill of a vision-language model can run on it."""
         return False
 
     @abstractmethod
@@ -81,23 +80,22 @@ class Engine(ABC):
         """Peak memory of ``call``, which was made of ``model``, in MiB; None where it cannot be seen."""
 
 
-_ENGINES: dict[str, Callable[[], Sequence[Engine]]] = {}
-
-
-def register_engine(name: str, make: Callable[[], Sequence[Engine]]) -> None:
-    """Register what makes the engines of a name."""
-    enter(_ENGINES, name, make, f"engine '{name}'")
-
-
-def engines() -> Mapping[str, Callable[[], Sequence[Engine]]]:
+def engines() -> dict[str, Callable[[], Sequence[Engine]]]:
     """Every name, with what makes its engines; whether they can run here is `Engine.check`'s to say.
 
     Example:
         >>> sorted(engines())
         ['aoti', 'compile', 'eager', 'onnxruntime', 'openvino', 'torch.export']
     """
-    importlib.import_module("vitrim.exporting.engines")
-    return _ENGINES
+    of_torch: dict[str, Callable[[], Sequence[Engine]]] = {
+        "eager": lambda: [Eager()],
+        "compile": lambda: [Compiled(), Compiled(freezing=True)],
+    }
+    return of_torch | {kind.engine: partial(_of_files, kind) for kind in formats().values()}
+
+
+def _of_files(kind: type[Format]) -> list[Engine]:
+    return [FileEngine(kind)]
 
 
 def engines_named(names: Sequence[str | Engine]) -> list[Engine]:
@@ -122,12 +120,6 @@ def engines_named(names: Sequence[str | Engine]) -> list[Engine]:
     if twice is not None:
         raise VitrimError(f"engine {twice} is given twice")
     return found
-
-
-def compiler_lack() -> str | None:
-    """The name of the C++ compiler that is looked for on this machine and is not there; None if there is one."""
-    compiler = os.environ.get("CXX", "g++")
-    return compiler if shutil.which(compiler) is None and shutil.which("clang++") is None else None
 
 
 # ---- of torch --------------------------------------------------------------------------------------------------------
@@ -201,5 +193,81 @@ def compilation(compiled: bool) -> Iterator[None]:
         yield
 
 
-register_engine("eager", lambda: [Eager()])
-register_engine("compile", lambda: [Compiled(), Compiled(freezing=True)])
+# ---- of exported files ----------------------------------------------------------------------------------------------
+
+
+class FileEngine(Engine):
+    """An engine that runs a file of one format, on the CPU and in float32.
+
+    Args:
+        kind: the format.
+
+    Example:
+        >>> from vitrim.exporting.formats import format_named
+        >>> FileEngine(format_named(None, Path("m.onnx"))).label
+        'onnxruntime'
+    """
+
+    def __init__(self, kind: type[Format]) -> None:
+        self.kind = kind
+        self.label = kind.engine
+
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.kind.check()
+        if device.type != "cpu" or dtype != torch.float32:
+            name = str(dtype).removeprefix("torch.")
+            raise VitrimError(
+                f"engine {self.label} is timed on the CPU in float32, and this is {name} on {device.type}: leave it out"
+            )
+
+    def obstacle(self, config: MethodConfig) -> str | None:
+        return config.obstacle()
+
+    @property
+    def whole_models_only(self) -> bool:
+        return True
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Call:
+        """Export the model, as it is, and run it once: that is when the engine is opened."""
+        call = on_engine(model, None, self.label, images, folder)
+        call()
+        return call
+
+    def peak_mib(self, model: nn.Module, call: Call, images: Tensor) -> float | None:
+        return None  # its memory is not torch's
+
+
+def on_engine(
+    model: nn.Module, method: MethodConfig | str | None, engine: str, images: Tensor, folder: str | Path
+) -> Callable[[], Array]:
+    """A call that runs ``images`` through ``model``, exported for ``engine``: a candidate for `time_interleaved`.
+
+    The file is for batches of so many images only: an engine that knows all shapes beforehand is faster, the more so
+    the more small operations there are (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %).
+
+    Args:
+        model: as of `vitrim.export`.
+        method: likewise; None for the model as it is.
+        engine: one of `vitrim.exporting.engines`: onnxruntime, openvino, torch.export, aoti.
+        images: (B, C, H, W) float32.
+        folder: the file is written there; the engine may read it for as long as it runs.
+
+    Raises:
+        VitrimError: an engine that is unknown or not installed, or as `vitrim.export`.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     on_engine(model, "tome:r=2", "torch.export", torch.zeros(2, 3, 32, 32), folder)().shape
+        (2, 3)
+    """
+    known = runnable()
+    if engine not in known:
+        raise unknown("engine", engine, known)
+    kind = known[engine]
+    place = Path(folder) / f"{'dense' if method is None else 'reduced'}-{engine}{kind.suffix}"
+    height, width = images.shape[2:]
+    file = export(model, method, place, to=kind.name, batch=len(images), size=(height, width), check=0)
+    return file.on(as_array(images))

@@ -1,0 +1,172 @@
+"""The formats of exported models. A format writes a program of torch.export, and opens what it wrote in its engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.export import ExportedProgram
+
+from vitrim.core.registry import enter
+from vitrim.errors import MissingPackageError, VitrimError, unknown
+
+Array: TypeAlias = NDArray[Any]
+Run: TypeAlias = Callable[[Array], Array]
+"""Images in, predictions out, by one engine that is open."""
+
+KEY = "vitrim"
+"""The entry of a file's metadata that holds ours, as JSON."""
+
+OPSETS = range(18, 24)
+"""Versions of the ONNX operator set that the exporter writes and onnxruntime reads."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One program to write.
+
+    Attributes:
+        program: of torch.export, with the input ``image`` and the output ``output``.
+        output: name of the output.
+        metadata: JSON, to be kept inside the file.
+        opset: version of the ONNX operator set, for the formats that are or pass through ONNX.
+        half: weights are fp16.
+    """
+
+    program: ExportedProgram
+    output: str
+    metadata: str
+    opset: int
+    half: bool = False
+
+
+class Format:
+    """A file format and its engine. Class methods only.
+
+    Class attributes:
+        name: as ``--to`` says it.
+        engine: what runs the file.
+        suffix: of the file.
+        needs: packages by the name they are imported by; ``extra`` is vitrim's extra that has them.
+        own_threads: the engine has threads of its own, as many as `open` is told; else it runs on torch's.
+        code: to open a file in the engine runs what its author wrote, with the rights of whoever opens it. `metadata`
+            runs nothing in any format.
+    """
+
+    name: ClassVar[str] = ""
+    engine: ClassVar[str] = ""
+    suffix: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
+    own_threads: ClassVar[bool] = True
+    code: ClassVar[bool] = False
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """What this machine lacks to write and run the format, in words; None if nothing."""
+        absent = [name for name in cls.needs if importlib.util.find_spec(name) is None]
+        if not absent:
+            return None
+        return f"{cls.name} needs {' and '.join(absent)}: pip install 'vitrim[{cls.extra}]'"
+
+    @classmethod
+    def check(cls) -> None:
+        """Refuse where something is missing.
+
+        Raises:
+            MissingPackageError: saying what to install.
+        """
+        lack = cls.missing()
+        if lack is not None:
+            raise MissingPackageError(lack)
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Whether a file is of this format: by its suffix, unless several formats share that."""
+        return path.suffix == cls.suffix
+
+    @classmethod
+    def write(cls, graph: Graph, path: Path) -> int:
+        """Write the program to ``path``, in a folder of its own, and return the number of operations of its graph."""
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, path: Path, threads: int) -> Run:
+        """Load a file for so many threads; an engine without threads of its own runs on those that torch has."""
+        raise NotImplementedError
+
+    @classmethod
+    def metadata(cls, path: Path) -> str | None:
+        """The metadata kept in a file, or None where it has none of ours. Runs nothing of the file."""
+        raise NotImplementedError
+
+
+_OTHERS: dict[str, type[Format]] = {}
+
+
+def register_format(kind: type[Format]) -> type[Format]:
+    """Class decorator: add a format to those of vitrim, by its name."""
+    enter({**formats()}, kind.name, kind, f"format '{kind.name}'")
+    _OTHERS[kind.name] = kind
+    return kind
+
+
+def formats() -> dict[str, type[Format]]:
+    """Every format by name: those of this folder, and those that others registered.
+
+    Example:
+        >>> sorted(formats())
+        ['aoti', 'onnx', 'openvino', 'pt2']
+    """
+    from vitrim.exporting.formats.onnx import ONNX
+    from vitrim.exporting.formats.openvino import OpenVINO
+    from vitrim.exporting.formats.pt2 import AOTI, PT2
+
+    own: tuple[type[Format], ...] = (ONNX, OpenVINO, PT2, AOTI)
+    return {**{kind.name: kind for kind in own}, **_OTHERS}
+
+
+def engines() -> dict[str, type[Format]]:
+    """Every engine that can run here, by name, with the format it runs.
+
+    Example:
+        >>> "torch.export" in engines()
+        True
+    """
+    return {kind.engine: kind for kind in formats().values() if kind.missing() is None}
+
+
+def format_named(name: str | None, path: Path) -> type[Format]:
+    """The format ``name``, or that of the suffix of ``path`` where no name is given.
+
+    Raises:
+        VitrimError: an unknown format, a suffix that is not its own, or none that tells.
+
+    Example:
+        >>> format_named(None, Path("m.onnx")).engine, format_named(None, Path("m.pt2")).engine
+        ('onnxruntime', 'torch.export')
+    """
+    every = formats()
+    # pt2 behind aoti, which shares its suffix and must be asked for by name
+    endings = {kind.suffix: kind for kind in sorted(every.values(), key=lambda kind: kind.name)}
+    if name is None:
+        if path.suffix not in endings:
+            raise VitrimError(
+                f"cannot tell the format of {path}: end it in {', '.join(sorted(endings))}, or say it with --to"
+            )
+        return endings[path.suffix]
+    if name not in every:
+        raise unknown("format", name, every)
+    if path.suffix != every[name].suffix:
+        raise VitrimError(f"a file of format {name} ends in {every[name].suffix}, and {path} does not")
+    return every[name]
+
+
+def as_array(value: Any) -> Array:
+    """An output of any engine as an array."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)

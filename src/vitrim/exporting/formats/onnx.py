@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
+from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array
 
 LARGEST = 1_900_000_000
 """Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""
 
 
-@register_format
 class ONNX(Format):
     """``torch.onnx.export``. Weights of 1.9 GB and more lie in a second file, ``NAME.data``, beside it."""
 

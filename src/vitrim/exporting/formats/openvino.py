@@ -6,13 +6,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
+from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array
 from vitrim.exporting.formats.onnx import ONNX
 
 SECTION = "vitrim"
 
 
-@register_format
 class OpenVINO(Format):
     """``openvino.convert_model`` of the ONNX file. Computes in fp32 where the weights are."""
 

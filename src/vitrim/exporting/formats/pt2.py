@@ -1,20 +1,23 @@
-"""torch.export: a program for torch itself, of the very version that wrote it."""
+"""torch.export and AOTInductor: packages of torch itself, of the very version that wrote them."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from vitrim.exporting.format import KEY, Array, Format, Graph, Run, as_array, register_format
+from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array
 
 FILE = f"{KEY}.json"
 LARGEST = 2**24
 """Bytes of metadata: a file of a stranger may hold a bomb."""
 
 
-@register_format
 class PT2(Format):
     """``torch.export.save``. Threads are those of torch.
 
@@ -51,6 +54,56 @@ class PT2(Format):
         return packaged(path, f"/extra/{FILE}")  # torch would load the program and its weights
 
 
+class AOTI(Format):
+    """``torch._inductor.aoti_compile_and_package``. Threads are those of torch; compiling takes minutes.
+
+    Such a file is code: a shared object, which runs as soon as it is loaded.
+    """
+
+    name = "aoti"
+    engine = "aoti"
+    suffix = ".pt2"
+    own_threads = False
+    code = True
+
+    @classmethod
+    def missing(cls) -> str | None:
+        lack = compiler_lack()
+        if lack is None:
+            return None
+        return f"aoti needs a C++ compiler, and there is none here ({lack}): install g++, or export to pt2"
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return super().recognises(path) and is_compiled(path)
+
+    @classmethod
+    def write(cls, graph: Graph, path: Path) -> int:
+        inductor: Any = torch._inductor
+        settings = {"aot_inductor.metadata": {KEY: graph.metadata}}
+        inductor.aoti_compile_and_package(graph.program, package_path=str(path), inductor_configs=settings)
+        return operations(graph)
+
+    @classmethod
+    def open(cls, path: Path, threads: int) -> Run:
+        inductor: Any = torch._inductor
+        model = inductor.aoti_load_package(str(path))
+
+        def run(images: Array) -> Array:
+            with torch.inference_mode():
+                return as_array(model(torch.from_numpy(images)))
+
+        return run
+
+    @classmethod
+    def metadata(cls, path: Path) -> str | None:
+        text = packaged(path, "_metadata.json")  # torch would load the shared object first
+        known = {} if text is None else json.loads(text)
+        if not isinstance(known, dict):
+            raise ValueError("its metadata are no mapping")
+        return known.get(KEY)
+
+
 def operations(graph: Graph) -> int:
     """The number of calls in a program of torch."""
     return sum(node.op == "call_function" for node in graph.program.graph.nodes)
@@ -74,8 +127,14 @@ def packaged(path: Path, ending: str) -> str | None:
 
 
 def is_compiled(path: Path) -> bool:
-    """Tell whether a package of torch holds code that AOTInductor compiled, and no program."""
+    """Whether a package of torch holds code that AOTInductor compiled, and no program."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as package:
         return any("/aotinductor/" in name for name in package.namelist())
+
+
+def compiler_lack() -> str | None:
+    """The name of the C++ compiler that is looked for on this machine and is not there; None if there is one."""
+    compiler = os.environ.get("CXX", "g++")
+    return compiler if shutil.which(compiler) is None and shutil.which("clang++") is None else None

@@ -1,19 +1,14 @@
-"""The output of ``vitrim bench``: its table, and what it says in words."""
+"""What was timed, for people: the table of a setting, which engine to use, and where reducing does not pay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import Any
 
-from vitrim.cli import common
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from torch import nn
-
-    from vitrim.core.method import MethodConfig
-    from vitrim.measure.records import Row
-    from vitrim.speed.engines import Engine
+from vitrim.measure.records import Row
+from vitrim.report import Report, Table
 
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
 PROMPT = "image_tokens"
@@ -22,68 +17,69 @@ ALONE = "eager", "compile"
 """Engines that need no column, no engine being compared with another."""
 
 
-def print_notes(
-    out: Console,
-    host: nn.Module,
-    methods: Mapping[str, MethodConfig],
-    engines: Sequence[Engine],
-    images: str | None,
-    seed: int,
-) -> None:
-    """Print what the numbers to come depend on, and what is not timed."""
-    from vitrim.measure.prefill import Prefill
-    from vitrim.speed.bench import cost_varies
+@dataclass
+class SpeedReport(Report):
+    """What `vitrim.bench` found. ``notes`` say what the numbers depend on; there is a table for every setting.
 
-    if cost_varies(host):
-        _say(
-            out,
-            "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
-            f"random of which is drawn from seed {seed}",
-        )
-    if isinstance(host, Prefill):
-        what = f"{host.text} tokens of text and {host.shape[0]} x {host.places} of images"
-        _say(out, f"prefill: batches are prompts of {what}; methods leave out the image tokens that are gone")
-    adaptive = [name for name, config in methods.items() if config.is_adaptive()]
-    if adaptive:
-        given = f"images of {images}" if images else "random images (give real ones with --images)"
-        _say(out, f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}")
-    for name, config in methods.items():
-        refused = {engine.label: engine.obstacle(config) for engine in engines}
-        labels = [label for label, obstacle in refused.items() if obstacle is not None]
-        if labels:
-            _say(out, f"{name} is not timed on {', '.join(labels)}: {refused[labels[0]]}")
+    Attributes:
+        words: for every table, in words, what to use, or what does not pay.
+    """
+
+    words: list[list[str]] = field(default_factory=list)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add the rows of one setting, dense first."""
+        self.rows = [*self.rows, *rows]
+        self.tables.append(table(rows))
+        self.words.append(in_words(rows))
+
+    def setting(self, place: int) -> Iterator[Any]:
+        """What a terminal shows of one setting."""
+        own = self.tables[place]
+        yield own.title
+        yield replace(own, title="").rich()
+        yield from self.words[place]
+        yield ""
+
+    def parts(self) -> Iterator[Any]:
+        yield from self.notes
+        for place in range(len(self.tables)):
+            yield from self.setting(place)
+
+    def _repr_html_(self) -> str:
+        lines = (line for words in self.words for line in words)
+        return super()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
-def print_setting(out: Console, rows: Sequence[Row]) -> None:
-    """Print the table of one setting, dense first, and below it, in words, what to use, or what does not pay."""
+def table(rows: Sequence[Row]) -> Table:
+    """The table of one setting, dense first."""
     dense = [row for row in rows if row["method"] == rows[0]["method"]]
     several = len({row["engine"] for row in dense}) > 1
     first = rows[0]
     kernels = "; ".join(_kernel_text(row, several) for row in dense)
-    _say(out, f"{first['model']}, {setting_text(first, several)}; {kernels}; rounds: {first['rounds']}")
-    columns = [
+    title = f"{first['model']}, {setting_text(first, several)}; {kernels}; rounds: {first['rounds']}"
+    columns = (
         COLUMNS[0],
         *(["part"] if "part" in first else []),
         *(["image tokens"] if PROMPT in first else []),
         *(["engine"] if several else []),
         *COLUMNS[1:],
-    ]
+    )
     text = len(columns) - len(COLUMNS) + 1 if several else 1
-    common.print_table(out, "", columns, [_cells(row, several) for row in rows], text_columns=text)
-    if several:
-        _say(out, prepared(rows))
-        for line in advice(rows):
-            _say(out, line)
+    name = f"batch_{first['batch_size']}_{first['dtype']}"
+    return Table(name, title, columns, [tuple(_cells(row, several)) for row in rows], text_columns=text)
+
+
+def in_words(rows: Sequence[Row]) -> list[str]:
+    """What to use at one setting, or what does not pay."""
+    dense = [row for row in rows if row["method"] == rows[0]["method"]]
+    several = len({row["engine"] for row in dense}) > 1
     own = {(row["engine"], row.get("part")): row for row in dense}
-    for row in rows:
-        against = own[row["engine"], row.get("part")]
-        for line in [] if row is against else verdicts(row, against, several=several):
-            _say(out, line)
-    out.print()
-
-
-def _say(out: Console, line: str) -> None:
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
+    against = [(row, own[row["engine"], row.get("part")]) for row in rows]
+    return [
+        *([prepared(rows), *advice(rows)] if several else []),
+        *(line for row, base in against if row is not base for line in verdicts(row, base, several=several)),
+    ]
 
 
 def _kernel_text(dense: Mapping[str, Any], several: bool) -> str:
@@ -164,7 +160,7 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         row = best[method]
         promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
         speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f})"
-        if _shows_only_cost(method):
+        if shows_only_cost(method):
             continue
         if row["speedup_q1"] > 1.0:
             lines.append(f"{method}{part}: use {row['engine']}; reducing adds {speed} to {base}, {promise}")
@@ -174,8 +170,8 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _shows_only_cost(method: str) -> bool:
-    """Tell whether a method is there to show what vitrim itself costs."""
+def shows_only_cost(method: str) -> bool:
+    """Whether a method is there to show what vitrim itself costs."""
     return method.partition(":")[0] == "none"
 
 
@@ -198,7 +194,7 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
     where = f"at {setting_text(row)}"
     promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
     lines: list[str] = []
-    if _shows_only_cost(row["method"]):
+    if shows_only_cost(row["method"]):
         return lines
     method = row["method"] + (f" ({row['part']})" if "part" in row else "")
     if several:

@@ -1,0 +1,99 @@
+"""``vitrim compare``: what methods lose and how much time they save, in one table and one picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrim.cli import common
+from vitrim.cli.bench import Engines, MinSeconds, Repeats, progress, words
+from vitrim.cli.evaluate import ProtocolChanges
+from vitrim.cli.measuring import Dtype
+from vitrim.cli.setup import Data, Machine, Model, Record
+
+if TYPE_CHECKING:
+    from vitrim.speed.compare import Comparison
+
+At = Annotated[
+    list[str] | None, typer.Option("--at", help="batch sizes to time, e.g. 8, or 1,8; may repeat; default: 1,8")
+]
+Figure = Annotated[
+    Path | None, typer.Option("--figure", help="draw loss over time per image into this file: .png or .svg")
+]
+
+
+def compare(
+    *,
+    model: Model,
+    data: Data,
+    method: common.Methods,
+    batch_size: common.BatchSize = 32,
+    at: At = None,
+    engine: Engines = None,
+    dtype: Dtype = "fp32",
+    repeats: Repeats = 10,
+    min_seconds: MinSeconds = 1.0,
+    workers: common.Workers = 0,
+    protocol: ProtocolChanges = None,
+    figure: Figure = None,
+    machine: Machine,
+    record: Record,
+) -> None:
+    """Compare methods by what they lose and by the time they take, as `vitrim eval` and `vitrim bench` measure them.
+
+    In the end it says of every method whether it pays, and which loses least for its time. Accuracy is that of all
+    images; time is measured on some of them, dense and reduced models in turn.
+    """
+    sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(at, "--at")]
+    every = {"at": sizes, "engine": words(engine, "--engine")}
+    given: dict[str, Any] = {name: values for name, values in every.items() if values}
+    options = common.parse_options(data.data_option, "data option")
+    changes = common.parse_options(protocol, "protocol option")
+    from vitrim.report import show
+    from vitrim.speed.compare import compare as measure
+
+    found: list[Comparison] = []
+
+    def on_setting(report: Comparison) -> None:
+        found[:] = [report]
+        if not record.on_stdout:
+            common.write_json(record.json, report.record)  # after every setting: the next may exhaust the machine
+
+    try:
+        with progress() as tell:
+            measure(
+                model.name,
+                method,
+                data.source,
+                batch_size=batch_size,
+                **given,
+                dtype=dtype,
+                repeats=repeats,
+                min_seconds=min_seconds,
+                limit=data.limit,
+                task=data.task,
+                split=data.split,
+                image_column=data.image_column,
+                label_column=data.label_column,
+                data_options=options,
+                protocol=changes,
+                workers=workers,
+                figure=figure,
+                pretrained=model.pretrained,
+                checkpoint=model.checkpoint,
+                model_options=model.options,
+                device=machine.device,
+                threads=machine.threads,
+                seed=machine.seed,
+                on_setting=on_setting,
+                on_progress=tell,
+            )
+    finally:  # hours of work are not lost
+        if found:
+            show(record.console(), found[0])
+            for file in found[0].files:
+                record.console().print(f"figure: {file}", markup=False, highlight=False, soft_wrap=True)
+            if record.on_stdout:
+                common.write_json(record.json, found[0].record)

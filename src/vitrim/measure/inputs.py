@@ -1,0 +1,90 @@
+"""What users give to a function that measures: images without labels, and methods whose parameters nobody learned."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrim.core.method import MethodConfig
+from vitrim.data import ImageDataset, eval_transform, load_images, to_tensor
+from vitrim.errors import VitrimError
+from vitrim.measure.latency import reduced_copy
+
+
+def open_images(
+    model: nn.Module,
+    images: str | Path | ImageDataset | None,
+    *,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> Any:
+    """Images prepared as ``model`` takes them; None where there are none.
+
+    Args:
+        model: says how its images are prepared.
+        images: a source, as of `vitrim.data.load_images`, or a dataset, which stays as it is and keeps a transform
+            that was set on it.
+        split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
+
+    Raises:
+        VitrimError: the images cannot be read, or are described and not given.
+
+    Example:
+        >>> import io, timm
+        >>> from PIL import Image
+        >>> Image.new("RGB", (40, 30)).save(file := io.BytesIO(), "png")
+        >>> open_images(timm.create_model("test_vit"), ImageDataset([file.getvalue()], [0]))[0][0].shape
+        torch.Size([3, 160, 160])
+    """
+    where = {"split": split, "image_column": image_column, "label_column": label_column}
+    given = next((name for name, value in where.items() if value is not None), None)
+    if given is not None and not isinstance(images, str | Path):
+        raise VitrimError(f"{given} says which images of a source to read, and there is no source: give images too")
+    if images is None:
+        return None
+    if isinstance(images, str | Path):
+        dataset = load_images(str(images), **where)
+        dataset.transform = eval_transform(model)
+        return dataset
+    if not isinstance(images, ImageDataset):
+        raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(images).__name__}")
+    dataset = copy.copy(images)
+    if dataset.transform is to_tensor:
+        dataset.transform = eval_transform(model)
+    return dataset
+
+
+def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig]) -> list[str]:
+    """The methods whose counts in ``host`` depend on parameters of their own, which are random here.
+
+    Example:
+        >>> import timm, vitrim
+        >>> host = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3)
+        >>> configs = map(vitrim.parse_method, ("ia_red2", "ia_red2:r=[1,1,1]", "a_vit", "atm"))
+        >>> untrained_counts(host, configs)
+        ['ia_red2']
+    """
+    found, own = [], len(list(host.parameters()))
+    for config in configs:
+        if config.is_adaptive() and not config.training_free:
+            with torch.random.fork_rng(devices=[]):  # a look changes nothing that is drawn later
+                reduced = reduced_copy(host, config)
+            if len(list(reduced.parameters())) > own:  # a_vit learns with weights of the host, and those are given
+                found.append(config.describe())
+    return found
+
+
+def untrained_notes(untrained: Iterable[str]) -> Iterator[str]:
+    """A note on the methods of `untrained_counts`, if there are any."""
+    names = ", ".join(untrained)
+    if names:
+        yield (
+            f"{names}: counts depend on parameters of its own, and those are random here, also where a run learned "
+            "them; `vitrim eval` reads what a run learned, and counts with it"
+        )

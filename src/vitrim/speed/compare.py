@@ -1,0 +1,479 @@
+"""`compare`: the accuracy and the measured time of several methods, in one table and one picture."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitrim.core.method import MethodConfig
+from vitrim.core.reduce import saved_method
+from vitrim.core.registry import parse_methods
+from vitrim.errors import ReductionWarning, one_line_errors, unknown
+from vitrim.files import check_file
+from vitrim.loading import load
+from vitrim.measure.evaluation import open_task, standard_probes
+from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.machine import drawing, environment, select_device, set_threads
+from vitrim.measure.records import DENSE, Row, read
+from vitrim.measure.run import run
+from vitrim.plots import style
+from vitrim.report import Report, Table
+from vitrim.speed.bench import (
+    DTYPES,
+    WHOLE,
+    Tell,
+    batch_sizes,
+    check_engines,
+    check_enough,
+    in_dtype,
+    measure_setting,
+)
+from vitrim.speed.engines import Engine, engines_named
+from vitrim.speed.words import shows_only_cost
+from vitrim.tasks import Task
+
+EVALUATED = ("fp32", "bf16")
+PALE = "#999999"
+"""The colour of what only shows the cost of vitrim itself."""
+
+
+@dataclass
+class Comparison(Report):
+    """What `compare` found: a row per method, dense first, and what it comes to in words.
+
+    Attributes:
+        words: a sentence per method, and a line per batch size: what loses least for its time.
+    """
+
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def figure(self) -> Any:
+        """Loss over time, drawn as a matplotlib figure: a panel per batch size."""
+        return draw(self.rows, self.facts["metric"], self.tables[0].title)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"command": self.command, **self.facts, "words": self.words, "rows": [dict(row) for row in self.rows]}
+
+    def parts(self) -> Iterator[Any]:
+        yield self.tables[0].title
+        yield replace(self.tables[0], title="").rich()
+        yield from (f"note: {note}" for note in self.notes)
+        yield from self.words
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in self.words)
+
+
+def compare(
+    model: nn.Module | str,
+    methods: MethodConfig | str | Sequence[MethodConfig | str],
+    data: Any,
+    *,
+    batch_size: int = 32,
+    at: int | Sequence[int] = (1, 8),
+    engine: str | Engine | Sequence[str | Engine] = "eager",
+    dtype: str = "fp32",
+    repeats: int = 10,
+    min_seconds: float = 1.0,
+    limit: int | None = None,
+    task: str | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    protocol: Mapping[str, Any] | None = None,
+    workers: int = 0,
+    figure: str | Path | None = None,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: dict[str, Any] | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    seed: int = 0,
+    on_setting: Callable[[Comparison], None] | None = None,
+    on_progress: Tell | None = None,
+) -> Comparison:
+    """Measure what methods lose and how much time they save: `vitrim eval` and `vitrim bench` in one table.
+
+    Accuracy is that of all ``data``, in one pass for all methods. Time is measured on images of it, dense and reduced
+    models in turn; dense is its fastest engine and attention kernel in the same run, and every method runs on the
+    engine that is fastest for it. Both have the parameters that a run learned for a method.
+
+    Args:
+        model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
+        methods: one or several, configs or texts; several settings of one method are joined in the picture.
+        data: images with labels: a source, as ``--data`` of the command, or a dataset of `vitrim.data`.
+        batch_size: images per batch of the evaluation.
+        at: batch sizes to time.
+        engine: of `vitrim.speed.engines`, by name or made, or several.
+        dtype: of parameters and images: fp32 or bf16.
+        repeats: time every model at least so often.
+        min_seconds: and at least so long.
+        limit: evaluate on so many images only, spread evenly over the data.
+        task: of a model for several.
+        split, image_column, label_column, data_options: as of `vitrim.data.load_data`; only with a source.
+        protocol: values of the protocol of segmentation, over those of the training.
+        workers: processes that read images; 0: this one.
+        figure: write the picture there: .png or .svg.
+        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; only with a name.
+        device: where a model is made that is given by name.
+        threads: of torch on the CPU, from now on; None: as they are.
+        seed: of random weights, parameters and methods.
+        on_setting: called with the report so far: after the evaluation, and after every batch size.
+        on_progress: called with a few words on what is being done, often.
+
+    Returns:
+        One row per method, dense first: what `vitrim eval` has in its rows, ``saved`` (share of the dense MACs),
+        ``loss`` (of the metric named in ``facts``, a share: dense minus reduced), ``loss_error`` (one standard error
+        of it at most, None where it is not known), and ``speeds``: for every batch size the row of `vitrim bench` of
+        the engine that is fastest for the method. ``words`` has a sentence per method; ``figure`` is the picture.
+
+    Raises:
+        VitrimError: a name, a method, the data or an option is not valid, or an engine cannot run here: before anything
+            is measured. Or the machine has too little memory, or cannot compute in this dtype.
+
+    Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> from vitrim.data import ImageDataset
+        >>> Image.new("RGB", (32, 32)).save(file := io.BytesIO(), "png")
+        >>> data = ImageDataset([file.getvalue()] * 2, [0, 1])
+        >>> options = {"img_size": 32, "patch_size": 8, "depth": 1, "num_classes": 2}
+        >>> report = compare("test_vit", ["tome:r=2"], data, at=2, repeats=1, min_seconds=0, model_options=options)
+        >>> [(row["method"], row["images"], row["speeds"][0]["batch_size"]) for row in report.rows]
+        [('dense', 2, 2), ('tome:r=2', 2, 2)]
+    """
+    sizes = batch_sizes(at)
+    if dtype not in EVALUATED:
+        raise unknown("dtype", dtype, EVALUATED)
+    _check_figure(figure)
+    configs = {config.describe(): config for config in parse_methods(methods)}
+    engines = engines_named([engine] if isinstance(engine, str | Engine) else list(engine))
+    budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
+    place = select_device(device) if isinstance(model, str) else next(model.parameters()).device
+    set_threads(threads)
+    with drawing(place, seed), warnings.catch_warnings():
+        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
+        check_engines(engines, configs, loaded.model, place, DTYPES[dtype])
+        for config in configs.values():
+            reduced_copy(loaded.model, config)
+        warnings.simplefilter("ignore", ReductionWarning)  # it was said of these copies
+        goal, dataset = open_task(
+            loaded, data, task=task, split=split, image_column=image_column, label_column=label_column,
+            data_options=data_options, protocol=protocol,
+        )  # fmt: skip
+        timed_on = dataset if goal.reads is None else None
+        if timed_on is not None:
+            check_enough(timed_on, max(sizes))
+        batch_size = goal.eval_batch(batch_size)
+        count = len(dataset) if limit is None else min(limit, len(dataset))
+        with one_line_errors(f"batch {batch_size}, {dtype}", kept=""):
+            found = run(
+                loaded.model,
+                list(configs.values()),
+                read(dataset, batch_size, limit=limit, workers=workers, collate=goal.collate),
+                standard_probes(goal),
+                task=goal,
+                dtype=DTYPES[dtype],
+                seed=seed,
+                learned=loaded.learned,
+                on_progress=None if on_progress is None else lambda seen: on_progress(f"{seen} of {count} images"),
+            )
+        facts = {
+            "environment": environment(device=device if isinstance(model, str) else str(place), dtype=dtype, seed=seed),
+            "weights": loaded.weights,
+            "model_options": loaded.options,
+            "untrained": _untrained(configs.values(), loaded.learned),
+            "task": goal.name,
+            "metric": goal.selects_by,
+            "data": {
+                "source": str(data) if isinstance(data, str | Path) else dataset.source,
+                "split": dataset.split,
+                "images": count,
+                "classes": None if dataset.class_names is None else len(dataset.class_names),
+                "batch_size": batch_size,
+            },
+            "at": sizes,
+            "timed_on": "random images" if timed_on is None else "the data",
+        }
+        report = Comparison("compare", facts)
+        speeds: dict[str, list[Row]] = {row.method: [] for row in found}
+        tell = on_setting or (lambda _: None)
+        _fill(report, loaded.name, goal, found, speeds)
+        tell(report)
+        host = in_dtype(loaded.model, DTYPES[dtype], copied=not isinstance(model, str))
+        for size in sizes:
+            rows = measure_setting(
+                host, configs, timed_on, {"batch_size": size, "dtype": dtype}, engines, budget,
+                seed=seed, learned=loaded.learned, on_progress=on_progress,
+            )  # fmt: skip
+            for method, own in speeds.items():
+                own.append(fastest_engine(rows, method))
+            _fill(report, loaded.name, goal, found, speeds)
+            tell(report)
+    if figure is not None:
+        style.save(report.figure, Path(figure))
+        report.files.append(Path(figure))
+    return report
+
+
+def _check_figure(path: str | Path | None) -> None:
+    """Refuse a picture that could not be written, before any work."""
+    if path is not None:
+        kind = Path(path).suffix.removeprefix(".")
+        if kind not in style.FORMATS:
+            raise unknown("format", kind, style.FORMATS)
+        check_file(Path(path))
+
+
+def _untrained(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
+    """The methods that have parameters to learn and were given none."""
+    known = None if learned is None else saved_method(learned)
+    return [config.describe() for config in configs if not config.training_free and config.name != known]
+
+
+def fastest_engine(rows: Sequence[Row], method: str) -> Row:
+    """The row of ``method`` on the engine that is fastest for it; of a dense model with a head, as a whole."""
+    own = [row for row in rows if row.method == method and row.get("part", WHOLE) == WHOLE]
+    return max(own, key=lambda row: row["speedup"])
+
+
+# ---- rows and words --------------------------------------------------------------------------------------------------
+
+
+def _fill(report: Comparison, model: str, task: Task, found: Sequence[Row], speeds: Mapping[str, list[Row]]) -> None:
+    """Put accuracy and speeds together, as far as they are measured."""
+    dense, main = found[0], task.selects_by
+    full = sum(dense["gmacs"].values())
+    report.rows = [
+        {
+            "model": model,
+            **row,
+            "saved": 1 - sum(row["gmacs"].values()) / full,
+            "loss": dense[main] - row[main],
+            "loss_error": math.sqrt((1 - row["agreement"]) / row["images"]) if main == "top1" else None,
+            "speeds": [dict(speed) for speed in speeds[row.method]],
+        }
+        for row in found
+    ]
+    report.tables = [_table(report, main)]
+    report.notes = list(_notes(report.facts, report.rows, task))
+    report.words = list(in_words(report.rows, main))
+
+
+def _table(report: Comparison, metric: str) -> Table:
+    data, sizes = report.facts["data"], [speed["batch_size"] for speed in report.rows[0]["speeds"]]
+    title = f"{report.rows[0]['model']} on {data['source']}: {data['images']} images"
+    timed = (column for size in sizes for column in (f"ms at {size}", f"speed-up at {size}"))
+    several = len({speed["engine"] for row in report.rows for speed in row["speeds"]}) > 1
+    columns = ("method", spelled(metric), "change", "agree", "saved", *timed)
+    cells = [
+        (
+            row["method"],
+            f"{100 * row[metric]:.2f}",
+            f"{0.0 - 100 * row['loss']:+.2f}",
+            f"{100 * row['agreement']:.1f}",
+            f"{100 * row['saved']:.1f}",
+            *(
+                cell
+                for speed in row["speeds"]
+                for cell in (f"{speed['latency_ms']['p50'] / speed['batch_size']:.2f}", _speed_cell(speed, several))
+            ),
+        )
+        for row in report.rows
+    ]
+    return Table("compare", title, columns, cells)
+
+
+def _speed_cell(speed: Mapping[str, Any], several: bool) -> str:
+    median, q1, q3 = (f"{speed[key]:.2f}" for key in ("speedup", "speedup_q1", "speedup_q3"))
+    quartiles = "" if q1 == q3 else f" ({q1}-{q3})"
+    return f"{median}{quartiles}" + (f" {speed['engine']}" if several else "")
+
+
+def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Task) -> Iterator[str]:
+    """What is needed to read the table correctly."""
+    yield (
+        f"{spelled(task.selects_by)}, agree ({task.agreement_means}) and saved (MACs) in %; change in points; ms per "
+        "image, the median; speed-up over the fastest dense model at the same batch size, with its quartiles"
+    )
+    speeds = rows[0]["speeds"]
+    if speeds:
+        kernels = ", ".join(
+            f"{one['dense_kernel']} attention on {one['dense_engine']} at batch {one['batch_size']}" for one in speeds
+        )
+        yield f"dense is {kernels}, timed on {facts['timed_on']}; threads: {facts['environment']['threads']}"
+    if facts["weights"] == "random":
+        yield (
+            "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
+            "agree still says how much the reduction changes"
+        )
+    if facts["untrained"]:
+        yield (
+            f"{', '.join(facts['untrained'])}: with random parameters, as nothing was given that learned them; "
+            "--checkpoint takes the folder of a run of `vitrim train`"
+        )
+    classes, known = facts["data"]["classes"], task.num_classes
+    if task.by_number and classes == known:
+        yield (
+            "the classes of data and model have different names: accuracy is right only if every label is the index "
+            "of the model's class"
+        )
+    elif classes not in (None, known) and task.places is None:
+        yield (
+            f"the data has {classes} classes and the model {known}: accuracy is right only if every label is the "
+            "index of the model's class"
+        )
+
+
+def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
+    """A sentence per method, and a line per batch size.
+
+    A method is dominated where another, or the dense model, is at least as fast and loses no more, and is clearly
+    better in one of the two: by quartiles that do not overlap, or by more than the standard errors of both losses.
+
+    Args:
+        rows: of `compare`, dense first.
+        metric: what is lost.
+
+    Example:
+        >>> def row(method, loss, median):
+        ...     speed = {"speedup": median, "speedup_q1": median - 0.02, "speedup_q3": median + 0.02}
+        ...     return {"method": method, "loss": loss, "loss_error": 0.001, "speeds": [{"batch_size": 8, **speed}]}
+        >>> found = [row("dense", 0.0, 1.0), row("tome:r=8", 0.003, 1.21), row("evit", 0.009, 1.15)]
+        >>> print("\\n".join(in_words(found, "top1")))
+        tome:r=8 loses 0.30 points of top-1 (standard error 0.10): at batch 8 1.21x as fast as dense, and nothing here \
+is clearly better
+        evit loses 0.90 points of top-1 (standard error 0.10): at batch 8 1.15x as fast as dense, dominated by \
+tome:r=8 (1.21x, loses 0.30)
+        least loss for the time at batch 8: tome:r=8 (1.21x, loses 0.30)
+    """
+    own = [row for row in rows if not shows_only_cost(row["method"])]
+    sizes = [speed["batch_size"] for speed in rows[0]["speeds"]]
+    if not sizes:
+        return
+    best: dict[int, list[Mapping[str, Any]]] = {size: [] for size in sizes}
+    for row in own[1:]:
+        texts = []
+        for place, size in enumerate(sizes):
+            speed, better = row["speeds"][place], [other for other in own if dominates(other, row, place)]
+            text = f"at batch {size} {speed['speedup']:.2f}x as fast as dense"
+            if own[0] in better:
+                texts.append(f"at batch {size} it does not pay: {speed['speedup']:.2f}x the speed of dense")
+            elif better:
+                winner = min(better, key=lambda other: (other["loss"], -other["speeds"][place]["speedup"]))
+                texts.append(f"{text}, dominated by {winner['method']} ({_in_short(winner, place)})")
+            elif speed["speedup_q1"] <= 1.0:
+                quartiles = f"{speed['speedup_q1']:.2f}-{speed['speedup_q3']:.2f}"
+                texts.append(f"{text}, no clear gain: its quartiles {quartiles} include 1")
+            else:
+                best[size].append(row)
+                texts.append(f"{text}, and nothing here is clearly better")
+        error = "" if row["loss_error"] is None else f" (standard error {100 * row['loss_error']:.2f})"
+        yield f"{row['method']} {_change(row)} points of {spelled(metric)}{error}: {'; '.join(texts)}"
+    for place, size in enumerate(sizes):
+        order = sorted(best[size], key=lambda row: row["loss"])
+        texts = [f"{row['method']} ({_in_short(row, place)})" for row in order]
+        yield f"least loss for the time at batch {size}: {', '.join(texts) or 'dense; no method here pays'}"
+
+
+def dominates(other: Mapping[str, Any], row: Mapping[str, Any], place: int) -> bool:
+    """Whether ``other`` is as good in time and loss at one batch size, and clearly better in one of them."""
+    if other is row:
+        return False
+    speed, own = other["speeds"][place], row["speeds"][place]
+    if speed["speedup"] < own["speedup"] or other["loss"] > row["loss"]:
+        return False
+    noise = math.hypot(other["loss_error"] or 0.0, row["loss_error"] or 0.0)
+    return bool(speed["speedup_q1"] > own["speedup_q3"] or row["loss"] - other["loss"] > noise)
+
+
+def _change(row: Mapping[str, Any]) -> str:
+    points = f"{100 * abs(row['loss']):.2f}"
+    return f"{'gains' if row['loss'] < 0 and float(points) else 'loses'} {points}"
+
+
+def _in_short(row: Mapping[str, Any], place: int) -> str:
+    return f"{row['speeds'][place]['speedup']:.2f}x, {_change(row)}"
+
+
+def spelled(metric: str) -> str:
+    """A metric as people write it.
+
+    Example:
+        >>> spelled("top1"), spelled("mAP_occurring")
+        ('top-1', 'mAP occurring')
+    """
+    return metric.replace("top", "top-").replace("_", " ")
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any:
+    """Loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
+
+    The dense model is a star, with a line through it: to its right nothing pays. Settings of one method are joined.
+    Bars are quartiles of the speed-up, and standard errors of the loss.
+
+    Args:
+        rows: of `compare`, dense first.
+        metric: what is lost.
+        title: above the panels.
+
+    Returns:
+        A matplotlib figure.
+    """
+    names = [row["method"] for row in rows]
+    shades = {**style.colours(names), **{name: PALE for name in names if shows_only_cost(name)}}
+    shapes = style.markers(names[1:])
+    sizes = [speed["batch_size"] for speed in rows[0]["speeds"]]
+    entries = -(-len(rows) // 2)
+    figure, axes = style.panels(len(sizes), across=2, size=(4.4, 3.6), above=0.5 + 0.2 * entries)
+    for place, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
+        dense = rows[0]["speeds"][place]["latency_ms"]["p50"] / size
+        axis.axhline(0.0, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
+        axis.axvline(dense, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
+        points: dict[str, list[tuple[float, float]]] = {}
+        for row in rows[1:]:
+            name, speed, loss = row["method"], row["speeds"][place], 100 * row["loss"]
+            time = speed["latency_ms"]["p50"] / size
+            points.setdefault(style.method_of(name), []).append((time, loss))
+            # quartiles of the paired ratio, as times beside the median
+            low, high = (time * (speed["speedup"] / speed[key] - 1) for key in ("speedup_q3", "speedup_q1"))
+            axis.errorbar(
+                [time], [loss], xerr=[[-low], [high]],
+                yerr=None if row["loss_error"] is None else [100 * row["loss_error"]],
+                color=shades[name], marker=shapes[name], markersize=6, linestyle="none", elinewidth=0.8, zorder=3,
+            )  # fmt: skip
+        for method, own in points.items():
+            if len(own) > 1:
+                axis.plot(*zip(*sorted(own), strict=True), color=style.colours([method])[method], linewidth=1.2)
+        axis.plot([dense], [0.0], marker="*", markersize=13, color=style.DENSE_COLOUR, linestyle="none", zorder=4)
+        axis.set_title(f"batch {size}", fontsize=style.TITLE)
+        axis.set_xlabel("ms per image", fontsize=style.TEXT)
+        axis.set_ylabel(f"loss of {spelled(metric)}, points", fontsize=style.TEXT)
+        axis.grid(alpha=0.3)
+    figure.suptitle(title, fontsize=style.TITLE)
+    style.below(figure, _legend(names, shades, shapes), across=2)
+    return figure
+
+
+def _legend(names: Sequence[str], shades: Mapping[str, str], shapes: Mapping[str, str]) -> list[Any]:
+    """A star for the dense model, and every method's marker."""
+    from matplotlib.lines import Line2D
+
+    dense = Line2D([], [], color=style.DENSE_COLOUR, marker="*", markersize=11, linestyle="none", label=DENSE)
+    return [
+        dense,
+        *(Line2D([], [], color=shades[name], marker=shapes[name], linestyle="none", label=name) for name in names[1:]),
+    ]

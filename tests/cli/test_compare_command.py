@@ -1,0 +1,84 @@
+"""`vitrim compare` from the command line: its record, its table and its picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_runs import Run, runner
+from image_files import write_noise
+from vitrim.speed import bench as timing
+
+OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
+MODEL = ["test_vit", *(f"--model-option={key}={value}" for key, value in OPTIONS.items())]
+DATA = ["--data", "images", "--repeats", "1", "--min-seconds", "0"]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """``vitrim compare`` of a tiny model, in a folder with the folder ``images`` of two classes."""
+    write_noise(tmp_path / "images", 4)
+    monkeypatch.chdir(tmp_path)
+    return runner(monkeypatch, capfd, "compare", *MODEL)
+
+
+def test_record_table_and_picture(run: Run) -> None:
+    given = ["-m", "tome:r=2", "-m", "none", *DATA, "--at", "1", "--at", "2,4", "--limit", "6", "--json", "r.json"]
+    code, out, err = run(*given, "--figure", "loss.png")
+    assert code == 0, err
+    record = json.loads(Path("r.json").read_text())
+    assert (record["command"], record["metric"], record["at"]) == ("compare", "top1", [1, 2, 4])
+    assert (record["data"]["images"], record["weights"], record["model_options"]) == (6, "random", OPTIONS)
+    assert [(row["model"], row["method"]) for row in record["rows"]] == [
+        ("test_vit", name) for name in ("dense", "tome:r=2", "none")
+    ]
+    assert all([one["batch_size"] for one in row["speeds"]] == [1, 2, 4] for row in record["rows"])
+    assert "test_vit on images: 6 images" in out
+    assert "note: the model has random weights" in out
+    assert all(line in out for line in record["words"])
+    assert len(record["words"]) == 1 + 3  # none shows what vitrim itself costs, and is not judged
+    assert "figure: loss.png" in out
+    assert Path("loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_measured_before_a_failure_is_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = timing.measure
+
+    def fails_at_two(model, methods, images, **options):  # type: ignore[no-untyped-def]
+        if len(images) == 2:
+            raise MemoryError
+        return real(model, methods, images, **options)
+
+    monkeypatch.setattr(timing, "measure", fails_at_two)
+    code, out, err = run("-m", "tome:r=2", *DATA, "--at", "1,2", "--json", "-")
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "error: out of memory at batch 2, fp32; settings finished before are kept",
+    )
+    assert [len(row["speeds"]) for row in json.loads(out)["rows"]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "tome", "--at", "0"], "unexpected batch size '0'"),
+        (["-m", "tome", "--at", "many"], "unexpected batch size 'many'"),
+        (["-m", "tome", "--at", ","], "--at is empty"),
+        (["-m", "tome:r=2", "--at", "9"], "images has 8 images, too few for a batch of 9"),
+        (["-m", "tome", "--engine", ""], "--engine is empty"),
+        (["-m", "tome", "--figure", "loss.pdf"], "unknown format 'pdf'"),
+        (["-m", "tome", "--figure", "images/a/0.png/loss.png"], "images/a/0.png is a file"),
+        (["-m", "tome", "--dtype", "fp16"], "unknown dtype 'fp16'"),
+        (["-m", "tome", "--protocol", "mode"], "write key=value"),
+        (["-m", "tome", "-m", "tome"], "method tome is given twice"),
+        ([], "--method"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run(*DATA, *arguments)
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err

@@ -1,0 +1,165 @@
+"""`bench` as a function: the numbers and words of the command, for a model of one's own, which stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from image_files import write_noise
+from vitrim.cli import app
+from vitrim.cli import bench as command
+from vitrim.errors import VitrimError
+from vitrim.loading import create_model
+from vitrim.measure.latency import Budget
+from vitrim.report import Report, show
+from vitrim.speed import bench as timing
+from vitrim.speed.bench import bench
+from vitrim.speed.words import SpeedReport
+
+OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 3}
+MODEL = ["test_vit", *(f"--model-option={key}={value}" for key, value in OPTIONS.items())]
+QUICK: dict[str, Any] = {"repeats": 1, "min_seconds": 0}
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model takes as many milliseconds as its name has letters, whatever the machine does."""
+
+    def fake(runs: Mapping[str, Callable[[], Any]], device: object, budget: object) -> dict[str, Any]:
+        return {name: np.full(3, float(len(name))) for name in runs}
+
+    monkeypatch.setattr(timing, "time_interleaved", fake)
+    monkeypatch.setattr(timing.Eager, "peak_mib", lambda *_: 1.0)
+    monkeypatch.setattr(timing.Entry, "seconds", 0.0, raising=False)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return create_model("test_vit", options=OPTIONS)
+
+
+def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "rows": [{**row, "prepare_seconds": 0.0} for row in record["rows"]]}
+
+
+@pytest.mark.usefixtures("timed")
+def test_record_and_text_are_those_of_the_command(tmp_path: Path) -> None:
+    import json
+
+    methods, target = ["tome:r=2", "atm"], tmp_path / "bench.json"
+    given = [*(part for method in methods for part in ("-m", method)), "-b1,2", "--dtype=fp32,bf16"]
+    result = CliRunner().invoke(app, ["bench", *MODEL, *given, f"--json={target}"])
+    assert result.exit_code == 0, result.output
+    report = bench("test_vit", methods, batch_size=(1, 2), dtype=["fp32", "bf16"], model_options=OPTIONS)
+    assert without_seconds(json.loads(target.read_text())) == without_seconds(report.record)
+    assert [line.rstrip() for line in result.stdout.splitlines()] == [
+        line.rstrip() for line in f"{report}\n".splitlines()
+    ]
+    assert report.words[0][0] in report._repr_html_()
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_model_stays_as_it_is_in_every_dtype() -> None:
+    host = model()
+    before = {name: value.clone() for name, value in host.state_dict().items()}
+    generator = torch.get_rng_state()
+    report = bench(host, "tome:r=2", batch_size=1, dtype=("bf16", "fp32"))
+    assert report.facts["weights"] == "given"
+    assert [row["dtype"] for row in report.rows] == ["bf16", "bf16", "fp32", "fp32"]
+    assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_every_setting_is_handed_over_and_the_rounds_are_told() -> None:
+    seen: list[tuple[int, int]] = []
+    told: list[str] = []
+
+    def on_setting(report: SpeedReport) -> None:
+        seen.append((len(report.tables), len(report.rows)))
+
+    bench(model(), "tome:r=2", batch_size=(1, 2), **QUICK, on_setting=on_setting, on_progress=told.append)
+    assert seen == [(0, 0), (1, 2), (2, 4)]
+    assert told[:4] == [
+        "batch 1, fp32: making dense (fused) ready, 1 of 3",
+        "batch 1, fp32: making dense (unfused) ready, 2 of 3",
+        "batch 1, fp32: making tome:r=2 ready, 3 of 3",
+        "batch 1, fp32: round 1, 0 %",
+    ]
+    assert told[-1] == "batch 2, fp32: round 2, 100 %"
+
+
+def test_half_of_a_budget_is_half() -> None:
+    told: list[str] = []
+    budget = timing._Watched(min_rounds=10, min_seconds=2.0, tell=told.append)
+    plain = Budget(min_rounds=10, min_seconds=2.0)
+    for rounds, seconds in ((0, 0.0), (5, 9.0), (40, 3.0), (40, 6.0)):
+        assert budget.spent(rounds, seconds, 3) == plain.spent(rounds, seconds, 3)
+    assert told == ["round 1, 0 %", "round 6, 50 %", "round 41, 50 %", "round 41, 100 %"]
+
+
+@pytest.mark.usefixtures("timed")
+def test_images_of_a_dataset_are_taken_as_they_are(tmp_path: Path) -> None:
+    from vitrim.data import load_images
+
+    write_noise(tmp_path / "images", 2)
+    data = load_images(tmp_path / "images")
+    transform = data.transform
+    report = bench(model(), "tome:r=2", batch_size=4, images=data)
+    assert report.facts["images"] == str(tmp_path / "images")
+    assert data.transform is transform
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": ()}, "unexpected batch size ''"),
+        ({"batch_size": True}, "unexpected batch size 'True'"),
+        ({"dtype": ()}, "unknown dtype ''"),
+        ({"engine": ["eager", "onnxruntime"], "compiled": True}, "--compile is torch.compile and nothing else"),
+        ({"split": "test"}, "split says which images of a source to read, and there is no source"),
+        ({"images": [1, 2]}, "expected a source of images or a dataset of vitrim.data, got list"),
+        ({"checkpoint": "folder"}, "pretrained, checkpoint and model_options say how to create a model"),
+        ({"text_tokens": 3}, "a prompt is described, and VisionTransformer reads none"),
+    ],
+)
+def test_bad_input(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrimError, match=message):
+        bench(model(), "tome:r=2", **given)
+
+
+def test_a_line_of_progress_is_drawn_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([1.0, 1.1, 9.0, 9.1])
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    with command.progress() as tell:
+        tell("unseen")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with command.progress() as tell:
+        tell("first")
+        tell("too soon")
+        tell("x" * 500)
+    lines = capsys.readouterr().err.split("\r\x1b[K")
+    assert lines[1] == "first"
+    assert set(lines[2]) == {"x"}
+    assert len(lines[2]) < 500
+    assert lines[3] == ""
+
+
+def test_a_report_is_shown_in_the_order_of_its_parts() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    out = Console(file=StringIO(), width=80)
+    show(out, SpeedReport("bench", notes=["a note"]))
+    assert isinstance(SpeedReport("bench"), Report)
+    assert out.file.getvalue() == "a note\n"  # type: ignore[attr-defined]
