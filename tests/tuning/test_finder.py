@@ -16,12 +16,11 @@ import vitrim
 from full_matrix import FULL_MATRIX, cells
 from vitrim.errors import VitrimError
 from vitrim.tuning.cost import Cost, within
-from vitrim.tuning.finder import Finder, Outcome, Trial
-from vitrim.tuning.measured import Measured
 from vitrim.tuning.proxy import Part, Scores
+from vitrim.tuning.search import Finder, Outcome, Trial
 from vitrim.tuning.space import Space
-from vitrim.tuning.strategies import make_strategy
-from vitrim.tuning.study import Study
+from vitrim.tuning.strategy import make_strategy
+from vitrim.tuning.study import Measured, Study
 
 LIMIT = 0.62
 SPACE = Space(vitrim.ToMe(), num_layers=3, grid=(3, 4), num_prefix=1)

@@ -13,12 +13,11 @@ import vitrim
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.tuning.cost import Cost
-from vitrim.tuning.finder import Finder, Outcome
-from vitrim.tuning.measured import Measured
 from vitrim.tuning.proxy import Part, Scores
 from vitrim.tuning.race import Raced, _raced, race
+from vitrim.tuning.search import Finder, Outcome
 from vitrim.tuning.space import Space
-from vitrim.tuning.study import Study
+from vitrim.tuning.study import Measured, Study
 
 METHODS = {"tome": 0.30, "topk": 0.31, "gtp": 0.40, "mctf": 0.5, "pitome": 0.6, "bat": 0.7}
 """The damage at full removal that each does."""

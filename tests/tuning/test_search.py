@@ -22,9 +22,9 @@ from vitrim.measure.processes import Processes
 from vitrim.tasks import make_task
 from vitrim.tuning import Result, Target, search
 from vitrim.tuning.cost import LatencyCost
-from vitrim.tuning.finder import Outcome, Trial
 from vitrim.tuning.proxy import PARTS, BatchImages, DatasetImages, ModelScorer, _in_order
-from vitrim.tuning.search import reach
+from vitrim.tuning.search import Outcome, Trial
+from vitrim.tuning.tune import reach
 
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))

@@ -15,9 +15,8 @@ from timm.models import VisionTransformer
 import vitrim
 from vitrim.errors import VitrimError
 from vitrim.tuning import Result, search
-from vitrim.tuning.shapes import Curves, bend_of, check_shape, curve, shaped, slope, starts
 from vitrim.tuning.space import Space, normal
-from vitrim.tuning.strategies import Chance, Evolution, Told
+from vitrim.tuning.strategy import Chance, Curves, Evolution, Told, bend_of, check_shape, curve, shaped, slope, starts
 
 SPACE = Space(vitrim.ToMe(), num_layers=6, grid=(8, 8), num_prefix=1)
 IMAGES = torch.randn(6, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

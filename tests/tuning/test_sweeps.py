@@ -12,9 +12,8 @@ import vitrim
 from vitrim.errors import VitrimError
 from vitrim.training.recipe import load_recipe, recipe_text
 from vitrim.training.running import Running
-from vitrim.tuning.front import non_dominated
-from vitrim.tuning.grid import parse, ready, texts_of
-from vitrim.tuning.sweep import Swept, folder_name, train_sweep
+from vitrim.tuning.result import non_dominated
+from vitrim.tuning.sweep import Swept, folder_name, parse, ready, texts_of, train_sweep
 
 
 def test_ranges_lists_and_words() -> None:

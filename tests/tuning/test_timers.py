@@ -18,9 +18,8 @@ from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.speed.engines import Eager
 from vitrim.tuning import search, timers
-from vitrim.tuning.cost import LatencyCost, eager, quiet
+from vitrim.tuning.cost import LatencyCost, eager, quiet, timer_on
 from vitrim.tuning.space import Space
-from vitrim.tuning.timers import timer_on
 
 IMAGES = torch.zeros(1, 3, 32, 32)
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.tuning.cost import Cost
-from vitrim.tuning.finder import Candidate, Finder, Outcome, Trial
-from vitrim.tuning.measured import Measured, joined
-from vitrim.tuning.verdict import Difference, difference
+from vitrim.tuning.proxy import Scores
+from vitrim.tuning.result import Difference, Raced, Result, Trial, difference
+from vitrim.tuning.search import Candidate, Search
+from vitrim.tuning.study import Evaluator, joined
 
 ERRORS = 3.0
 """Standard errors behind the leader at which a method is out: of many methods one is often 2 behind by chance."""
@@ -26,109 +25,103 @@ ERRORS = 3.0
 SURVIVORS = 3
 """Methods that are searched, at most."""
 
-State = Literal["searched", "dropped", "out of reach"]
-
-
-@dataclass(frozen=True)
-class Raced:
-    """The course of one method in a race.
-
-    Attributes:
-        method: as it was given.
-        state: searched; dropped in the race; or unable to reach the target.
-        config: the best setting of the race, of a search the one it chose; None where the target is out of reach.
-        share: its cost as a share of the dense model's.
-        images: search images that it was raced on.
-        score: mean of the proxy over these, and for those that were searched over the selection images.
-        behind: its difference to the leader at the end of its race; None for the leader.
-        note: why the target is out of reach.
-    """
-
-    method: str
-    state: State
-    config: MethodConfig | None = None
-    share: float | None = None
-    images: int = 0
-    score: float | None = None
-    behind: Difference | None = None
-    note: str = ""
-
 
 @dataclass(eq=False)
-class _Runner:
-    finder: Finder
-    starts: list[Candidate]
+class Runner:
+    """A method in the race: its search, the best of what that starts from, and the scores of this one so far.
+
+    Attributes:
+        search: of the method.
+        best: the best start on the first images.
+        scores: of the best start.
+        behind: the difference to the leader of the last round; None for the leader.
+    """
+
+    search: Search
     best: Candidate
-    scores: dict[str, NDArray[np.float32]]
+    scores: Scores
     behind: Difference | None = None
-    """To the leader of the last round."""
+
+    def row(self, state: Literal["searched", "dropped"], config: MethodConfig, score: float) -> Raced:
+        """The row of the method, with its setting and the score of that."""
+        share, images = self.search.cost.share(config), len(self.scores[self.search.proxy])
+        return Raced(self.search.space.base.describe(), state, config, share, images, score, self.behind)
 
 
-def race(
-    finders: Sequence[Finder], measured: Measured, limit: float, evaluations: int
-) -> tuple[Outcome, tuple[Raced, ...], Cost]:
+def race(searches: Sequence[Search], evaluations: int) -> Result:
     """Race methods, search the best of them, and compare the winner with the best constant setting.
 
     Args:
-        finders: one for each method.
-        measured: of all of them.
-        limit: share of the dense model's cost.
+        searches: one for each method, all of one target and with one evaluator.
         evaluations: most settings that the searches try together.
 
     Returns:
-        The outcome, in which the constant trial is the best constant setting of all methods searched; a row for every
-        method, best first; and the cost of the winner.
+        The result, in which the constant trial is the best constant setting of all methods searched, with a row for
+        every method, best first.
 
     Raises:
-        VitrimError: no method reaches the limit.
+        VitrimError: no method reaches the target.
     """
-    able = [finder for finder in finders if finder.reaches(limit)]
+    evaluator, limit = searches[0].evaluator, searches[0].target.limit
+    able = [search for search in searches if search.reaches(limit)]
     far = [
-        Raced(finder.space.base.describe(), "out of reach", note=finder.out_of_reach(limit))
-        for finder in finders
-        if finder not in able
+        Raced(search.space.base.describe(), "out of reach", note=search.out_of_reach(limit))
+        for search in searches
+        if search not in able
     ]
     if not able:
         raise VitrimError("; ".join(row.note for row in far))
-    survivors, dropped = _raced(able, measured, limit)
+    survivors, dropped = survivors_of(able, evaluator, limit)
     for row in dropped:
-        measured.study.note(dropped=row.method, images=row.images, score=row.score)
-    pairs = [one.finder.explore(limit, max(evaluations // len(survivors), 1)) for one in survivors]
-    chosen = _best([pair[1] for pair in pairs], measured)
-    constant = _best([pair[0] for pair in pairs], measured)
-    finder = survivors[chosen].finder
-    trials = tuple(
-        replace(trial, number=number) for number, trial in enumerate(t for one in survivors for t in one.finder.trials)
-    )
-    outcome = finder.check(pairs[constant][0], pairs[chosen][1], trials)
-    searched = [_searched(one, pair[1], measured) for one, pair in zip(survivors, pairs, strict=True)]
-    rows = [*sorted(searched, key=lambda row: row.score or 0.0), *dropped, *far]
-    return outcome, tuple(rows), finder.cost
+        evaluator.study.note(dropped=row.method, images=row.images, score=row.score)
+    pairs = [one.search.explore(limit, max(evaluations // len(survivors), 1)) for one in survivors]
+
+    def best(trials: Sequence[Trial]) -> int:
+        scores = evaluator.whole([trial.config for trial in trials], "selection")
+        return int(np.argmin([evaluator.mean(one) for one in scores]))
+
+    chosen, constant = best([pair[1] for pair in pairs]), best([pair[0] for pair in pairs])
+    every = [trial for one in survivors for trial in one.search.trials]
+    trials = [replace(trial, number=number) for number, trial in enumerate(every)]
+    result = survivors[chosen].search.check(pairs[constant][0], pairs[chosen][1], trials)
+    searched = []
+    for one, (_, trial) in zip(survivors, pairs, strict=True):
+        score = evaluator.mean(evaluator.whole([trial.config], "selection")[0])
+        searched.append(one.row("searched", trial.config, score))
+    searched.sort(key=lambda row: row.score or 0.0)
+    return replace(result, race=(*searched, *dropped, *far))
 
 
-def _raced(finders: Sequence[Finder], measured: Measured, limit: float) -> tuple[list[_Runner], list[Raced]]:
+def survivors_of(searches: Sequence[Search], evaluator: Evaluator, limit: float) -> tuple[list[Runner], list[Raced]]:
     """The methods that are left after all rounds, best first, and rows of the others, the last to leave first."""
-    runners: list[_Runner] = []
+    runners: list[Runner] = []
     dropped: list[Raced] = []
+
+    def rows(out: Sequence[Runner]) -> list[Raced]:
+        return [one.row("dropped", one.best.config, evaluator.mean(one.scores)) for one in out]
+
     start = 0
-    for stop in measured.rounds():
+    for stop in evaluator.rounds():
         if start == 0:
-            runners = [_start(finder, measured, limit, stop) for finder in finders]
+            for search in searches:
+                starts = search.starts(limit)
+                scores = evaluator.piece([one.config for one in starts], "search", 0, stop)
+                best = int(np.argmin([evaluator.mean(one) for one in scores]))
+                runners.append(Runner(search, starts[best], scores[best]))
         else:
             for one in runners:
-                new = measured.piece([one.best.config], "search", start, stop)[0]
+                new = evaluator.piece([one.best.config], "search", start, stop)[0]
                 one.scores = joined(one.scores, new)
         start = stop
-        runners.sort(key=lambda one: measured.mean(one.scores))
-        leader = runners[0].scores[measured.proxy]
-        for one in runners[1:]:
-            one.behind = difference(one.scores[measured.proxy], leader)
+        runners.sort(key=lambda one: evaluator.mean(one.scores))
+        leader = runners[0].scores[evaluator.proxy]
         runners[0].behind = None
+        for one in runners[1:]:
+            one.behind = difference(one.scores[evaluator.proxy], leader)
         out = [one for one in runners if one.behind and one.behind.mean > _bar(stop) * one.behind.error]
-        dropped = [*(_dropped(one, measured) for one in out), *dropped]
+        dropped = [*rows(out), *dropped]
         runners = [one for one in runners if one not in out]
-    last = [_dropped(one, measured) for one in runners[SURVIVORS:]]
-    return runners[:SURVIVORS], [*last, *dropped]
+    return runners[:SURVIVORS], [*rows(runners[SURVIVORS:]), *dropped]
 
 
 def _bar(images: int) -> float:
@@ -146,29 +139,3 @@ def _bar(images: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / degrees + second / degrees**2 + third / degrees**3
-
-
-def _start(finder: Finder, measured: Measured, limit: float, stop: int) -> _Runner:
-    """A method with the best of its starts on the first images."""
-    starts = finder.starts(limit)
-    scores = measured.piece([one.config for one in starts], "search", 0, stop)
-    best = int(np.argmin([measured.mean(one) for one in scores]))
-    return _Runner(finder, starts, starts[best], dict(scores[best]))
-
-
-def _dropped(one: _Runner, measured: Measured) -> Raced:
-    config, images = one.best.config, len(one.scores[measured.proxy])
-    score, share = measured.mean(one.scores), one.finder.cost.share(config)
-    return Raced(one.finder.space.base.describe(), "dropped", config, share, images, score, one.behind)
-
-
-def _searched(one: _Runner, chosen: Trial, measured: Measured) -> Raced:
-    score = measured.mean(measured.whole([chosen.config], "selection")[0])
-    images = len(one.scores[measured.proxy])
-    return Raced(one.finder.space.base.describe(), "searched", chosen.config, chosen.share, images, score, one.behind)
-
-
-def _best(trials: Sequence[Trial], measured: Measured) -> int:
-    """The place of the best trial on the selection images."""
-    scores = measured.whole([trial.config for trial in trials], "selection")
-    return int(np.argmin([measured.mean(one) for one in scores]))
