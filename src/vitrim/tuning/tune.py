@@ -222,7 +222,7 @@ def tune(
     if folder is not None:
         check_folder(folder)
 
-    selected = _start(device_name, threads, seed)
+    selected = _start(device_name, threads, seed if isinstance(model, str) else None)
     processes = Processes.launched(device_name)
     loaded = load(
         model or "",
@@ -256,7 +256,7 @@ def tune(
         configs = [one for one in configs if all(each.obstacle(one) is None for each in engines)]
     held_out = None if check is None else _open_check(check, loaded, data, dataset, {"task": task, **reading})
     images = DatasetImages(dataset, max((limit or IMAGES) // 3, 1), size, workers=workers, collate=own.collate)
-    tried = evaluations or EVALUATIONS
+    tried = EVALUATIONS if evaluations is None else evaluations
     how: Options = {
         "task": own, "proxy": proxy, "evaluations": tried, "strategy": search, "shape": shape, "engine": names,
         "seconds": None if minutes is None else 60.0 * minutes,
@@ -285,6 +285,9 @@ def _check_options(given: Mapping[str, Any]) -> None:
         VitrimError: in one line.
     """
     model, methods, train = given["model"], given["methods"], given["train"]
+    for name, least in {"evaluations": 1, "batch_size": 1, "limit": 1, "workers": 0}.items():
+        if given[name] is not None and given[name] < least:
+            raise VitrimError(f"{name}={given[name]} must be at least {least}")
     aims = [f"--{name}" for name in ("target", "front", "grid") if given[name] is not None]
     if train is not None and aims != ["--grid"]:
         raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it, and nothing else to aim at")
@@ -372,11 +375,12 @@ def _configs(methods: Methods | None) -> list[MethodConfig] | None:
     return configs
 
 
-def _start(device: str, threads: int | None, seed: int) -> torch.device:
-    """The device, after the threads and the seed are set."""
+def _start(device: str, threads: int | None, seed: int | None) -> torch.device:
+    """The device, after the threads and the seed of random weights are set."""
     selected = select_device(device)
     set_threads(threads)
-    torch.manual_seed(seed)
+    if seed is not None:
+        torch.manual_seed(seed)
     return selected
 
 
