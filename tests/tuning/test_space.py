@@ -12,7 +12,7 @@ from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.tuning.cost import Cost, within
-from vitrim.tuning.space import Space, normal, slope
+from vitrim.tuning.space import Space, normal, slope, training_free
 
 WITH_KNOB = [name for name, kind in methods().items() if kind.knob is not None]
 WITH_LIST = [name for name, kind in methods().items() if kind.amounts_option is not None]
@@ -140,3 +140,10 @@ def test_a_limit_is_never_exceeded(name: str, weights: list[float], limit: float
     point = normal(weights[: one.size])
     config = within(one, point, Tokens(), limit)
     assert config is None or Tokens().share(config) <= limit
+
+
+def test_a_method_whose_stages_a_model_has_no_room_for_is_not_among_all_that_fit() -> None:
+    """kmedoids' default stages of three blocks start at the first one, which has no attention before it."""
+    shallow = create_model("test_vit", options={"img_size": 32, "patch_size": 8, "depth": 3, "num_classes": 2})
+    names, deeper = ({config.name for config in training_free(model)} for model in (shallow, MODEL))
+    assert deeper - names == {"kmedoids"}

@@ -19,7 +19,7 @@ from torch import nn
 from vitrim.core.method import Knob, MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import host_of, methods, parse_method
-from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
+from vitrim.errors import ReductionWarning, VitrimError
 
 Point = tuple[float, ...]
 """Weights in [0, 1], the largest of them 1."""
@@ -318,7 +318,7 @@ def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConf
         try:  # what a method asks of a model is checked by reducing it, and by nothing else
             with quiet():
                 reduce_(copy.deepcopy(shell), config)
-        except UnsupportedModelError:
+        except VitrimError:  # it is for other models, or its default stages are for deeper ones
             continue
         found.append(config)
     return found
