@@ -14,9 +14,8 @@ from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.tuning.cost import Cost
 from vitrim.tuning.proxy import Part, Scores
-from vitrim.tuning.race import race, survivors_of
 from vitrim.tuning.result import Result, Target
-from vitrim.tuning.search import Search
+from vitrim.tuning.search import Search, race, survivors_of
 from vitrim.tuning.space import Space
 from vitrim.tuning.study import Evaluator, Study
 

@@ -2,7 +2,8 @@
 
 from vitrim.tuning.cost import match_macs
 from vitrim.tuning.result import ParetoFront, Result, Target
+from vitrim.tuning.search import front, search
 from vitrim.tuning.space import Space
-from vitrim.tuning.tune import TuneReport, front, search
+from vitrim.tuning.tune import TuneReport
 
 __all__ = ["ParetoFront", "Result", "Space", "Target", "TuneReport", "front", "match_macs", "search"]

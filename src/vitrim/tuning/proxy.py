@@ -50,23 +50,6 @@ def check_proxy(name: str) -> Proxy:
     raise unknown("proxy", name, get_args(Proxy))
 
 
-class Scorer(Protocol):
-    """Gives the damage of settings on images of three disjoint parts."""
-
-    def images(self, part: Part) -> int:
-        """The number of images in a part."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Images that run together: rounds of a race end where a batch does."""
-        ...
-
-    def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
-        """The scores of every setting on images ``start`` to ``stop`` of a part."""
-        ...
-
-
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 

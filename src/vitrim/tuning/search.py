@@ -1,27 +1,53 @@
-"""The search of one method: candidates under a limit of cost, racing on paired differences.
+"""Searches: of one method, candidates under a limit of cost that race on paired differences; of several methods, a race
+on few images, a search of those that are left, one that is proved; of several targets, one after the other.
 
 Candidates meet the limit by construction, so every forward is spent on their damage. They are scored on more and more
 images, and stop where they are worse than the best one beyond noise. The winner is chosen on other images than those it
 was searched on, and compared with the constant setting on a third set.
+
+What methods are compared by is the best of what their searches start from. A method leaves the race where it is worse
+than the leading one by more than three standard errors of the paired differences, and by more than that on few images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
 
+from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
+from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
-from vitrim.tuning.cost import Cost, within
-from vitrim.tuning.proxy import Scores
-from vitrim.tuning.result import Difference, Result, Target, Trial, difference
-from vitrim.tuning.space import Point, Space
-from vitrim.tuning.strategy import Evolution, Observation, Strategy
-from vitrim.tuning.study import Evaluator, joined, means
+from vitrim.files import check_file
+from vitrim.measure.evaluation import num_classes
+from vitrim.measure.latency import Budget, shared_copy
+from vitrim.measure.partial import weights_fingerprint
+from vitrim.measure.processes import Processes
+from vitrim.speed.bench import check_engines
+from vitrim.speed.engines import engines_named
+from vitrim.tasks import Task, make_task
+from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, timer_on, within
+from vitrim.tuning.proxy import PARTS, BatchImages, Images, ModelScorer, Scores, check_proxy
+from vitrim.tuning.result import Difference, ParetoFront, Raced, Result, Target, Trial, difference
+from vitrim.tuning.space import Point, Space, quiet
+from vitrim.tuning.strategy import Evolution, Observation, Strategy, make_strategy
+from vitrim.tuning.study import Evaluator, Study, joined, means
+
+EVALUATIONS = 60
+"""Settings that are tried where nothing else is said."""
+
+COUNTED_BATCHES = 2
+"""Batches that the MACs of a method which adapts to the images are counted on."""
 
 FINALISTS = 8
 """Trials that are compared on the selection images."""
@@ -34,6 +60,19 @@ TRIES = 30
 
 HALVINGS = 5
 """Searches at other costs until the cheapest one that agrees enough is known well enough."""
+
+ERRORS = 3.0
+"""Standard errors behind the leader at which a method is out: of many methods one is often 2 behind by chance."""
+
+SURVIVORS = 3
+"""Methods that are searched after a race, at most."""
+
+Methods = MethodConfig | str | Sequence[MethodConfig | str]
+
+_Positive = Annotated[float, Field(gt=0)]
+
+
+# ---- one method ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -307,3 +346,373 @@ class Search:
 
     def _score(self, trial: Trial) -> float:
         return trial.scores[self.proxy]
+
+
+# ---- several methods -------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Runner:
+    """A method in the race: its search, the best of what that starts from, and the scores of this one so far.
+
+    Attributes:
+        search: of the method.
+        best: the best start on the first images.
+        scores: of the best start.
+        behind: the difference to the leader of the last round; None for the leader.
+    """
+
+    search: Search
+    best: Candidate
+    scores: Scores
+    behind: Difference | None = None
+
+    def row(self, state: Literal["searched", "dropped"], config: MethodConfig, score: float) -> Raced:
+        """The row of the method, with its setting and the score of that."""
+        share, images = self.search.cost.share(config), len(self.scores[self.search.proxy])
+        return Raced(self.search.space.base.describe(), state, config, share, images, score, self.behind)
+
+
+def race(searches: Sequence[Search], evaluations: int) -> Result:
+    """Race methods, search the best of them, and compare the winner with the best constant setting.
+
+    Args:
+        searches: one for each method, all of one target and with one evaluator.
+        evaluations: most settings that the searches try together.
+
+    Returns:
+        The result, in which the constant trial is the best constant setting of all methods searched, with a row for
+        every method, best first.
+
+    Raises:
+        VitrimError: no method reaches the target.
+    """
+    evaluator, limit = searches[0].evaluator, searches[0].target.limit
+    able = [search for search in searches if search.reaches(limit)]
+    far = [
+        Raced(search.space.base.describe(), "out of reach", note=search.out_of_reach(limit))
+        for search in searches
+        if search not in able
+    ]
+    if not able:
+        raise VitrimError("; ".join(row.note for row in far))
+    survivors, dropped = survivors_of(able, evaluator, limit)
+    for row in dropped:
+        evaluator.study.note(dropped=row.method, images=row.images, score=row.score)
+    pairs = [one.search.explore(limit, max(evaluations // len(survivors), 1)) for one in survivors]
+
+    def best(trials: Sequence[Trial]) -> int:
+        scores = evaluator.whole([trial.config for trial in trials], "selection")
+        return int(np.argmin([evaluator.mean(one) for one in scores]))
+
+    chosen, constant = best([pair[1] for pair in pairs]), best([pair[0] for pair in pairs])
+    every = [trial for one in survivors for trial in one.search.trials]
+    trials = [replace(trial, number=number) for number, trial in enumerate(every)]
+    result = survivors[chosen].search.check(pairs[constant][0], pairs[chosen][1], trials)
+    searched = []
+    for one, (_, trial) in zip(survivors, pairs, strict=True):
+        score = evaluator.mean(evaluator.whole([trial.config], "selection")[0])
+        searched.append(one.row("searched", trial.config, score))
+    searched.sort(key=lambda row: row.score or 0.0)
+    return replace(result, race=(*searched, *dropped, *far))
+
+
+def survivors_of(searches: Sequence[Search], evaluator: Evaluator, limit: float) -> tuple[list[Runner], list[Raced]]:
+    """The methods that are left after all rounds, best first, and rows of the others, the last to leave first."""
+    runners: list[Runner] = []
+    dropped: list[Raced] = []
+
+    def rows(out: Sequence[Runner]) -> list[Raced]:
+        return [one.row("dropped", one.best.config, evaluator.mean(one.scores)) for one in out]
+
+    start = 0
+    for stop in evaluator.rounds():
+        if start == 0:
+            for search in searches:
+                starts = search.starts(limit)
+                scores = evaluator.piece([one.config for one in starts], "search", 0, stop)
+                best = int(np.argmin([evaluator.mean(one) for one in scores]))
+                runners.append(Runner(search, starts[best], scores[best]))
+        else:
+            for one in runners:
+                new = evaluator.piece([one.best.config], "search", start, stop)[0]
+                one.scores = joined(one.scores, new)
+        start = stop
+        runners.sort(key=lambda one: evaluator.mean(one.scores))
+        leader = runners[0].scores[evaluator.proxy]
+        runners[0].behind = None
+        for one in runners[1:]:
+            one.behind = difference(one.scores[evaluator.proxy], leader)
+        out = [one for one in runners if one.behind and one.behind.mean > _bar(stop) * one.behind.error]
+        dropped = [*rows(out), *dropped]
+        runners = [one for one in runners if one not in out]
+    return runners[:SURVIVORS], [*rows(runners[SURVIVORS:]), *dropped]
+
+
+def _bar(images: int) -> float:
+    """Standard errors behind which a method is out, as unlikely on few images as `ERRORS` are on many.
+
+    Student's quantile with ``images - 1`` degrees of freedom, expanded at the normal one (Abramowitz and Stegun,
+    26.7.5): on 8 images a method that is as good as the leader is 3 errors behind in 1 of 100 cases, not in 1 of 700.
+
+    Example:
+        >>> [round(_bar(images), 1) for images in (8, 32, 256, 2048)]
+        [4.5, 3.3, 3.0, 3.0]
+    """
+    z, degrees = ERRORS, images - 1
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
+
+
+# ---- several targets -------------------------------------------------------------------------------------------------
+
+
+def of_one_kind(targets: Sequence[Target]) -> list[Target]:
+    """The targets of a front.
+
+    Raises:
+        VitrimError: they are of several kinds, or of agreement.
+    """
+    if len({one.kind for one in targets}) != 1 or targets[0].kind == "agree":
+        raise VitrimError(f"a front is over targets of one kind, macs or speedup, got {', '.join(map(str, targets))}")
+    return list(targets)
+
+
+class Options(TypedDict, total=False):
+    """Options of `search` and `front`.
+
+    Attributes:
+        task: of the model; default classification.
+        proxy: the damage that is minimised: feature (default), kl, cosine or agree.
+        evaluations: most settings to try for a target, default 60; the race of several methods comes on top.
+        strategy: where candidates come from: evolution (default), random, or optuna's gp or tpe.
+        shape: how freely blocks may differ: free (default), slope or curve (`vitrim.tuning.strategy.Shape`), for
+            methods with stages over those of their own.
+        seconds: end the search when they are over, and choose among what was tried; for several targets each has its
+            share. The limit is of this run, a study that was resumed ends where it did.
+        seed: of the settings that are drawn, and of methods that draw at random.
+        study: file that keeps what was measured.
+        resume: go on from that file; the result is that of a search that was never stopped.
+        about: more entries for study and result, e.g. what the images are.
+        budget: time to spend on every timed setting, for ``speedup``.
+        engine: names of `vitrim.speed.engines.engines`, for ``speedup``: of several that which is the fastest for the
+            dense model; default eager.
+        timer: in place of ``engine``, a function that times settings (`vitrim.tuning.cost.Timer`).
+        processes: this process and its like. All get the same result, the first one writes.
+        on_trial: called with every finished trial.
+    """
+
+    task: Task | None
+    proxy: str
+    evaluations: int
+    strategy: str
+    shape: str
+    seconds: float | None
+    seed: int
+    study: Path | None
+    resume: bool
+    about: Mapping[str, Any]
+    budget: Budget | None
+    engine: Sequence[str]
+    timer: Timer | None
+    processes: Processes | None
+    on_trial: Callable[[Trial], None] | None
+
+
+Pictures = Images | Sequence[Tensor | tuple[Tensor, Any]]
+
+
+def search(
+    model: nn.Module, method: Methods, images: Pictures, *, target: Target | str, **options: Unpack[Options]
+) -> Result:
+    """Search the setting of a method, or of the best of several, that damages a model least at a target.
+
+    Candidates are searched on a third of the images and one is selected on the next third. It is returned if it beats
+    the constant setting, one value for all blocks, on the last third by 2 standard errors of the paired differences;
+    otherwise the constant setting is. Several methods race on the first third (`race`), and the winner
+    must beat the best constant setting of all of them.
+
+    Args:
+        model: the dense model, on the device to search on; left as it was.
+        method: config or text, or several; options other than the amount stay as they are.
+        images: in three parts, or batches in memory (`vitrim.tuning.proxy.BatchImages`).
+        target: ``Target`` or text such as ``"macs=0.5"``.
+        options: see `Options`.
+
+    Raises:
+        VitrimError: a method has nothing to move, the target is out of reach, or the study is of another search.
+
+    Example:
+        >>> import timm, torch
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3, num_classes=3).eval()
+        >>> batches = torch.randn(6, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        >>> result = search(model, "tome", list(batches), target="macs=0.7", evaluations=8)
+        >>> result.best.share <= 0.705, result.best in (result.constant, result.searched)
+        (True, True)
+    """
+    with quiet():
+        return Searches(model, method, images, [target], options).run()[0]
+
+
+def front(
+    model: nn.Module,
+    method: Methods,
+    images: Pictures,
+    *,
+    targets: Sequence[Target | str],
+    **options: Unpack[Options],
+) -> ParetoFront:
+    """Search at several targets, one after the other, and compare what is found on the check images.
+
+    Args:
+        model, method, images, options: as of `search`; the number of evaluations is for every target.
+        targets: of one kind, ``macs`` or ``speedup``.
+
+    Raises:
+        VitrimError: as `search`; targets of several kinds, or ``agree``.
+
+    Example:
+        >>> import timm, torch
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3, num_classes=3).eval()
+        >>> batches = torch.randn(6, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        >>> found = front(model, "tome", list(batches), targets=["macs=0.8", "macs=0.6"], evaluations=3)
+        >>> [str(result.target) for result in found.results]
+        ['macs=0.8', 'macs=0.6']
+    """
+    wanted = of_one_kind([Target.parse(one) if isinstance(one, str) else one for one in targets])
+    with quiet():
+        searches = Searches(model, method, images, wanted, options)
+        return ParetoFront.of(searches.run(), searches.evaluator)
+
+
+class _Latency(BaseModel):
+    """The part of a `LatencyCost` that a study keeps."""
+
+    fit: Annotated[list[float], Field(min_length=5, max_length=5)]
+    error: float
+    worst: float
+    dense_ms: _Positive
+
+
+class Searches:
+    """Searches for several targets, which share a model, its images and what was measured.
+
+    Args:
+        model, method, images: as of `search`.
+        targets: of one kind.
+        options: see `Options`.
+
+    Attributes:
+        evaluator: gives the damage of settings, from the study or by running them.
+
+    Raises:
+        VitrimError: as `search`, before anything is written.
+    """
+
+    def __init__(
+        self, model: nn.Module, method: Methods, images: Pictures, targets: Sequence[Target | str], options: Options
+    ) -> None:
+        self.targets = [Target.parse(one) if isinstance(one, str) else one for one in targets]
+        self.model, self.options = model, options
+        proxy = check_proxy(options.get("proxy", "feature"))
+        self.evaluations = options.get("evaluations", EVALUATIONS)
+        if self.evaluations < 1:
+            raise VitrimError(f"a search needs at least 1 evaluation, got {self.evaluations}")
+        strategy, shape = options.get("strategy", "evolution"), options.get("shape", "free")
+        self.strategy: Strategy = make_strategy(strategy, shape)
+        self.seconds = options.get("seconds")
+        if self.seconds is not None and not self.seconds > 0.0:
+            raise VitrimError(f"a search needs some time, got seconds={self.seconds:g}")
+        engine = list(options.get("engine", ["eager"]))
+        engines, like = engines_named(engine), next(model.parameters())
+        if engine != ["eager"]:
+            if options.get("timer") is not None:
+                raise VitrimError("give an engine or a timer, not both")
+            if any(target.kind != "speedup" for target in self.targets):
+                raise VitrimError(f"an engine is for speedup targets: {self.targets[0]} does not depend on it")
+            check_engines(engines, {}, model, like.device, like.dtype)
+        self.timer = options.get("timer") or timer_on(engine)
+        methods = [method] if isinstance(method, str | MethodConfig) else list(method)
+        self.spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
+        if len(self.spaces) > 1 and self.targets[0].kind == "agree":
+            raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
+        if not hasattr(images, "batches"):
+            images = BatchImages(images)
+        assert not isinstance(images, Sequence)
+        self.images: Images = images
+        task = options.get("task") or make_task("classification", num_classes(model))
+        self.seed, processes, file = options.get("seed", 0), options.get("processes"), options.get("study")
+        self.about = {
+            "vitrim": version("vitrim"),
+            "made_for": {**described(host_of(model), model), "parameters": weights_fingerprint(model)},
+            "base": ", ".join(space.base.describe() for space in self.spaces),
+            "target": ", ".join(map(str, self.targets)),
+            "proxy": proxy,
+            **({} if strategy == "evolution" else {"strategy": strategy}),
+            **({} if shape == "free" else {"shape": shape}),
+            **({} if engine == ["eager"] else {"engine": ", ".join(engine)}),
+            "seed": self.seed,
+            "evaluations": self.evaluations,
+            "images": {part: images.count(part) for part in PARTS},
+            "batch_size": images.batch_size,
+            **options.get("about", {}),
+        }
+        if file is not None:
+            check_file(file)
+        self.study = Study(file, self.about, resume=options.get("resume", False), processes=processes)
+        scorer = ModelScorer(model, task, images, seed=self.seed, processes=processes)
+        self.evaluator = Evaluator(scorer, self.study, proxy)
+        self._costs: list[Cost] = []
+
+    def run(self) -> list[Result]:
+        """A search for every target, each with its share of the time."""
+        start, found = time.monotonic(), list[Result]()
+        for number, target in enumerate(self.targets, 1):
+            end = None if self.seconds is None else start + self.seconds * number / len(self.targets)
+
+            def stops(end: float | None = end) -> bool:
+                return self.study.ended(lambda: end is not None and time.monotonic() >= end)
+
+            self._costs = self._costs or [self._cost(space, target) for space in self.spaces]
+            methods = [
+                Search(
+                    *(space, cost, self.evaluator, target), strategy=self.strategy, seed=self.seed, stops=stops,
+                    on_trial=self.options.get("on_trial"),
+                )
+                for space, cost in zip(self.spaces, self._costs, strict=True)
+            ]  # fmt: skip
+            result = race(methods, self.evaluations) if len(methods) > 1 else methods[0].run(self.evaluations)
+            best = "searched" if result.better else "constant"
+            self.study.note(returned=best, method=result.config.describe())
+            found.append(replace(result, about={**self.about, "target": str(target)}))
+        return found
+
+    def _cost(self, space: Space, target: Target) -> Cost:
+        """The cost that the target is about; latency is measured once in a study."""
+        like = next(self.model.parameters())
+        stop = min(COUNTED_BATCHES * self.images.batch_size, self.images.count("search"))
+        few = [one.images.to(like.device, like.dtype) for one in self.images.batches("search", 0, stop)]
+        if target.kind != "speedup":
+            return MacsCost(self.model, space, few, seed=self.seed)
+        budget, model = self.options.get("budget"), shared_copy(self.model).eval()
+
+        def measure() -> dict[str, Any]:
+            cost = LatencyCost.of(model, space, few[0], budget=budget, seed=self.seed, timer=self.timer)
+            fit = cost.fit
+            return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
+
+        def again(configs: Sequence[MethodConfig]) -> list[float]:
+            texts = ", ".join(config.describe() for config in configs)
+            ratios: list[float] = self.study.value(
+                f"once more: {texts}",
+                lambda: self.timer(model, configs, few[0], budget)[0].tolist(),
+                kind=Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))],
+            )
+            return ratios
+
+        name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
+        found = self.study.value(name, measure, kind=_Latency)
+        fit = Fit(np.array(found["fit"]), found["error"], found["worst"])
+        return LatencyCost(space, fit, found["dense_ms"], again)

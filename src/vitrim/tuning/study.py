@@ -21,7 +21,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, whole_lines
 from vitrim.measure.processes import Processes
-from vitrim.tuning.proxy import Part, Proxy, Scorer, Scores
+from vitrim.tuning.proxy import ModelScorer, Part, Proxy, Scores
 
 FORMAT = 1
 
@@ -285,7 +285,7 @@ class Evaluator:
         proxy: the score that is minimised.
     """
 
-    def __init__(self, scorer: Scorer, study: Study, proxy: Proxy = "feature") -> None:
+    def __init__(self, scorer: ModelScorer, study: Study, proxy: Proxy = "feature") -> None:
         self.scorer, self.study = scorer, study
         self.proxy: Proxy = proxy
         self._known: dict[tuple[str, str], Scores] = {}

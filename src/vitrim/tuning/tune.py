@@ -1,4 +1,4 @@
-"""`tune`, the function of ``vitrim tune``, and `search` and `front`, the searches that it makes.
+"""`tune`, the function of ``vitrim tune``: from a model, methods, data and targets to settings, files and a report.
 
 report = vitrim.tune("deit_small_patch16_224", "tome", "imagenet:ROOT", target="macs=0.6", pretrained=True)
 vitrim.reduce_(model, report.best)
@@ -9,57 +9,36 @@ from __future__ import annotations
 import copy
 import importlib.util
 import inspect
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Any
 
-import numpy as np
 import torch
-from pydantic import BaseModel, Field
-from torch import Tensor, nn
+from torch import nn
 
-from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import host_of, parse_method
+from vitrim.core.registry import parse_method
 from vitrim.data import eval_transform, load_data
 from vitrim.errors import VitrimError
-from vitrim.files import check_file, check_folder, json_text, write_text
+from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, load
-from vitrim.measure.evaluation import check_dataset, evaluate, num_classes, task_name, task_of
-from vitrim.measure.latency import Budget, shared_copy
+from vitrim.measure.evaluation import check_dataset, evaluate, task_name, task_of
 from vitrim.measure.machine import environment, select_device, set_threads
-from vitrim.measure.partial import weights_fingerprint
 from vitrim.measure.processes import Processes
 from vitrim.measure.reading import read
 from vitrim.report import Report, Table
-from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named
-from vitrim.tasks import Task, make_task, tasks
-from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, timer_on
-from vitrim.tuning.proxy import PARTS, BatchImages, DatasetImages, Images, ModelScorer, check_proxy
-from vitrim.tuning.race import race
+from vitrim.tasks import Task, tasks
+from vitrim.tuning.proxy import DatasetImages, check_proxy
 from vitrim.tuning.result import ParetoFront, Result, Target, Trial
-from vitrim.tuning.search import Search
+from vitrim.tuning.search import EVALUATIONS, Methods, Options, Searches, of_one_kind
 from vitrim.tuning.space import Space, quiet, training_free
-from vitrim.tuning.strategy import Strategy, make_strategy
-from vitrim.tuning.study import Evaluator, Study
+from vitrim.tuning.strategy import make_strategy
 from vitrim.tuning.sweep import SweepResult, parse_grid, sweep, train_sweep
 
 IMAGES = 3 * 2048
 """Images that are read where no limit says: 2,048 each for searching, selecting and checking."""
-
-EVALUATIONS = 60
-"""Settings that are tried where nothing else is said."""
-
-COUNTED_BATCHES = 2
-"""Batches that the MACs of a method which adapts to the images are counted on."""
-
-_Positive = Annotated[float, Field(gt=0)]
-
-Methods = MethodConfig | str | Sequence[MethodConfig | str]
 
 Progress = Callable[[int, int, str], None]
 """Gets the number of settings done, the most there can be, and a line where one is better than all before, else ""."""
@@ -348,13 +327,7 @@ def _targets(target: Target | str | None, front: str | Sequence[Target | str] | 
     if len({one.value for one in found}) < len(found):
         given = front if isinstance(front, str) else ", ".join(map(str, found))
         raise VitrimError(f"--front {given} has a target twice")
-    return _of_one_kind(found)
-
-
-def _of_one_kind(targets: Sequence[Target]) -> list[Target]:
-    if len({one.kind for one in targets}) != 1 or targets[0].kind == "agree":
-        raise VitrimError(f"a front is over targets of one kind, macs or speedup, got {', '.join(map(str, targets))}")
-    return list(targets)
+    return of_one_kind(found)
 
 
 def _configs(methods: Methods | None) -> list[MethodConfig] | None:
@@ -607,244 +580,3 @@ def _can_draw() -> bool:
 def _say_picture(report: TuneReport, file: Path) -> None:
     report.files.append(file)
     report.notes.append(f"picture: {file}")
-
-
-# ---- searches --------------------------------------------------------------------------------------------------------
-
-
-class Options(TypedDict, total=False):
-    """Options of `search` and `front`.
-
-    Attributes:
-        task: of the model; default classification.
-        proxy: the damage that is minimised: feature (default), kl, cosine or agree.
-        evaluations: most settings to try for a target, default 60; the race of several methods comes on top.
-        strategy: where candidates come from: evolution (default), random, or optuna's gp or tpe.
-        shape: how freely blocks may differ: free (default), slope or curve (`vitrim.tuning.strategy.Shape`), for
-            methods with stages over those of their own.
-        seconds: end the search when they are over, and choose among what was tried; for several targets each has its
-            share. The limit is of this run, a study that was resumed ends where it did.
-        seed: of the settings that are drawn, and of methods that draw at random.
-        study: file that keeps what was measured.
-        resume: go on from that file; the result is that of a search that was never stopped.
-        about: more entries for study and result, e.g. what the images are.
-        budget: time to spend on every timed setting, for ``speedup``.
-        engine: names of `vitrim.speed.engines.engines`, for ``speedup``: of several that which is the fastest for the
-            dense model; default eager.
-        timer: in place of ``engine``, a function that times settings (`vitrim.tuning.cost.Timer`).
-        processes: this process and its like. All get the same result, the first one writes.
-        on_trial: called with every finished trial.
-    """
-
-    task: Task | None
-    proxy: str
-    evaluations: int
-    strategy: str
-    shape: str
-    seconds: float | None
-    seed: int
-    study: Path | None
-    resume: bool
-    about: Mapping[str, Any]
-    budget: Budget | None
-    engine: Sequence[str]
-    timer: Timer | None
-    processes: Processes | None
-    on_trial: Callable[[Trial], None] | None
-
-
-Pictures = Images | Sequence[Tensor | tuple[Tensor, Any]]
-
-
-def search(
-    model: nn.Module, method: Methods, images: Pictures, *, target: Target | str, **options: Unpack[Options]
-) -> Result:
-    """Search the setting of a method, or of the best of several, that damages a model least at a target.
-
-    Candidates are searched on a third of the images and one is selected on the next third. It is returned if it beats
-    the constant setting, one value for all blocks, on the last third by 2 standard errors of the paired differences;
-    otherwise the constant setting is. Several methods race on the first third (`vitrim.tuning.race`), and the winner
-    must beat the best constant setting of all of them.
-
-    Args:
-        model: the dense model, on the device to search on; left as it was.
-        method: config or text, or several; options other than the amount stay as they are.
-        images: in three parts, or batches in memory (`vitrim.tuning.proxy.BatchImages`).
-        target: ``Target`` or text such as ``"macs=0.5"``.
-        options: see `Options`.
-
-    Raises:
-        VitrimError: a method has nothing to move, the target is out of reach, or the study is of another search.
-
-    Example:
-        >>> import timm, torch
-        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3, num_classes=3).eval()
-        >>> batches = torch.randn(6, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-        >>> result = search(model, "tome", list(batches), target="macs=0.7", evaluations=8)
-        >>> result.best.share <= 0.705, result.best in (result.constant, result.searched)
-        (True, True)
-    """
-    with quiet():
-        return Searches(model, method, images, [target], options).run()[0]
-
-
-def front(
-    model: nn.Module,
-    method: Methods,
-    images: Pictures,
-    *,
-    targets: Sequence[Target | str],
-    **options: Unpack[Options],
-) -> ParetoFront:
-    """Search at several targets, one after the other, and compare what is found on the check images.
-
-    Args:
-        model, method, images, options: as of `search`; the number of evaluations is for every target.
-        targets: of one kind, ``macs`` or ``speedup``.
-
-    Raises:
-        VitrimError: as `search`; targets of several kinds, or ``agree``.
-
-    Example:
-        >>> import timm, torch
-        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3, num_classes=3).eval()
-        >>> batches = torch.randn(6, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-        >>> found = front(model, "tome", list(batches), targets=["macs=0.8", "macs=0.6"], evaluations=3)
-        >>> [str(result.target) for result in found.results]
-        ['macs=0.8', 'macs=0.6']
-    """
-    wanted = _of_one_kind([Target.parse(one) if isinstance(one, str) else one for one in targets])
-    with quiet():
-        searches = Searches(model, method, images, wanted, options)
-        return ParetoFront.of(searches.run(), searches.evaluator)
-
-
-class _Latency(BaseModel):
-    """The part of a `LatencyCost` that a study keeps."""
-
-    fit: Annotated[list[float], Field(min_length=5, max_length=5)]
-    error: float
-    worst: float
-    dense_ms: _Positive
-
-
-class Searches:
-    """Searches for several targets, which share a model, its images and what was measured.
-
-    Args:
-        model, method, images: as of `search`.
-        targets: of one kind.
-        options: see `Options`.
-
-    Attributes:
-        evaluator: gives the damage of settings, from the study or by running them.
-
-    Raises:
-        VitrimError: as `search`, before anything is written.
-    """
-
-    def __init__(
-        self, model: nn.Module, method: Methods, images: Pictures, targets: Sequence[Target | str], options: Options
-    ) -> None:
-        self.targets = [Target.parse(one) if isinstance(one, str) else one for one in targets]
-        self.model, self.options = model, options
-        proxy = check_proxy(options.get("proxy", "feature"))
-        self.evaluations = options.get("evaluations", EVALUATIONS)
-        if self.evaluations < 1:
-            raise VitrimError(f"a search needs at least 1 evaluation, got {self.evaluations}")
-        strategy, shape = options.get("strategy", "evolution"), options.get("shape", "free")
-        self.strategy: Strategy = make_strategy(strategy, shape)
-        self.seconds = options.get("seconds")
-        if self.seconds is not None and not self.seconds > 0.0:
-            raise VitrimError(f"a search needs some time, got seconds={self.seconds:g}")
-        engine = list(options.get("engine", ["eager"]))
-        engines, like = engines_named(engine), next(model.parameters())
-        if engine != ["eager"]:
-            if options.get("timer") is not None:
-                raise VitrimError("give an engine or a timer, not both")
-            if any(target.kind != "speedup" for target in self.targets):
-                raise VitrimError(f"an engine is for speedup targets: {self.targets[0]} does not depend on it")
-            check_engines(engines, {}, model, like.device, like.dtype)
-        self.timer = options.get("timer") or timer_on(engine)
-        methods = [method] if isinstance(method, str | MethodConfig) else list(method)
-        self.spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
-        if len(self.spaces) > 1 and self.targets[0].kind == "agree":
-            raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
-        if not hasattr(images, "batches"):
-            images = BatchImages(images)
-        assert not isinstance(images, Sequence)
-        self.images: Images = images
-        task = options.get("task") or make_task("classification", num_classes(model))
-        self.seed, processes, file = options.get("seed", 0), options.get("processes"), options.get("study")
-        self.about = {
-            "vitrim": version("vitrim"),
-            "made_for": {**described(host_of(model), model), "parameters": weights_fingerprint(model)},
-            "base": ", ".join(space.base.describe() for space in self.spaces),
-            "target": ", ".join(map(str, self.targets)),
-            "proxy": proxy,
-            **({} if strategy == "evolution" else {"strategy": strategy}),
-            **({} if shape == "free" else {"shape": shape}),
-            **({} if engine == ["eager"] else {"engine": ", ".join(engine)}),
-            "seed": self.seed,
-            "evaluations": self.evaluations,
-            "images": {part: images.count(part) for part in PARTS},
-            "batch_size": images.batch_size,
-            **options.get("about", {}),
-        }
-        if file is not None:
-            check_file(file)
-        self.study = Study(file, self.about, resume=options.get("resume", False), processes=processes)
-        scorer = ModelScorer(model, task, images, seed=self.seed, processes=processes)
-        self.evaluator = Evaluator(scorer, self.study, proxy)
-        self._costs: list[Cost] = []
-
-    def run(self) -> list[Result]:
-        """A search for every target, each with its share of the time."""
-        start, found = time.monotonic(), list[Result]()
-        for number, target in enumerate(self.targets, 1):
-            end = None if self.seconds is None else start + self.seconds * number / len(self.targets)
-
-            def stops(end: float | None = end) -> bool:
-                return self.study.ended(lambda: end is not None and time.monotonic() >= end)
-
-            self._costs = self._costs or [self._cost(space, target) for space in self.spaces]
-            methods = [
-                Search(
-                    *(space, cost, self.evaluator, target), strategy=self.strategy, seed=self.seed, stops=stops,
-                    on_trial=self.options.get("on_trial"),
-                )
-                for space, cost in zip(self.spaces, self._costs, strict=True)
-            ]  # fmt: skip
-            result = race(methods, self.evaluations) if len(methods) > 1 else methods[0].run(self.evaluations)
-            best = "searched" if result.better else "constant"
-            self.study.note(returned=best, method=result.config.describe())
-            found.append(replace(result, about={**self.about, "target": str(target)}))
-        return found
-
-    def _cost(self, space: Space, target: Target) -> Cost:
-        """The cost that the target is about; latency is measured once in a study."""
-        like = next(self.model.parameters())
-        stop = min(COUNTED_BATCHES * self.images.batch_size, self.images.count("search"))
-        few = [one.images.to(like.device, like.dtype) for one in self.images.batches("search", 0, stop)]
-        if target.kind != "speedup":
-            return MacsCost(self.model, space, few, seed=self.seed)
-        budget, model = self.options.get("budget"), shared_copy(self.model).eval()
-
-        def measure() -> dict[str, Any]:
-            cost = LatencyCost.of(model, space, few[0], budget=budget, seed=self.seed, timer=self.timer)
-            fit = cost.fit
-            return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
-
-        def again(configs: Sequence[MethodConfig]) -> list[float]:
-            texts = ", ".join(config.describe() for config in configs)
-            ratios: list[float] = self.study.value(
-                f"once more: {texts}",
-                lambda: self.timer(model, configs, few[0], budget)[0].tolist(),
-                kind=Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))],
-            )
-            return ratios
-
-        name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
-        found = self.study.value(name, measure, kind=_Latency)
-        fit = Fit(np.array(found["fit"]), found["error"], found["worst"])
-        return LatencyCost(space, fit, found["dense_ms"], again)
