@@ -27,8 +27,8 @@ from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget
 from vitrim.speed.bench import random_images
-from vitrim.tuning.cost import LatencyCost, MacsCost, eager, quiet, within
-from vitrim.tuning.space import Space
+from vitrim.tuning.cost import LatencyCost, MacsCost, eager, within
+from vitrim.tuning.space import Space, quiet
 
 METHODS = ("tome", "topk:blocks=[3,6,9]")
 FOUR = 4

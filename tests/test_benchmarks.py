@@ -20,8 +20,8 @@ from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.latency import dense_copies, reduced_copy
 from vitrim.measure.macs import count_macs
-from vitrim.tuning.cost import MacsCost, quiet
-from vitrim.tuning.space import Space
+from vitrim.tuning.cost import MacsCost
+from vitrim.tuning.space import Space, quiet
 
 FOLDER = str(Path(__file__).parents[1] / "benchmarks")
 sys.path.append(FOLDER)  # where its scripts find each other

@@ -15,8 +15,8 @@ from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
-from vitrim.tuning.cost import Fit, LatencyCost, MacsCost, quiet, samples
-from vitrim.tuning.space import Space
+from vitrim.tuning.cost import Fit, LatencyCost, MacsCost, samples
+from vitrim.tuning.space import Space, quiet
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 SOME = ("tome", "topk", "mctf", "cropr", "l2", "evo_vit")

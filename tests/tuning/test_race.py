@@ -13,13 +13,13 @@ import vitrim
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.tuning.cost import Cost
-from vitrim.tuning.finder import Finder, Outcome
-from vitrim.tuning.measured import Measured
 from vitrim.tuning.proxy import Part, Scores
-from vitrim.tuning.race import Raced, _raced, race
+from vitrim.tuning.result import Result, Target
+from vitrim.tuning.search import Search, race, survivors_of
 from vitrim.tuning.space import Space
-from vitrim.tuning.study import Study
+from vitrim.tuning.study import Evaluator, Study
 
+TARGET = Target("macs", 0.695)
 METHODS = {"tome": 0.30, "topk": 0.31, "gtp": 0.40, "mctf": 0.5, "pitome": 0.6, "bat": 0.7}
 """The damage at full removal that each does."""
 
@@ -72,53 +72,54 @@ class Noisy:
         return found
 
 
-def run(
-    scorer: Noisy, study: Study, methods: Sequence[str] = tuple(METHODS), evaluations: int = 24
-) -> tuple[Outcome, tuple[Raced, ...]]:
-    measured = Measured(scorer, study)
-    finders = [Finder(space(name), Tokens(space(name)), measured, seed=scorer.seed) for name in methods]
-    outcome, rows, _ = race(finders, measured, 0.7, evaluations)
-    return outcome, rows
+def run(scorer: Noisy, study: Study, methods: Sequence[str] = tuple(METHODS), evaluations: int = 24) -> Result:
+    evaluator = Evaluator(scorer, study)
+    searches = [Search(space(name), Tokens(space(name)), evaluator, TARGET, seed=scorer.seed) for name in methods]
+    return race(searches, evaluations)
 
 
 def test_the_best_method_is_searched_and_beats_the_best_constant_setting() -> None:
     scorer = Noisy(noise=0.01)
-    outcome, rows = run(scorer, Study(None, {}))
-    assert (rows[0].method, rows[0].state) == ("tome", "searched")
-    assert {row.method for row in rows} == set(METHODS)
-    assert len([row for row in rows if row.state == "searched"]) <= 3
-    assert rows[-1].method == "bat"
-    assert rows[-1].images < 64, "what is far behind runs on few images"
-    assert outcome.better
-    assert outcome.best.config.name == "tome"
-    constants = [trial.config for trial in outcome.trials if trial.source == "constant"]
-    assert outcome.constant.config == min(constants, key=damage), "whatever method it is of"
-    assert damage(outcome.searched.config) < damage(outcome.constant.config)
-    assert all(trial.share <= 0.7 for trial in outcome.trials)
-    assert [trial.number for trial in outcome.trials] == list(range(len(outcome.trials)))
+    result = run(scorer, Study(None, {}))
+    assert (result.race[0].method, result.race[0].state) == ("tome", "searched")
+    assert {row.method for row in result.race} == set(METHODS)
+    assert len([row for row in result.race if row.state == "searched"]) <= 3
+    assert result.race[-1].method == "bat"
+    assert result.race[-1].images < 64, "what is far behind runs on few images"
+    assert result.better
+    assert result.best.config.name == "tome"
+    constants = [trial.config for trial in result.trials if trial.source == "constant"]
+    assert result.constant.config == min(constants, key=damage), "whatever method it is of"
+    assert damage(result.searched.config) < damage(result.constant.config)
+    assert all(trial.share <= TARGET.limit for trial in result.trials)
+    assert [trial.number for trial in result.trials] == list(range(len(result.trials)))
 
 
 def test_the_best_method_is_never_dropped() -> None:
     """In at most 2 of 100 races under noise four times as large as the gap to the next one, first seen on 8 images."""
-    measured = Measured(Noisy(noise=0.0), Study(None, {}))
-    finders = [Finder(space(name), Tokens(space(name)), measured) for name in METHODS]
-    starts = {id(finder): finder.starts(0.7) for finder in finders}
-    best = min(finders, key=lambda one: min(damage(start.config) for start in starts[id(one)]))
+    evaluator = Evaluator(Noisy(noise=0.0), Study(None, {}))
+    searches = [Search(space(name), Tokens(space(name)), evaluator, TARGET) for name in METHODS]
+    starts = {id(search): search.starts(TARGET.limit) for search in searches}
+    best = min(searches, key=lambda one: min(damage(start.config) for start in starts[id(one)]))
     lost = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Finder, "starts", lambda finder, limit: starts[id(finder)])  # they do not depend on the seed
+        patch.setattr(Search, "starts", lambda search, limit: starts[id(search)])  # they do not depend on the seed
         for seed in range(100):
-            left, _ = _raced(finders, Measured(Noisy(noise=0.02, seed=seed), Study(None, {})), 0.7)
-            lost += best not in [one.finder for one in left]
+            noisy = Evaluator(Noisy(noise=0.02, seed=seed), Study(None, {}))
+            left, _ = survivors_of(searches, noisy, TARGET.limit)
+            lost += best not in [one.search for one in left]
     assert lost <= 2
 
 
 def test_a_method_that_cannot_be_so_cheap_says_so() -> None:
-    measured = Measured(Noisy(noise=0.0), Study(None, {}))
-    tome, topk = (Finder(space(name), Tokens(space(name)), measured) for name in ("tome", "topk:blocks=[3]"))
+    evaluator = Evaluator(Noisy(noise=0.0), Study(None, {}))
+
+    def searches(target: Target, *methods: str) -> list[Search]:
+        return [Search(space(name), Tokens(space(name)), evaluator, target) for name in methods]
+
     with pytest.raises(VitrimError, match="tome cannot go below"):
-        race([tome], measured, 0.1, evaluations=4)
-    _, rows, _ = race([tome, topk], measured, 0.5, evaluations=4)
+        race(searches(Target("macs", 0.1), "tome"), evaluations=4)
+    rows = race(searches(Target("macs", 0.5), "tome", "topk:blocks=[3]"), evaluations=4).race
     assert [(row.method, row.state) for row in rows] == [("tome", "searched"), ("topk:blocks=[3]", "out of reach")]
     assert rows[1].note.startswith("topk cannot go below")
 
@@ -126,7 +127,7 @@ def test_a_method_that_cannot_be_so_cheap_says_so() -> None:
 def test_a_race_is_resumed_exactly(tmp_path: Path) -> None:
     few = {"methods": ("tome", "gtp", "mctf"), "evaluations": 10}
     whole = run(Noisy(noise=0.02), Study(tmp_path / "whole.jsonl", {}), **few)
-    assert {row.state for row in whole[1]} == {"searched", "dropped"}
+    assert {row.state for row in whole.race} == {"searched", "dropped"}
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     for cut in range(1, len(lines), len(lines) // 3):
         part = tmp_path / "part.jsonl"
@@ -137,7 +138,7 @@ def test_a_race_is_resumed_exactly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("evaluations", [12, 24])
 def test_the_searches_share_the_evaluations(evaluations: int) -> None:
-    outcome, rows = run(Noisy(noise=0.3), Study(None, {}), evaluations=evaluations)
-    searched = [row for row in rows if row.state == "searched"]
+    result = run(Noisy(noise=0.3), Study(None, {}), evaluations=evaluations)
+    searched = [row for row in result.race if row.state == "searched"]
     assert len(searched) > 1
-    assert evaluations // 2 < len(outcome.trials) <= evaluations
+    assert evaluations // 2 < len(result.trials) <= evaluations

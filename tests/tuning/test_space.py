@@ -12,7 +12,7 @@ from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.tuning.cost import Cost, within
-from vitrim.tuning.space import Space, normal
+from vitrim.tuning.space import Space, normal, slope, training_free
 
 TUNABLE = [name for name, kind in methods().items() if kind.tunable is not None]
 WITH_LIST = [name for name in TUNABLE if getattr(methods()[name].tunable, "per_layer", None) is not None]
@@ -30,7 +30,7 @@ def test_a_setting_has_a_value_for_all_blocks_or_one_for_each(name: str) -> None
     constant = one.constant(0.3)
     assert not isinstance(getattr(constant, one.tunable.option), tuple)
     stages = one.base.stages(6)
-    if one.places:
+    if one.placing:
         assert one.blocks == tuple(range(one.tunable.first_place, 6))
         assert one.point(constant) == tuple(float(block in stages) for block in one.blocks)
     else:
@@ -38,7 +38,7 @@ def test_a_setting_has_a_value_for_all_blocks_or_one_for_each(name: str) -> None
         assert one.point(constant) == (1.0,) * one.size
     if one.size == 1:
         assert one.config((1.0,), 0.3) == constant
-        assert one.slopes() == []
+        assert one.starts() == []
 
 
 @pytest.mark.parametrize("name", WITH_LIST)
@@ -60,7 +60,7 @@ def test_moves_stay_in_the_space_and_follow_from_the_seed(name: str) -> None:
         random = np.random.default_rng(5)
         config, points = one.config((1.0,) * one.size, 0.2), []
         for _ in range(30):
-            points += [one.mutate(config, random), one.cross(one.slopes()[0], one.point(config), random)]
+            points += [one.mutate(config, random), one.cross(slope(-1.0, one.size), one.point(config), random)]
             config = one.config(points[-2], 0.2)
         found.append(points)
     assert found[0] == found[1]
@@ -109,15 +109,15 @@ def test_what_leaves_nothing_to_move_is_refused() -> None:
 
 def test_where_a_method_acts_is_searched_unless_it_is_said() -> None:
     one = space("topk")
-    assert one.places
+    assert one.placing
     config = one.config((0.0, 1.0, 0.5, 0.1, 0.0, 0.0), 0.4)
     assert config == vitrim.TopK(blocks=(1, 2), keep_rate=(0.62, 0.81))
     assert one.point(config) == pytest.approx((0.0, 1.0, 0.5, 0.0, 0.0, 0.0))
     assert one.constant(0.4) == vitrim.TopK(keep_rate=0.62)
     assert one.config((0.0,) * 6, 0.4) == one.constant(0.0)
     fixed = space("topk", blocks=(1, 3))
-    assert (fixed.places, fixed.blocks) == (False, (1, 3))
-    assert not space("evo_vit").places, "what it learned belongs to its blocks"
+    assert (fixed.placing, fixed.blocks) == (None, (1, 3))
+    assert not space("evo_vit").placing, "what it learned belongs to its blocks"
     assert space("kmedoids").blocks == (1, 2, 3, 4, 5)
 
 
@@ -140,3 +140,10 @@ def test_a_limit_is_never_exceeded(name: str, weights: list[float], limit: float
     point = normal(weights[: one.size])
     config = within(one, point, Tokens(), limit)
     assert config is None or Tokens().share(config) <= limit
+
+
+def test_a_method_whose_stages_a_model_has_no_room_for_is_not_among_all_that_fit() -> None:
+    """kmedoids' default stages of three blocks start at the first one, which has no attention before it."""
+    shallow = create_model("test_vit", options={"img_size": 32, "patch_size": 8, "depth": 3, "num_classes": 2})
+    names, deeper = ({config.name for config in training_free(model)} for model in (shallow, MODEL))
+    assert deeper - names == {"kmedoids"}

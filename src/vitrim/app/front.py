@@ -11,7 +11,7 @@ from typing import Any
 from vitrim.app.records import Front, Point
 from vitrim.errors import VitrimError
 from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
-from vitrim.tuning.front import non_dominated
+from vitrim.tuning.result import non_dominated
 
 __all__ = ["read_front"]
 

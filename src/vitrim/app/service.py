@@ -40,7 +40,7 @@ from vitrim.measure.latency import (
 from vitrim.plots.kept import draw_kept, groups_of, sources_of
 from vitrim.plots.show import LARGE, check_shown, pixels_of
 from vitrim.tasks import make_task
-from vitrim.tuning.fitting import training_free
+from vitrim.tuning.space import training_free
 
 __all__ = ["Service"]
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitrim.cli import tuning
-from vitrim.cli.setup import MODEL_NAMES, Data, Machine, Model, Record, Setup
-from vitrim.errors import VitrimError
+from vitrim.cli import common
+from vitrim.cli.setup import MODEL_NAMES, Data, Machine, Model, Record
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"model {MODEL_NAMES}; none with --train")]
 Methods = Annotated[
@@ -22,15 +23,15 @@ Methods = Annotated[
         "training and fits the model",
     ),
 ]
-Targets = Annotated[
+TargetText = Annotated[
     str | None,
     typer.Option("--target", help="macs=0.5 (share of the dense MACs), speedup=1.5 (on this device) or agree=0.98"),
 ]
-Fronts = Annotated[
+Front = Annotated[
     str | None,
     typer.Option("--front", help="several targets, e.g. 0.35,0.5,0.65 (shares of the dense MACs) or speedup=1.2,1.5,2"),
 ]
-Grids = Annotated[
+Grid = Annotated[
     list[str] | None,
     typer.Option(
         "--grid",
@@ -39,10 +40,46 @@ Grids = Annotated[
     ),
 ]
 Train = Annotated[str | None, typer.Option("--train", help="train this recipe at every point of --grid")]
-
-
-SEARCHING = ("engine", "check", "minutes", "shape", "proxy", "search")
-"""Fields of `vitrim.cli.tuning.Effort` that only a search reads."""
+Evaluations = Annotated[
+    int | None,
+    typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
+]
+Proxy = Annotated[
+    str, typer.Option("--proxy", help="the damage that is minimised: feature, kl, cosine or agree (1 - agreement)")
+]
+Search = Annotated[
+    str, typer.Option("--search", help="where settings come from: evolution, random, or optuna's gp or tpe")
+]
+Shape = Annotated[
+    str,
+    typer.Option(
+        "--shape", help="amounts over the depth: slope (9 settings), curve (2 numbers), free (a number per block)"
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after so long, if --evaluations do not"
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="for speedup: the engine to be fast on, as of `vitrim bench`; of several the one that is the fastest for "
+        "the dense model; default: eager",
+    ),
+]
+Check = Annotated[
+    str | None,
+    typer.Option(
+        "--check",
+        metavar="DATA[:SPLIT]",
+        help="at the end, score dense, constant and searched settings on these images, read as --data is",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out; start one if there is none")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +94,21 @@ def tune(
     model: AnyModel,
     data: Data,
     methods: Methods = None,
-    target: Targets = None,
-    front: Fronts = None,
-    grid: Grids = None,
+    target: TargetText = None,
+    front: Front = None,
+    grid: Grid = None,
     train: Train = None,
-    effort: tuning.Effort,
+    evaluations: Evaluations = None,
+    proxy: Proxy = "feature",
+    search: Search = "evolution",
+    shape: Shape = "free",
+    minutes: Minutes = None,
+    engine: Engine = None,
+    check: Check = None,
+    batch_size: common.BatchSize = 32,
+    workers: common.Workers = 0,
+    out: Out = Path("tuned"),
+    resume: Resume = False,
     machine: Machine,
     record: Record,
 ) -> None:
@@ -70,67 +117,39 @@ def tune(
     A third of the images is for searching, one for selecting and one for checking. The searched setting is returned if
     it beats the constant one beyond noise on the last third. Use the file as -m @tuned/best.json.
     """
-    _check(model.name, methods, {"--target": target, "--front": front, "--grid": grid}, train)
-    if grid is not None:
-        _check_unread(_given(effort, *SEARCHING), "for a search with --target or --front")
-    if train is not None:
-        _check_training(model, data, effort, machine)
-        tuning.train_grid(train, grid or [], data, effort, machine, record)
-    elif grid is not None:
-        tuning.sweep_grid(model, data, grid, effort, machine, record)
-    else:
-        tuning.find(model, data, methods or [], target, front, effort, machine, record)
+    from vitrim.measure.records import Processes
+    from vitrim.report import show
+    from vitrim.tuning.tune import tune
+
+    with _progress("settings" if grid is None else "points" if train is None else "runs") as on_progress:
+        report = tune(
+            model.name or None, methods, data.source, target=target, front=front, grid=grid, train=train,
+            evaluations=evaluations, proxy=proxy, search=search, shape=shape, minutes=minutes, engine=engine,
+            check=check, batch_size=batch_size, workers=workers, out=out, resume=resume, limit=data.limit,
+            split=data.split, image_column=data.image_column, label_column=data.label_column,
+            data_options=common.parse_options(data.data_option, "data option"), task=data.task,
+            pretrained=model.pretrained, checkpoint=model.checkpoint, model_options=model.options,
+            device=machine.device, threads=machine.threads, seed=machine.seed, on_progress=on_progress,
+        )  # fmt: skip
+    if Processes.launched(machine.device).index == 0:
+        show(record.console(), report)
+        record.write(**report.record)
 
 
-def _check(model: str, methods: Sequence[str] | None, aims: dict[str, object], train: str | None) -> None:
-    """Refuse options that do not go together.
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on standard error, with the time that is left; every improvement is a line."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    Raises:
-        VitrimError: in one line.
-    """
-    given = [name for name, value in aims.items() if value is not None]
-    if train is not None and given != ["--grid"]:
-        raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it, and nothing else to aim at")
-    if len(given) != 1:
-        found = " and ".join(given) or "none"
-        raise VitrimError(f"give one of --target, --front and --grid, got {found}; e.g. --target macs=0.5")
-    if (model == "") != (train is not None):
-        raise VitrimError("MODEL is missing" if train is None else f"the recipe names the model: leave out '{model}'")
-    if (methods is None) != (given == ["--grid"]):
-        raise VitrimError(
-            "name the method in --grid" if methods else "-m METHOD is missing: say what to tune, e.g. tome"
-        )
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(what, visible=False)
 
+        def show(done: int, most: int, line: str) -> None:
+            progress.update(bar, completed=done, total=most, visible=True)
+            if line:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-def _check_training(model: AnyModel, data: Data, effort: tuning.Effort, machine: Machine) -> None:
-    """Refuse options that have no effect where a recipe is trained: it says how the model is made and the data read.
-
-    Raises:
-        VitrimError: in one line.
-    """
-    unread = [
-        *_given(model, "pretrained", "checkpoint", "model_option"),
-        *_given(data, "limit", "split", "image_column", "label_column", "data_option", "task"),
-        *_given(effort, "batch_size"),
-    ]
-    _check_unread(unread, "not for --train, whose recipe says how the model is made and the data are read")
-    kind, colon, _ = machine.device.partition(":")
-    if colon:
-        raise VitrimError(
-            f"--device {machine.device} names one of several devices, and with --train accelerate chooses it: write "
-            f"--device {kind}"
-        )
-
-
-def _check_unread(options: Sequence[str], what: str) -> None:
-    if len(options) == 1:
-        raise VitrimError(f"{options[0]} is {what}: leave it out")
-    if options:
-        raise VitrimError(f"{', '.join(options)} are {what}: leave them out")
-
-
-def _given(setup: Setup, *names: str) -> list[str]:
-    """The options among these fields of a group whose values are not the defaults."""
-    defaults = {field.name: field.default for field in fields(setup)}
-    changed = [name for name in names if getattr(setup, name) not in (defaults[name], [])]
-    return [f"--{name.replace('_', '-')}" for name in changed]
+        yield show

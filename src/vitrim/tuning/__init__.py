@@ -1,9 +1,9 @@
 """Settings that meet a target: by bisection over one option, or by a search over a value for every block."""
 
-from vitrim.tuning.front import Front
-from vitrim.tuning.match import match_macs
-from vitrim.tuning.result import Result, Target
+from vitrim.tuning.cost import match_macs
+from vitrim.tuning.result import ParetoFront, Result, Target
 from vitrim.tuning.search import front, search
 from vitrim.tuning.space import Space
+from vitrim.tuning.tune import TuneReport
 
-__all__ = ["Front", "Result", "Space", "Target", "front", "match_macs", "search"]
+__all__ = ["ParetoFront", "Result", "Space", "Target", "TuneReport", "front", "match_macs", "search"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
-from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, shared_copy, time_interleaved
 from vitrim.measure.macs import profile_of
+from vitrim.speed.bench import check_engines
+from vitrim.speed.engines import Call, Eager, Engine, compilation, engines_named
 from vitrim.tuning.space import Point, Space
 
 FloatArray = NDArray[np.float64]
@@ -32,6 +34,9 @@ SAMPLES = 24
 
 TINY = 1e-6
 """Weights below count as 0: no scale makes anything of them."""
+
+TOGETHER = 6
+"""Settings that are ready on an engine at the same time: each may hold a copy of the weights."""
 
 WANTED_ERROR = 0.05
 """Mean error of the latency model from which on half as many settings more are timed, once."""
@@ -56,8 +61,8 @@ class Cost(ABC):
         """A near value of `share` that is quicker to have."""
         return self.share(config)
 
-    def measured(self, configs: Sequence[MethodConfig]) -> list[float] | None:
-        """The costs of settings as they are measured, where `share` only predicts them; None where it counts them."""
+    def measure(self, configs: Sequence[MethodConfig]) -> list[float] | None:
+        """The costs of settings by a clock, where `share` only predicts them; None where it counts them."""
         return None
 
     steps: int = 40
@@ -68,7 +73,7 @@ class Cost(ABC):
 
 
 class MacsCost(Cost):
-    """Multiply-accumulates, counted by `vitrim.measure.macs.profile_of`.
+    """Multiply-accumulates, counted by `vitrim.measure.macs.profile`.
 
     Where counts follow from shapes, a copy of the model on the meta device is counted, and nothing is computed. Quick
     values come from a least-squares fit over sums of token counts, to settings drawn from the space; where that misses
@@ -89,7 +94,7 @@ class MacsCost(Cost):
     def __init__(self, model: nn.Module, space: Space, images: Sequence[Tensor] = (), *, seed: int = 0) -> None:
         self.space = space
         self._known: dict[str, float] = {}
-        adaptive = space.base.is_adaptive()
+        adaptive = space.adaptive
         if adaptive and not images:
             raise VitrimError(f"{space.base.name} adapts to the content of the images: give some to count its MACs on")
         self._images: Tensor | list[Tensor]
@@ -159,7 +164,7 @@ class LatencyCost(Cost):
         space: of a method whose counts do not depend on the images.
         fit: of the latency over the dense model's.
         dense_ms: latency of the dense model in milliseconds.
-        again: times settings once more, for `measured`; None: they are never timed again.
+        again: times settings once more, for `measure`; None: they are never timed again.
 
     Attributes:
         error, worst: mean and largest relative error where each timed setting is predicted from the others.
@@ -199,7 +204,7 @@ class LatencyCost(Cost):
         Raises:
             VitrimError: the method adapts to the images.
         """
-        if space.base.is_adaptive():
+        if space.adaptive:
             raise VitrimError(f"{space.base.name} adapts to the content of the images: tune it for macs, not speedup")
         timed = timer or eager
         configs = samples(space, number + number // 2, seed)
@@ -216,7 +221,7 @@ class LatencyCost(Cost):
         """The predicted latency of a setting over the dense model's."""
         return self.fit.value(_few_terms(self.space, config))
 
-    def measured(self, configs: Sequence[MethodConfig]) -> list[float] | None:
+    def measure(self, configs: Sequence[MethodConfig]) -> list[float] | None:
         return None if self.again is None else self.again(configs)
 
     def milliseconds(self, config: MethodConfig) -> float:
@@ -239,6 +244,58 @@ def eager(
     dense = times[fastest(times, kernels)]
     ratios = np.array([np.median(times[str(place)] / dense) for place in range(len(configs))])
     return ratios, float(np.median(dense))
+
+
+def timer_on(names: Sequence[str | Engine]) -> Timer:
+    """The timer of several engines: settings are timed on that which is the fastest for the dense model.
+
+    Args:
+        names: as of `vitrim.speed.engines.engines_named`.
+
+    Raises:
+        VitrimError: an engine that is unknown. The timer itself refuses one that cannot run here, and a method that
+            cannot run on it.
+
+    Example:
+        >>> timer_on(["eager"]) is eager
+        True
+    """
+    engines = engines_named(names)
+    if [type(engine) for engine in engines] == [Eager]:
+        return eager
+
+    def timed(
+        model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, budget: Budget | None
+    ) -> tuple[FloatArray, float]:
+        methods = {config.describe(): config for config in configs}
+        for engine in engines:  # each must take all of them: which is the fastest is known only later
+            check_engines([engine], methods, model, images.device, images.dtype)
+        with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
+
+            def ready(engine: Engine, model: nn.Module) -> Call:
+                return engine.prepare(model, images, Path(mkdtemp(dir=folder)))
+
+            def times(calls: dict[str, Call]) -> dict[str, FloatArray]:
+                with torch.inference_mode():
+                    return time_interleaved(calls, images.device, budget)
+
+            kernels = {
+                f"{engine.label} {kernel}": (engine, ready(engine, copy))
+                for engine in engines
+                for kernel, copy in dense_copies(model).items()
+            }
+            found = times({name: call for name, (_, call) in kernels.items()})
+            best = fastest(found, kernels)
+            engine, dense = kernels[best]
+            dense_ms, ratios = float(np.median(found[best])), list[float]()
+            for start in range(0, len(configs), TOGETHER):
+                some = configs[start : start + TOGETHER]
+                calls = {str(place): ready(engine, reduced_copy(model, config)) for place, config in enumerate(some)}
+                found = times({"dense": dense, **calls})
+                ratios += [float(np.median(found[name] / found["dense"])) for name in calls]
+        return np.array(ratios), dense_ms
+
+    return timed
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------------
@@ -340,14 +397,59 @@ def within(space: Space, point: Point | None, cost: Cost, limit: float) -> Metho
     return None
 
 
-def cheapest(space: Space, cost: Cost) -> float:
-    """The smallest share that one value for all blocks can reach."""
-    return cost.share(space.constant(1.0))
+def match_macs(
+    model: nn.Module,
+    images: Tensor,
+    setting: Callable[[float], MethodConfig],
+    share: float,
+    *,
+    low: float,
+    high: float,
+    tolerance: float = 0.005,
+    max_steps: int = 20,
+) -> MethodConfig:
+    """The ``setting(value)`` whose MACs on ``images`` are ``share`` of the dense model's, by bisection over ``value``.
 
+    Args:
+        model: the dense model; left as it was.
+        images: (B, C, H, W), as representative as the counts of an adaptive method should be.
+        setting: the method as a function of one number, e.g. ``lambda theta: vitrim.ATM(alpha=theta, beta=0.0)``.
+        share: wanted share of the dense MACs, in (0, 1].
+        low, high: range of ``value``; MACs must be monotone in it, in either direction.
+        tolerance: accepted difference in share.
+        max_steps: after so many halvings the nearest setting is returned, since counts are whole tokens.
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Say nothing of settings that remove less than they ask for: a search tries them on purpose."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ReductionWarning)
-        yield
+    Raises:
+        VitrimError: ``share`` is out of reach between ``low`` and ``high``.
+
+    Example:
+        >>> import timm, torch, vitrim
+        >>> model = timm.create_model("test_vit", num_classes=10).eval()
+        >>> images = torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+        >>> def setting(rate): return vitrim.TopK(keep_rate=rate)
+        >>> 0.4 < match_macs(model, images, setting, 0.8, low=0.3, high=1.0).keep_rate < 0.9
+        True
+    """
+    dense = profile_of(model, None, images).macs.total
+
+    def reached(value: float) -> float:
+        return profile_of(model, setting(value), images).macs.total / dense
+
+    at_low, at_high = reached(low), reached(high)
+    if not min(at_low, at_high) - tolerance <= share <= max(at_low, at_high) + tolerance:
+        raise VitrimError(
+            f"{setting(low).name} cannot reach {share:.0%} of the dense MACs here: {low} gives {at_low:.1%} and "
+            f"{high} gives {at_high:.1%}"
+        )
+    best = min(((abs(at_low - share), low), (abs(at_high - share), high)))
+    for _ in range(max_steps):
+        middle = (low + high) / 2
+        at_middle = reached(middle)
+        best = min(best, (abs(at_middle - share), middle))
+        if best[0] <= tolerance:
+            break
+        if (at_middle < share) == (at_low < share):
+            low, at_low = middle, at_middle
+        else:
+            high = middle
+    return setting(best[1])

@@ -22,7 +22,7 @@ from vitrim.measure.probes import Gauge, Values, are_logits, divergence
 from vitrim.measure.records import Batch, Processes, as_batches, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks.base import Task
-from vitrim.tuning.cost import quiet
+from vitrim.tuning.space import quiet
 
 Proxy = Literal["feature", "kl", "cosine", "agree"]
 """The damage that is minimised. ``feature``: distance of what the head reads to the dense model's, over the length of
@@ -46,23 +46,6 @@ def check_proxy(name: str) -> Proxy:
         if proxy == name:
             return proxy  # type: ignore[no-any-return]
     raise unknown("proxy", name, get_args(Proxy))
-
-
-class Scorer(Protocol):
-    """Gives the damage of settings on images of three disjoint parts."""
-
-    def images(self, part: Part) -> int:
-        """The number of images in a part."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Images that run together: rounds of a race end where a batch does."""
-        ...
-
-    def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
-        """The scores of every setting on images ``start`` to ``stop`` of a part."""
-        ...
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
@@ -148,11 +131,11 @@ class BatchImages:
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
-REMEMBERED_BYTES = 2**30
+CACHED_BYTES = 2**30
 """Outputs of the dense model that a search keeps, at most: those of further batches are computed again."""
 
 
-class Remembering(Contestant):
+class CachedDense(Contestant):
     """The dense model of a search, which passes over the same images many times: it runs once on each batch.
 
     Args:
@@ -166,7 +149,7 @@ class Remembering(Contestant):
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__(model, task, watched=True)
         self.place: tuple[str, int] = ("", 0)
-        self.room = REMEMBERED_BYTES
+        self.room = CACHED_BYTES
         self._outputs: dict[tuple[str, int, int], Output] = {}
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> Output:
@@ -200,7 +183,7 @@ class ModelScorer:
         self, model: nn.Module, task: Task, images: Images, *, seed: int = 0, processes: Processes | None = None
     ) -> None:
         self.model, self.task, self.source, self.seed = copy.deepcopy(model).eval(), task, images, seed
-        self.dense = Remembering(copy.deepcopy(self.model), task)
+        self.dense = CachedDense(copy.deepcopy(self.model), task)
         self.processes = processes or Processes()
 
     @property
@@ -217,15 +200,19 @@ class ModelScorer:
         with quiet():
             reduced = contestants(self.model, configs, self.task)[1:]
         measurement = Measurement([self.dense, *reduced], [Damage(self.task)], self.task, seed=self.seed)
-        measurement.follow(self._placed(part, start, stop))
-        own = [_scores(gauges[0], measurement.images) for gauges in measurement.gauges[1:]]
-        return _in_order(self.processes.gather(own), stop - start, self.batch_size)
 
-    def _placed(self, part: Part, start: int, stop: int) -> Iterator[Batch]:
-        """The batches of a piece, after telling the dense model which one it is."""
-        for number, batch in enumerate(self.source.batches(part, start, stop, self.processes)):
-            self.dense.place = (part, start + number * self.batch_size * self.processes.count)
-            yield batch
+        def placed() -> Iterator[Batch]:
+            for number, batch in enumerate(self.source.batches(part, start, stop, self.processes)):
+                self.dense.place = (part, start + number * self.batch_size * self.processes.count)
+                yield batch
+
+        measurement.follow(placed())
+        own: list[Scores] = []
+        for gauge, *_ in measurement.gauges[1:]:
+            each = {name: metric.each() for name, metric in gauge.metrics.items() if isinstance(metric, Values)}
+            every = {name: values for name, values in each.items() if len(values) == measurement.images}
+            own.append({name: values.numpy().astype(np.float32) for name, values in every.items()})
+        return _in_order(self.processes.gather(own), stop - start, self.batch_size)
 
 
 def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) -> list[Scores]:
@@ -251,11 +238,6 @@ def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) ->
                     joined[name][batch == process] = one[name]
         found.append(joined)
     return found
-
-
-def _scores(gauge: Gauge, images: int) -> Scores:
-    each = {name: metric.each() for name, metric in gauge.metrics.items() if isinstance(metric, Values)}
-    return {name: values.numpy().astype(np.float32) for name, values in each.items() if len(values) == images}
 
 
 class Damage:

@@ -1,26 +1,41 @@
-"""The aim of a search and its outcome: `Target`, `Result` and its file."""
+"""What a search is for and what it finds: targets, trials, the setting for one target, the Pareto front of several."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.saving import entries
 from vitrim.errors import VitrimError, unknown
 from vitrim.files import write_text
+from vitrim.report import Table
 from vitrim.tuning.cost import Cost
-from vitrim.tuning.finder import Outcome, Trial
 from vitrim.tuning.proxy import Proxy
-from vitrim.tuning.race import Raced
+from vitrim.tuning.space import Point
+from vitrim.tuning.study import Evaluator, means
 
 Kind = Literal["macs", "speedup", "agree"]
 
 TOLERANCE = 0.005
 """By how much a share of the MACs may be missed, as counts are whole tokens; that of `match_macs`."""
+
+ERRORS = 2.0
+"""Standard errors beyond which a difference is no noise."""
+
+State = Literal["searched", "dropped", "out of reach"]
+
+HEADS = {"feature": "feature", "kl": "kl", "cosine": "cosine", "agree": "disagree"}
+"""Heads of the columns of proxies, in their order: of ``agree`` the damage is shown."""
+
+
+# ---- targets and trials ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,29 +94,133 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Result:
-    """The result of a search.
+class Trial:
+    """One setting that was scored.
 
     Attributes:
-        target: what was asked for.
+        number: in the order of the search, the constant setting is 0.
+        config: the setting.
+        point: its weights.
+        share: its cost as a share of the dense model's.
+        source: where it is from: constant, start, mutation, crossover, random, gp or tpe.
+        images: images of the search part it was scored on.
+        scores: means over them, by proxy; less is better.
+        measured: the cost as it was measured, of finalists where ``share`` is a prediction; else None.
+    """
+
+    number: int
+    config: MethodConfig
+    point: Point
+    share: float
+    source: str
+    images: int
+    scores: Mapping[str, float]
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences, and its standard error.
+
+    Attributes:
+        mean: of the one minus the other; below 0 the one is better.
+        error: standard error of the mean.
+        images: how many pairs there are.
+    """
+
+    mean: float
+    error: float
+    images: int
+
+    @property
+    def better(self) -> bool:
+        """Whether the one is better beyond noise."""
+        return self.mean < 0.0 and self.mean < -ERRORS * self.error
+
+    @property
+    def worse(self) -> bool:
+        """Whether the one is worse beyond noise."""
+        return self.mean > 0.0 and self.mean > ERRORS * self.error
+
+
+def difference(one: ArrayLike, other: ArrayLike) -> Difference:
+    """Compare scores (N,) of the same images, N at least 2; less is better.
+
+    Raises:
+        VitrimError: fewer than two images: nothing is known about noise.
+
+    Example:
+        >>> difference([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.5])
+        Difference(mean=-1.125, error=0.125, images=4)
+    """
+    pairs = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
+    if len(pairs) < 2:
+        raise VitrimError(f"{len(pairs)} images say nothing about noise: give at least 2 to every comparison")
+    return Difference(float(pairs.mean()), float(pairs.std(ddof=1) / np.sqrt(len(pairs))), len(pairs))
+
+
+@dataclass(frozen=True)
+class Raced:
+    """The course of one method in a race.
+
+    Attributes:
+        method: as it was given.
+        state: searched; dropped in the race; or unable to reach the target.
+        config: the best setting of the race, of a search the one it chose; None where the target is out of reach.
+        share: its cost as a share of the dense model's.
+        images: search images that it was raced on.
+        score: mean of the proxy over these, and for those that were searched over the selection images.
+        behind: its difference to the leader at the end of its race; None for the leader.
+        note: why the target is out of reach.
+    """
+
+    method: str
+    state: State
+    config: MethodConfig | None = None
+    share: float | None = None
+    images: int = 0
+    score: float | None = None
+    behind: Difference | None = None
+    note: str = ""
+
+
+# ---- one target ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """The setting that a search found for a target, and how it compares with the constant one.
+
+    Attributes:
+        constant: the trial with one value for all blocks.
+        searched: the trial that won on the selection images, which may be the constant one.
+        check: searched minus constant on the check images, by proxy; empty where they are the same.
+        better: whether the searched one beats the constant one beyond noise on the check images.
+        trials: all, in their order.
+        levels: means on the check images by proxy, of "constant" and "searched"; empty where they are the same.
         proxy: what was minimised.
-        outcome: constant and searched trial, their difference on the check images, and all trials.
+        target: what was asked for.
         cost: what the shares are of.
         about: what the search follows from; it goes into the file.
         race: a row for every method, best first, where there were several.
     """
 
-    target: Target
+    constant: Trial
+    searched: Trial
+    check: Mapping[str, Difference]
+    better: bool
+    trials: tuple[Trial, ...]
+    levels: Mapping[str, Mapping[str, float]]
     proxy: Proxy
-    outcome: Outcome
-    cost: Cost
-    about: Mapping[str, Any] = field(repr=False)
+    target: Target
+    cost: Cost = field(compare=False)
+    about: Mapping[str, Any] = field(default_factory=dict, repr=False)
     race: tuple[Raced, ...] = ()
 
     @property
     def best(self) -> Trial:
-        """The trial to use: the constant one unless the searched one beats it beyond noise."""
-        return self.outcome.best
+        """The trial to use: the constant one unless the searched one is better beyond noise."""
+        return self.searched if self.better else self.constant
 
     @property
     def config(self) -> MethodConfig:
@@ -109,36 +228,54 @@ class Result:
         return self.best.config
 
     @property
+    def pair(self) -> list[tuple[Literal["constant", "searched"], Trial]]:
+        """The constant and the searched trial with their names."""
+        return [("constant", self.constant), ("searched", self.searched)]
+
+    @property
     def verdict(self) -> str:
         """One sentence: which setting is returned, and why."""
-        outcome = self.outcome
-        constant = "constant" if not self.race else f"constant {outcome.constant.config.name}"
-        if outcome.searched is outcome.constant:
+        constant = "constant" if not self.race else f"constant {self.constant.config.name}"
+        if self.searched is self.constant:
             return f"{constant}: no other setting was better on the selection images"
-        found = outcome.check[self.proxy]
+        found = self.check[self.proxy]
         numbers = f"{self.proxy} {found.mean:+.4g} +- {found.error:.2g} on {found.images} check images"
-        if outcome.better:
+        if self.better:
             return f"searched: better than {constant} beyond noise ({numbers})"
         if found.better:
             return f"{constant}: the searched setting gains in {self.proxy} only ({numbers}), its kl is worse"
         return f"{constant}: the searched setting is not better beyond noise ({numbers})"
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The constant and the searched setting, each with its cost and scores."""
+        found = []
+        for name, trial in self.pair:
+            row = {"method": trial.config.describe(), "share": trial.share, "scores": dict(trial.scores)}
+            row |= {} if trial.measured is None else {"measured": trial.measured}
+            row |= {"check": dict(self.levels[name])} if name in self.levels else {}
+            found.append(row)
+        return found
+
     def record(self) -> dict[str, Any]:
         """The content of ``best.json``: a saved reduction, and what is known of the search."""
-        outcome = self.outcome
+        constant, searched = self.rows()
+        race = []
+        for one in self.race:
+            row = {name: value for name, value in asdict(one).items() if name != "config" and value not in (None, "")}
+            race.append(row if one.config is None else {**row, "setting": one.config.describe()})
         return entries(
             self.config,
             {
                 **self.about,
                 "reached": self.best.share if self.best.measured is None else self.best.measured,
                 "cost": {"of": self.cost.unit, "error": self.cost.error},
-                "returned": "searched" if outcome.better else "constant",
+                "returned": "searched" if self.better else "constant",
                 "verdict": self.verdict,
-                "constant": _summary(outcome.constant, outcome.levels.get("constant")),
-                "searched": _summary(outcome.searched, outcome.levels.get("searched")),
-                "check": {name: asdict(one) for name, one in outcome.check.items()},
-                "trials": len(outcome.trials),
-                **({"race": [_row(row) for row in self.race]} if self.race else {}),
+                "constant": constant,
+                "searched": searched,
+                "check": {name: asdict(one) for name, one in self.check.items()},
+                "trials": len(self.trials),
+                **({"race": race} if race else {}),
             },
         )
 
@@ -150,14 +287,159 @@ class Result:
         """
         write_text(Path(file), json.dumps(self.record(), indent=2) + "\n")
 
+    def tables(self) -> list[Table]:
+        """The constant setting next to the searched one; of a race, all methods first."""
+        unit, tables = f"{self.cost.unit} %", list[Table]()
+        if self.race:
+            rows: list[tuple[Any, ...]] = []
+            for one in self.race:
+                setting = one.note if one.config is None else one.config.describe()
+                share = "" if one.share is None else f"{100 * one.share:.1f}"
+                score = "" if one.score is None else f"{one.score:.4f}"
+                behind = "" if one.behind is None else f"{one.behind.mean:+.4f} +- {one.behind.error:.4f}"
+                rows.append((one.method, one.state, setting, share, str(one.images or ""), score, behind))
+            columns = ("method", "state", "best setting", unit, "raced on", HEADS[self.proxy], "behind the leader")
+            tables.append(Table("race", "", columns, rows, text_columns=3))
+        scores = [self.levels.get(name, trial.scores) for name, trial in self.pair]
+        names = [name for name in HEADS if name in scores[0]]
+        rows = [
+            (name, trial.config.describe(), f"{100 * trial.share:.1f}", *(f"{values[one]:.4f}" for one in names))
+            for (name, trial), values in zip(self.pair, scores, strict=True)
+        ]
+        heads = ("setting", "method", unit, *(HEADS[name] for name in names))
+        return [*tables, Table("settings", "", heads, rows, text_columns=2)]
 
-def _summary(trial: Trial, checked: Mapping[str, float] | None) -> dict[str, Any]:
-    found = {"method": trial.config.describe(), "share": trial.share, "scores": dict(trial.scores)}
-    if trial.measured is not None:
-        found["measured"] = trial.measured
-    return found if checked is None else {**found, "check": dict(checked)}
+    def notes(self) -> list[str]:
+        """What the numbers of the tables are, and which setting is returned."""
+        notes = []
+        if self.race:
+            notes.append(
+                f"{self.proxy}: mean over the images of the race, of methods that were searched over the selection "
+                "images; behind: paired difference at the end of the race"
+            )
+        notes.append(
+            f"means over the {'check' if self.levels else 'search'} images, less is better; {self.cost.unit} as a "
+            "share of the dense model's"
+            + (f" on {self.about['engine']}" if "engine" in self.about else "")
+            + (f", predicted with a mean error of {self.cost.error:.1%}" if self.cost.error else "")
+        )
+        best = self.best.measured
+        if best is not None:
+            speeds = [f"{name} {1 / trial.measured:.2f}" for name, trial in self.pair if trial.measured is not None]
+            missed = best > self.target.limit * (1.0 + self.cost.error)
+            notes.append(
+                f"measured speed over dense: {', '.join(speeds)}; asked for {self.target.value:g}"
+                + (", which the returned setting misses by more than the error of predictions" if missed else "")
+            )
+        return [*notes, f"returned: {self.verdict}"]
 
 
-def _row(row: Raced) -> dict[str, Any]:
-    found = {name: value for name, value in asdict(row).items() if name != "config" and value not in (None, "")}
-    return found if row.config is None else {**found, "setting": row.config.describe()}
+# ---- several targets -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A setting and what it costs.
+
+    Attributes:
+        target: as it was given.
+        setting: "constant" or "searched".
+        config: the setting.
+        share: its cost as a share of the dense model's.
+        scores: means over the check images by proxy, less is better.
+        returned: whether it is the result for its target.
+        on_front: whether no other point is as cheap and does as little damage.
+    """
+
+    target: str
+    setting: Literal["constant", "searched"]
+    config: MethodConfig
+    share: float
+    scores: dict[str, float]
+    returned: bool
+    on_front: bool = True
+
+
+@dataclass(frozen=True)
+class ParetoFront:
+    """Results at several targets, and those of their settings that no other dominates.
+
+    Attributes:
+        results: in the order of the targets.
+        points: the constant and the searched setting of each.
+    """
+
+    results: tuple[Result, ...]
+    points: tuple[FrontPoint, ...]
+
+    @classmethod
+    def of(cls, results: Sequence[Result], evaluator: Evaluator) -> ParetoFront:
+        """Compare results of one search on its check images."""
+        found: list[FrontPoint] = []
+        for result in results:
+            for name, trial in result.pair[: 1 if result.searched is result.constant else 2]:
+                scores = means(evaluator.whole([trial.config], "check")[0])
+                returned = trial is result.best
+                found.append(FrontPoint(str(result.target), name, trial.config, trial.share, scores, returned))
+        kept = non_dominated([(one.share, one.scores[evaluator.proxy]) for one in found])
+        points = [replace(one, on_front=on) for one, on in zip(found, kept, strict=True)]
+        return cls(tuple(results), tuple(points))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the searches follow from."""
+        return {key: value for key, value in self.results[0].about.items() if key != "target"}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for every point."""
+        return [{**asdict(one), "config": one.config.describe()} for one in self.points]
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write ``front.json`` and the result for every target, e.g. ``macs-0.5.json``; the files of the results.
+
+        Raises:
+            VitrimError: they cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        files = []
+        for result in self.results:
+            files.append(folder / f"{result.target.kind}-{result.target.value:g}.json")
+            result.save(files[-1])
+        content = {"tuned": self.about, "rows": self.rows()}
+        write_text(folder / "front.json", json.dumps(content, indent=2) + "\n")
+        return files
+
+    def table(self) -> Table:
+        """All points."""
+        names = [name for name in HEADS if name in self.points[0].scores]
+        rows: list[tuple[Any, ...]] = [
+            (
+                *(one.target, one.setting, one.config.describe(), "*" if one.on_front else ""),
+                *("yes" if one.returned else "", f"{100 * one.share:.1f}"),
+                *(f"{one.scores[name]:.4f}" for name in names),
+            )
+            for one in self.points
+        ]
+        unit, heads = f"{self.results[0].cost.unit} %", [HEADS[name] for name in names]
+        columns = ("target", "setting", "method", "front", "returned", unit, *heads)
+        return Table("front", "", columns, rows, text_columns=5)
+
+    def notes(self) -> list[str]:
+        """What the numbers of the table are, and which settings are returned."""
+        first = "means over the check images, less is better; front: no other is as cheap and does as little damage"
+        return [first, *(f"{result.target}: {result.verdict}" for result in self.results)]
+
+
+def non_dominated(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """For each pair of numbers, less of both being better: no other is at most as large in both and smaller in one.
+
+    Example:
+        >>> non_dominated([(0.5, 0.2), (0.6, 0.1), (0.6, 0.3)])
+        [True, True, False]
+    """
+    return [
+        not any(
+            other[0] <= one[0] and other[1] <= one[1] and (other[0] < one[0] or other[1] < one[1]) for other in points
+        )
+        for one in points
+    ]

@@ -1,15 +1,26 @@
-"""`search` and `front`: from a model, methods, images and targets to settings."""
+"""Searches: of one method, candidates under a limit of cost that race on paired differences; of several methods, a race
+on few images, a search of those that are left, one that is proved; of several targets, one after the other.
+
+Candidates meet the limit by construction, so every forward is spent on their damage. They are scored on more and more
+images, and stop where they are worse than the best one beyond noise. The winner is chosen on other images than those it
+was searched on, and compared with the constant setting on a third set.
+
+What methods are compared by is the best of what their searches start from. A method leaves the race where it is worse
+than the leading one by more than three standard errors of the paired differences, and by more than that on few images.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
@@ -24,41 +35,449 @@ from vitrim.measure.records import Processes
 from vitrim.measure.run import weights_fingerprint
 from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named
-from vitrim.tasks import make_task
-from vitrim.tasks.base import Task
-from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, quiet
-from vitrim.tuning.finder import Finder, Outcome, Trial
-from vitrim.tuning.front import Front
-from vitrim.tuning.measured import Measured
-from vitrim.tuning.proxy import PARTS, BatchImages, Images, ModelScorer, check_proxy
-from vitrim.tuning.race import Raced, race
-from vitrim.tuning.result import Result, Target
-from vitrim.tuning.shapes import check_shape
-from vitrim.tuning.space import Space
-from vitrim.tuning.strategies import Strategy, make_strategy
-from vitrim.tuning.study import Study
-from vitrim.tuning.timers import timer_on
+from vitrim.tasks import Task, make_task
+from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, timer_on, within
+from vitrim.tuning.proxy import PARTS, BatchImages, Images, ModelScorer, Scores, check_proxy
+from vitrim.tuning.result import Difference, ParetoFront, Raced, Result, Target, Trial, difference
+from vitrim.tuning.space import Point, Space, quiet
+from vitrim.tuning.strategy import Evolution, Observation, Strategy, make_strategy
+from vitrim.tuning.study import Evaluator, Study, joined, means
 
-HALVINGS = 5
-"""Searches at other costs until the cheapest one that agrees enough is known well enough."""
+EVALUATIONS = 60
+"""Settings that are tried where nothing else is said."""
 
 COUNTED_BATCHES = 2
 """Batches that the MACs of a method which adapts to the images are counted on."""
 
-Methods = MethodConfig | str | Sequence[MethodConfig | str]
-Pictures = Images | Sequence[Tensor | tuple[Tensor, Any]]
+FINALISTS = 8
+"""Trials that are compared on the selection images."""
 
+TIMED = 4
+"""Finalists that are timed where the cost is a latency that the search only predicts."""
+
+TRIES = 30
+"""Draws for a child that was not there before; where none is found, the space is known well enough."""
+
+HALVINGS = 5
+"""Searches at other costs until the cheapest one that agrees enough is known well enough."""
+
+ERRORS = 3.0
+"""Standard errors behind the leader at which a method is out: of many methods one is often 2 behind by chance."""
+
+SURVIVORS = 3
+"""Methods that are searched after a race, at most."""
+
+Methods = MethodConfig | str | Sequence[MethodConfig | str]
 
 _Positive = Annotated[float, Field(gt=0)]
 
 
-class _Latency(BaseModel):
-    """The part of a `LatencyCost` that a study keeps."""
+# ---- one method ------------------------------------------------------------------------------------------------------
 
-    fit: Annotated[list[float], Field(min_length=5, max_length=5)]
-    error: float
-    worst: float
-    dense_ms: _Positive
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting that is to be scored: where it is from, and the point it is of."""
+
+    config: MethodConfig
+    point: Point
+    source: str
+
+
+class Search:
+    """A search for the least damage that one method does at the cost of a target.
+
+    Args:
+        space: of the method.
+        cost: what is limited.
+        evaluator: gives the damage of settings.
+        target: what is asked for.
+        strategy: proposes candidates; default evolution.
+        seed: of the candidates that are drawn.
+        stops: asked before new candidates are proposed; True ends the search.
+        on_trial: called with every finished trial.
+
+    Attributes:
+        trials: of the last exploration, in their order; the first is the constant setting.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        cost: Cost,
+        evaluator: Evaluator,
+        target: Target,
+        *,
+        strategy: Strategy | None = None,
+        seed: int = 0,
+        stops: Callable[[], bool] = bool,
+        on_trial: Callable[[Trial], None] | None = None,
+    ) -> None:
+        self.space, self.cost, self.evaluator, self.target = space, cost, evaluator, target
+        self.strategy, self.seed, self.stops, self.on_trial = strategy or Evolution(), seed, stops, on_trial
+        self.proxy = evaluator.proxy
+        self.trials: list[Trial] = []
+        self._seen: list[NDArray[np.float32]] = []  # the scores of the trials
+
+    # ---- the whole ---------------------------------------------------------------------------------------------------
+
+    def run(self, evaluations: int) -> Result:
+        """Search for the target with so many trials at most; for ``agree`` at every cost of a bisection, with its share
+        of the trials.
+
+        Raises:
+            VitrimError: the target is out of reach, or the model has no such score.
+        """
+        if self.target.kind != "agree":
+            return self.check(*self.explore(self.target.limit, evaluations))
+        low, high, best = 0.0, 1.0, None
+        trials: list[Trial] = []
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if self.reaches(middle):
+                pair = self.explore(middle, max(evaluations // HALVINGS, 1))
+                trials += self.trials
+                if self.agreement(pair[1]) >= self.target.value:
+                    best, high = pair, middle
+                    continue
+            low = middle
+        if best is None:
+            raise VitrimError(
+                f"{self.space.base.name} does not agree with the dense model in {self.target.value:.1%} of the "
+                f"selection images at {low:.0%} of its MACs: ask for less"
+            )
+        result = self.check(*best, trials)
+        if result.better or self.agreement(result.constant) >= self.target.value:
+            return result
+        # the cheapest constant setting that agrees enough costs more than what was searched, so it is the answer
+        # whatever their difference
+        low, high = high, 1.0
+        constant, _ = self.explore(high, 1)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            trial, _ = self.explore(middle, 1)
+            if self.agreement(trial) >= self.target.value:
+                constant, high = trial, middle
+            else:
+                low = middle
+        return replace(self.check(constant, result.searched, trials), better=False)
+
+    def explore(self, limit: float, evaluations: int) -> tuple[Trial, Trial]:
+        """Search at a cost of at most ``limit``, a share of the dense model's, and choose on the selection images.
+
+        Returns:
+            The constant trial and the chosen one, which may be the same.
+        """
+        self.trials, self._seen = [], []
+        starts = self.starts(limit)[:evaluations]
+        seen = {self.space.key(start.config) for start in starts}
+        best = self._race(starts, None)
+        while len(self.trials) < evaluations and not self.stops():
+            children = self._children(limit, min(self.strategy.children, evaluations - len(self.trials)), seen)
+            if not children:
+                break
+            best = self._race(children, best)
+        ranked = sorted((trial for trial in self.trials[1:] if self._full(trial)), key=self._score)
+        finalists = [self.trials[0], *ranked[: FINALISTS - 1]]
+        if len(finalists) > 1:
+            scores = self.evaluator.whole([trial.config for trial in finalists], "selection")
+            order = np.argsort([self.evaluator.mean(one) for one in scores], kind="stable")
+            finalists = [finalists[place] for place in order]
+        chosen = self._first_within(finalists, limit)
+        return self.trials[0], chosen
+
+    def starts(self, limit: float) -> list[Candidate]:
+        """The candidates that a search begins with, the constant setting first.
+
+        Raises:
+            VitrimError: the limit is out of reach.
+        """
+        constant = within(self.space, None, self.cost, limit)
+        if constant is None:
+            raise VitrimError(self.out_of_reach(limit))
+        seen = {self.space.key(constant)}
+        found = [Candidate(constant, self.space.point(constant), "constant")]
+        for point in self.strategy.starts(self.space):
+            candidate = self._candidate(point, limit, "start", seen)
+            found += [] if candidate is None else [candidate]
+        return found
+
+    def out_of_reach(self, limit: float) -> str:
+        """The reason why no setting is so cheap."""
+        least = self.cost.share(self.space.constant(1.0))
+        return (
+            f"{self.space.base.name} cannot go below {least:.0%} of the dense model's {self.cost.unit} here, and "
+            f"{limit:.1%} are asked for"
+        )
+
+    def reaches(self, limit: float) -> bool:
+        """Whether the constant setting can be so cheap."""
+        return within(self.space, None, self.cost, limit) is not None
+
+    def agreement(self, trial: Trial) -> float:
+        """The agreement with the dense model on the selection images.
+
+        Raises:
+            VitrimError: the model's predictions do not agree or disagree image by image.
+        """
+        scores = self.evaluator.whole([trial.config], "selection")[0]
+        if "agree" not in scores:
+            raise VitrimError("this model's predictions do not agree or disagree image by image: give another target")
+        return 1.0 - float(scores["agree"].mean(dtype=np.float64))
+
+    def check(self, constant: Trial, searched: Trial, trials: Sequence[Trial] | None = None) -> Result:
+        """Compare the chosen trial with the constant one on images that neither was chosen by.
+
+        Args:
+            constant, searched: as `explore` gives them.
+            trials: all that led to them; by default those of the last `explore`.
+        """
+        found: dict[str, Difference] = {}
+        levels: dict[str, dict[str, float]] = {}
+        if searched is not constant:
+            one, other = self.evaluator.whole([searched.config, constant.config], "check")
+            found = {name: difference(one[name], other[name]) for name in sorted(set(one) & set(other))}
+            levels = {"constant": means(other), "searched": means(one)}
+        better = bool(found) and found[self.proxy].better
+        if better and "kl" in found:  # a head may not care for what the feature gains
+            better = found["kl"].mean <= 0.0
+        every = tuple(self.trials if trials is None else trials)
+        return Result(constant, searched, found, better, every, levels, self.proxy, self.target, self.cost)
+
+    # ---- candidates --------------------------------------------------------------------------------------------------
+
+    def _children(self, limit: float, number: int, seen: set[str]) -> list[Candidate]:
+        """New candidates; they depend on the seed and on what was found, and on nothing else."""
+        found: list[Candidate] = []
+        if self.space.size < 2:
+            return found
+        proposals = self.strategy.propose(self.space, self._observations(), self.seed)
+        for source, point in islice(proposals, TRIES * number):
+            candidate = self._candidate(point, limit, source, seen)
+            if candidate is not None:
+                found.append(candidate)
+            if len(found) == number:
+                break
+        return found
+
+    def _observations(self) -> list[Observation]:
+        """The trials as a strategy sees them. What one that stopped would have come to is estimated from its
+        differences to the best trial on the images that both saw."""
+        best = min((trial for trial in self.trials if self._full(trial)), key=self._score)
+        whole = self._seen[best.number]
+        mean = float(whole.mean(dtype=np.float64))
+        found = []
+        for trial, own in zip(self.trials, self._seen, strict=True):
+            full = self._full(trial)
+            gap = float((own - whole[: len(own)]).mean(dtype=np.float64))
+            found.append(Observation(trial.point, trial.config, self._score(trial) if full else mean + gap, full))
+        return found
+
+    def _candidate(self, point: Point, limit: float, source: str, seen: set[str]) -> Candidate | None:
+        """The setting of a point within the limit, unless there is none or it was there before."""
+        config = within(self.space, point, self.cost, limit)
+        if config is None or self.space.key(config) in seen:
+            return None
+        seen.add(self.space.key(config))
+        return Candidate(config, point, source)
+
+    # ---- scores ------------------------------------------------------------------------------------------------------
+
+    def _race(self, candidates: Sequence[Candidate], best: Trial | None) -> Trial:
+        """Score candidates on more and more images; those worse than the best beyond noise stop. Returns the best."""
+        alive = list(range(len(candidates)))
+        scores: list[Scores] = [{} for _ in candidates]
+        start = 0
+        for stop in self.evaluator.rounds():
+            new = self.evaluator.piece([candidates[place].config for place in alive], "search", start, stop)
+            for place, found in zip(alive, new, strict=True):
+                scores[place] = joined(scores[place], found)
+            start = stop
+            alive = self._survivors(alive, scores, best)
+        for place, candidate in enumerate(candidates):
+            trial = self._finish(candidate, scores[place])
+            if best is None or (self._full(trial) and self._score(trial) < self._score(best)):
+                best = trial
+        assert best is not None
+        return best
+
+    def _survivors(self, alive: list[int], scores: Sequence[Scores], best: Trial | None) -> list[int]:
+        """The candidates that may still win. Without a best trial they are compared with the first."""
+        first = scores[0][self.proxy] if best is None else self._seen[best.number]
+        kept = []
+        for place in alive:
+            own = scores[place][self.proxy]
+            if (best is None and place == 0) or not difference(own, first[: len(own)]).worse:
+                kept.append(place)
+        return kept
+
+    def _finish(self, candidate: Candidate, scores: Scores) -> Trial:
+        share, images, number = self.cost.share(candidate.config), len(scores[self.proxy]), len(self.trials)
+        trial = Trial(number, candidate.config, candidate.point, share, candidate.source, images, means(scores))
+        self.trials.append(trial)
+        self._seen.append(scores[self.proxy])
+        self.evaluator.study.note(
+            trial=number, method=trial.config.describe(), share=share, source=trial.source, images=images,
+            scores=dict(trial.scores),
+        )  # fmt: skip
+        if self.on_trial is not None:
+            self.on_trial(trial)
+        return trial
+
+    def _first_within(self, ranked: Sequence[Trial], limit: float) -> Trial:
+        """The first of ``ranked`` whose cost is within the limit where it is measured, up to the error of predictions.
+
+        The first few and the constant trial are measured; if none of the first few is within, the cheapest is taken.
+        """
+        first = [trial.number for trial in ranked[:TIMED]]
+        timed = first if 0 in first else [*first, 0]
+        shares = self.cost.measure([self.trials[number].config for number in timed])
+        if shares is None:
+            return ranked[0]
+        real = dict(zip(timed, shares, strict=True))
+        for number, share in real.items():
+            self.trials[number] = replace(self.trials[number], measured=share)
+        near = limit * (1.0 + self.cost.error)
+        cheapest_first = sorted(first, key=real.__getitem__)
+        return self.trials[next((number for number in first if real[number] <= near), cheapest_first[0])]
+
+    def _full(self, trial: Trial) -> bool:
+        return trial.images == self.evaluator.images("search")
+
+    def _score(self, trial: Trial) -> float:
+        return trial.scores[self.proxy]
+
+
+# ---- several methods -------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Runner:
+    """A method in the race: its search, the best of what that starts from, and the scores of this one so far.
+
+    Attributes:
+        search: of the method.
+        best: the best start on the first images.
+        scores: of the best start.
+        behind: the difference to the leader of the last round; None for the leader.
+    """
+
+    search: Search
+    best: Candidate
+    scores: Scores
+    behind: Difference | None = None
+
+    def row(self, state: Literal["searched", "dropped"], config: MethodConfig, score: float) -> Raced:
+        """The row of the method, with its setting and the score of that."""
+        share, images = self.search.cost.share(config), len(self.scores[self.search.proxy])
+        return Raced(self.search.space.base.describe(), state, config, share, images, score, self.behind)
+
+
+def race(searches: Sequence[Search], evaluations: int) -> Result:
+    """Race methods, search the best of them, and compare the winner with the best constant setting.
+
+    Args:
+        searches: one for each method, all of one target and with one evaluator.
+        evaluations: most settings that the searches try together.
+
+    Returns:
+        The result, in which the constant trial is the best constant setting of all methods searched, with a row for
+        every method, best first.
+
+    Raises:
+        VitrimError: no method reaches the target.
+    """
+    evaluator, limit = searches[0].evaluator, searches[0].target.limit
+    able = [search for search in searches if search.reaches(limit)]
+    far = [
+        Raced(search.space.base.describe(), "out of reach", note=search.out_of_reach(limit))
+        for search in searches
+        if search not in able
+    ]
+    if not able:
+        raise VitrimError("; ".join(row.note for row in far))
+    survivors, dropped = survivors_of(able, evaluator, limit)
+    for row in dropped:
+        evaluator.study.note(dropped=row.method, images=row.images, score=row.score)
+    pairs = [one.search.explore(limit, max(evaluations // len(survivors), 1)) for one in survivors]
+
+    def best(trials: Sequence[Trial]) -> int:
+        scores = evaluator.whole([trial.config for trial in trials], "selection")
+        return int(np.argmin([evaluator.mean(one) for one in scores]))
+
+    chosen, constant = best([pair[1] for pair in pairs]), best([pair[0] for pair in pairs])
+    every = [trial for one in survivors for trial in one.search.trials]
+    trials = [replace(trial, number=number) for number, trial in enumerate(every)]
+    result = survivors[chosen].search.check(pairs[constant][0], pairs[chosen][1], trials)
+    searched = []
+    for one, (_, trial) in zip(survivors, pairs, strict=True):
+        score = evaluator.mean(evaluator.whole([trial.config], "selection")[0])
+        searched.append(one.row("searched", trial.config, score))
+    searched.sort(key=lambda row: row.score or 0.0)
+    return replace(result, race=(*searched, *dropped, *far))
+
+
+def survivors_of(searches: Sequence[Search], evaluator: Evaluator, limit: float) -> tuple[list[Runner], list[Raced]]:
+    """The methods that are left after all rounds, best first, and rows of the others, the last to leave first."""
+    runners: list[Runner] = []
+    dropped: list[Raced] = []
+
+    def rows(out: Sequence[Runner]) -> list[Raced]:
+        return [one.row("dropped", one.best.config, evaluator.mean(one.scores)) for one in out]
+
+    start = 0
+    for stop in evaluator.rounds():
+        if start == 0:
+            for search in searches:
+                starts = search.starts(limit)
+                scores = evaluator.piece([one.config for one in starts], "search", 0, stop)
+                best = int(np.argmin([evaluator.mean(one) for one in scores]))
+                runners.append(Runner(search, starts[best], scores[best]))
+        else:
+            for one in runners:
+                new = evaluator.piece([one.best.config], "search", start, stop)[0]
+                one.scores = joined(one.scores, new)
+        start = stop
+        runners.sort(key=lambda one: evaluator.mean(one.scores))
+        leader = runners[0].scores[evaluator.proxy]
+        runners[0].behind = None
+        for one in runners[1:]:
+            one.behind = difference(one.scores[evaluator.proxy], leader)
+        out = [one for one in runners if one.behind and one.behind.mean > _bar(stop) * one.behind.error]
+        dropped = [*rows(out), *dropped]
+        runners = [one for one in runners if one not in out]
+    return runners[:SURVIVORS], [*rows(runners[SURVIVORS:]), *dropped]
+
+
+def _bar(images: int) -> float:
+    """Standard errors behind which a method is out, as unlikely on few images as `ERRORS` are on many.
+
+    Student's quantile with ``images - 1`` degrees of freedom, expanded at the normal one (Abramowitz and Stegun,
+    26.7.5): on 8 images a method that is as good as the leader is 3 errors behind in 1 of 100 cases, not in 1 of 700.
+
+    Example:
+        >>> [round(_bar(images), 1) for images in (8, 32, 256, 2048)]
+        [4.5, 3.3, 3.0, 3.0]
+    """
+    z, degrees = ERRORS, images - 1
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
+
+
+# ---- several targets -------------------------------------------------------------------------------------------------
+
+
+def of_one_kind(targets: Sequence[Target]) -> list[Target]:
+    """The targets of a front.
+
+    Raises:
+        VitrimError: they are of several kinds, or of agreement.
+    """
+    if len({one.kind for one in targets}) != 1 or targets[0].kind == "agree":
+        raise VitrimError(f"a front is over targets of one kind, macs or speedup, got {', '.join(map(str, targets))}")
+    return list(targets)
 
 
 class Options(TypedDict, total=False):
@@ -69,8 +488,8 @@ class Options(TypedDict, total=False):
         proxy: the damage that is minimised: feature (default), kl, cosine or agree.
         evaluations: most settings to try for a target, default 60; the race of several methods comes on top.
         strategy: where candidates come from: evolution (default), random, or optuna's gp or tpe.
-        shape: how freely blocks may differ: free (default), slope or curve (`vitrim.tuning.shapes`), for methods with
-            stages over those of their own.
+        shape: how freely blocks may differ: free (default), slope or curve (`vitrim.tuning.strategy.Shape`), for
+            methods with stages over those of their own.
         seconds: end the search when they are over, and choose among what was tried; for several targets each has its
             share. The limit is of this run, a study that was resumed ends where it did.
         seed: of the settings that are drawn, and of methods that draw at random.
@@ -102,6 +521,9 @@ class Options(TypedDict, total=False):
     on_trial: Callable[[Trial], None] | None
 
 
+Pictures = Images | Sequence[Tensor | tuple[Tensor, Any]]
+
+
 def search(
     model: nn.Module, method: Methods, images: Pictures, *, target: Target | str, **options: Unpack[Options]
 ) -> Result:
@@ -109,7 +531,7 @@ def search(
 
     Candidates are searched on a third of the images and one is selected on the next third. It is returned if it beats
     the constant setting, one value for all blocks, on the last third by 2 standard errors of the paired differences;
-    otherwise the constant setting is. Several methods race on the first third (`vitrim.tuning.race`), and the winner
+    otherwise the constant setting is. Several methods race on the first third (`race`), and the winner
     must beat the best constant setting of all of them.
 
     Args:
@@ -127,11 +549,11 @@ def search(
         >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=3, num_classes=3).eval()
         >>> batches = torch.randn(6, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         >>> result = search(model, "tome", list(batches), target="macs=0.7", evaluations=8)
-        >>> result.best.share <= 0.705, result.best in (result.outcome.constant, result.outcome.searched)
+        >>> result.best.share <= 0.705, result.best in (result.constant, result.searched)
         (True, True)
     """
     with quiet():
-        return _Session.open(model, method, images, [target], options).reach_all()[0]
+        return Searches(model, method, images, [target], options).run()[0]
 
 
 def front(
@@ -141,7 +563,7 @@ def front(
     *,
     targets: Sequence[Target | str],
     **options: Unpack[Options],
-) -> Front:
+) -> ParetoFront:
     """Search at several targets, one after the other, and compare what is found on the check images.
 
     Args:
@@ -159,201 +581,138 @@ def front(
         >>> [str(result.target) for result in found.results]
         ['macs=0.8', 'macs=0.6']
     """
-    wanted = [Target.parse(one) if isinstance(one, str) else one for one in targets]
-    if len({one.kind for one in wanted}) != 1 or wanted[0].kind == "agree":
-        raise VitrimError(f"a front is over targets of one kind, macs or speedup, got {', '.join(map(str, wanted))}")
+    wanted = of_one_kind([Target.parse(one) if isinstance(one, str) else one for one in targets])
     with quiet():
-        session = _Session.open(model, method, images, wanted, options)
-        return Front.of(session.reach_all(), session.measured)
+        searches = Searches(model, method, images, wanted, options)
+        return ParetoFront.of(searches.run(), searches.evaluator)
 
 
-@dataclass
-class _Session:
-    """A model, its images and what was measured: what the searches for several targets share."""
+class _Latency(BaseModel):
+    """The part of a `LatencyCost` that a study keeps."""
 
-    model: nn.Module
-    spaces: Sequence[Space]
-    images: Images
-    targets: Sequence[Target]
-    measured: Measured
-    strategy: Strategy
-    known: dict[str, Any]
-    options: Options
-    costs: dict[int, Cost] = field(default_factory=dict)
+    fit: Annotated[list[float], Field(min_length=5, max_length=5)]
+    error: float
+    worst: float
+    dense_ms: _Positive
 
-    @classmethod
-    def open(
-        cls, model: nn.Module, method: Methods, images: Pictures, targets: Sequence[Target | str], options: Options
-    ) -> _Session:
-        """Check everything, and open the study."""
-        wanted = [Target.parse(one) if isinstance(one, str) else one for one in targets]
-        proxy, evaluations = check_proxy(options.get("proxy", "feature")), options.get("evaluations", 60)
-        if evaluations < 1:
-            raise VitrimError(f"a search needs at least 1 evaluation, got {evaluations}")
-        name = options.get("strategy", "evolution")
-        strategy, shape = make_strategy(name), check_shape(options.get("shape", "free"), name)
-        seconds = options.get("seconds")
-        if seconds is not None and not seconds > 0.0:
-            raise VitrimError(f"a search needs some time, got seconds={seconds:g}")
-        engine = _engine(model, options, wanted)
+
+class Searches:
+    """Searches for several targets, which share a model, its images and what was measured.
+
+    Args:
+        model, method, images: as of `search`.
+        targets: of one kind.
+        options: see `Options`.
+
+    Attributes:
+        evaluator: gives the damage of settings, from the study or by running them.
+
+    Raises:
+        VitrimError: as `search`, before anything is written.
+    """
+
+    def __init__(
+        self, model: nn.Module, method: Methods, images: Pictures, targets: Sequence[Target | str], options: Options
+    ) -> None:
+        self.targets = [Target.parse(one) if isinstance(one, str) else one for one in targets]
+        self.model, self.options = model, options
+        proxy = check_proxy(options.get("proxy", "feature"))
+        self.evaluations = options.get("evaluations", EVALUATIONS)
+        if self.evaluations < 1:
+            raise VitrimError(f"a search needs at least 1 evaluation, got {self.evaluations}")
+        strategy, shape = options.get("strategy", "evolution"), options.get("shape", "free")
+        self.strategy: Strategy = make_strategy(strategy, shape)
+        self.seconds = options.get("seconds")
+        if self.seconds is not None and not self.seconds > 0.0:
+            raise VitrimError(f"a search needs some time, got seconds={self.seconds:g}")
+        engine = list(options.get("engine", ["eager"]))
+        engines, like = engines_named(engine), next(model.parameters())
+        if engine != ["eager"]:
+            if options.get("timer") is not None:
+                raise VitrimError("give an engine or a timer, not both")
+            if any(target.kind != "speedup" for target in self.targets):
+                raise VitrimError(f"an engine is for speedup targets: {self.targets[0]} does not depend on it")
+            check_engines(engines, {}, model, like.device, like.dtype)
+        self.timer = options.get("timer") or timer_on(engine)
         methods = [method] if isinstance(method, str | MethodConfig) else list(method)
-        spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
-        if len(spaces) > 1 and wanted[0].kind == "agree":
+        self.spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
+        if len(self.spaces) > 1 and self.targets[0].kind == "agree":
             raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
         if not hasattr(images, "batches"):
             images = BatchImages(images)
         assert not isinstance(images, Sequence)
+        self.images: Images = images
         task = options.get("task") or make_task("classification", num_classes(model))
-        seed, processes, file = options.get("seed", 0), options.get("processes"), options.get("study")
-        known = {
+        self.seed, processes, file = options.get("seed", 0), options.get("processes"), options.get("study")
+        self.about = {
             "vitrim": version("vitrim"),
             "made_for": {**described(host_of(model), model), "parameters": weights_fingerprint(model)},
-            "base": ", ".join(space.base.describe() for space in spaces),
-            "target": ", ".join(map(str, wanted)),
+            "base": ", ".join(space.base.describe() for space in self.spaces),
+            "target": ", ".join(map(str, self.targets)),
             "proxy": proxy,
-            **({} if name == "evolution" else {"strategy": name}),
+            **({} if strategy == "evolution" else {"strategy": strategy}),
             **({} if shape == "free" else {"shape": shape}),
             **({} if engine == ["eager"] else {"engine": ", ".join(engine)}),
-            "seed": seed,
-            "evaluations": evaluations,
+            "seed": self.seed,
+            "evaluations": self.evaluations,
             "images": {part: images.count(part) for part in PARTS},
             "batch_size": images.batch_size,
             **options.get("about", {}),
         }
         if file is not None:
             check_file(file)
-        study = Study(file, known, resume=options.get("resume", False), processes=processes)
-        scorer = ModelScorer(model, task, images, seed=seed, processes=processes)
-        return cls(model, spaces, images, wanted, Measured(scorer, study, proxy), strategy, known, options)
+        self.study = Study(file, self.about, resume=options.get("resume", False), processes=processes)
+        scorer = ModelScorer(model, task, images, seed=self.seed, processes=processes)
+        self.evaluator = Evaluator(scorer, self.study, proxy)
+        self._costs: list[Cost] = []
 
-    def reach_all(self) -> list[Result]:
-        """A search for every target."""
-        start, seconds = time.monotonic(), self.options.get("seconds")
-        if seconds is None:
-            return [self.reach(target) for target in self.targets]
-        ends = [start + seconds * number / len(self.targets) for number in range(1, len(self.targets) + 1)]
-        return [self.reach(target, end) for target, end in zip(self.targets, ends, strict=True)]
+    def run(self) -> list[Result]:
+        """A search for every target, each with its share of the time."""
+        start, found = time.monotonic(), list[Result]()
+        for number, target in enumerate(self.targets, 1):
+            end = None if self.seconds is None else start + self.seconds * number / len(self.targets)
 
-    def reach(self, target: Target, end: float | None = None) -> Result:
-        """A search for one target, until an ``end`` by the monotonic clock."""
-        evaluations, rows = self.options.get("evaluations", 60), tuple[Raced, ...]()
-        finders = [self.finder(place, target, end) for place in range(len(self.spaces))]
-        if len(finders) > 1:
-            outcome, rows, cost = race(finders, self.measured, target.limit, evaluations)
-        else:
-            outcome, cost = reach(finders[0], target, evaluations), finders[0].cost
-        self.measured.study.note(
-            returned="searched" if outcome.better else "constant", method=outcome.best.config.describe()
-        )
-        return Result(target, self.measured.proxy, outcome, cost, {**self.known, "target": str(target)}, rows)
+            def stops(end: float | None = end) -> bool:
+                return self.study.ended(lambda: end is not None and time.monotonic() >= end)
 
-    def finder(self, place: int, target: Target, end: float | None = None) -> Finder:
-        """The search of one method."""
-
-        def stops() -> bool:
-            return self.measured.study.ended(lambda: end is not None and time.monotonic() >= end)
-
-        if place not in self.costs:
-            self.costs[place] = self._cost(self.spaces[place], target)
-        return Finder(
-            self.spaces[place],
-            self.costs[place],
-            self.measured,
-            strategy=self.strategy,
-            seed=self.options.get("seed", 0),
-            shape=self.known.get("shape", "free"),
-            stops=stops,
-            on_trial=self.options.get("on_trial"),
-        )
+            self._costs = self._costs or [self._cost(space, target) for space in self.spaces]
+            methods = [
+                Search(
+                    *(space, cost, self.evaluator, target), strategy=self.strategy, seed=self.seed, stops=stops,
+                    on_trial=self.options.get("on_trial"),
+                )
+                for space, cost in zip(self.spaces, self._costs, strict=True)
+            ]  # fmt: skip
+            result = race(methods, self.evaluations) if len(methods) > 1 else methods[0].run(self.evaluations)
+            best = "searched" if result.better else "constant"
+            self.study.note(returned=best, method=result.config.describe())
+            found.append(replace(result, about={**self.about, "target": str(target)}))
+        return found
 
     def _cost(self, space: Space, target: Target) -> Cost:
         """The cost that the target is about; latency is measured once in a study."""
-        like, seed = next(self.model.parameters()), self.options.get("seed", 0)
+        like = next(self.model.parameters())
         stop = min(COUNTED_BATCHES * self.images.batch_size, self.images.count("search"))
         few = [one.images.to(like.device, like.dtype) for one in self.images.batches("search", 0, stop)]
         if target.kind != "speedup":
-            return MacsCost(self.model, space, few, seed=seed)
-
-        timer = self.options.get("timer") or timer_on(self.options.get("engine", ["eager"]))
-        study, budget, model = self.measured.study, self.options.get("budget"), shared_copy(self.model).eval()
+            return MacsCost(self.model, space, few, seed=self.seed)
+        budget, model = self.options.get("budget"), shared_copy(self.model).eval()
 
         def measure() -> dict[str, Any]:
-            cost = LatencyCost.of(model, space, few[0], budget=budget, seed=seed, timer=timer)
+            cost = LatencyCost.of(model, space, few[0], budget=budget, seed=self.seed, timer=self.timer)
             fit = cost.fit
             return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
 
         def again(configs: Sequence[MethodConfig]) -> list[float]:
             texts = ", ".join(config.describe() for config in configs)
-            ratios: list[float] = study.value(
+            ratios: list[float] = self.study.value(
                 f"once more: {texts}",
-                lambda: timer(model, configs, few[0], budget)[0].tolist(),
+                lambda: self.timer(model, configs, few[0], budget)[0].tolist(),
                 kind=Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))],
             )
             return ratios
 
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
-        found = study.value(name, measure, kind=_Latency)
+        found = self.study.value(name, measure, kind=_Latency)
         fit = Fit(np.array(found["fit"]), found["error"], found["worst"])
         return LatencyCost(space, fit, found["dense_ms"], again)
-
-
-def _engine(model: nn.Module, options: Options, targets: Sequence[Target]) -> list[str]:
-    """The names of the engines that settings are timed on.
-
-    Raises:
-        VitrimError: an engine that is unknown or cannot run here, or nothing to time.
-    """
-    names = list(options.get("engine", ["eager"]))
-    engines, like = engines_named(names), next(model.parameters())
-    if names != ["eager"]:
-        if options.get("timer") is not None:
-            raise VitrimError("give an engine or a timer, not both")
-        if any(target.kind != "speedup" for target in targets):
-            raise VitrimError(f"an engine is for speedup targets: {targets[0]} does not depend on it")
-        check_engines(engines, {}, model, like.device, like.dtype)
-    return names
-
-
-def reach(finder: Finder, target: Target, evaluations: int) -> Outcome:
-    """Run a search for a target; for ``agree`` one at every cost of a bisection, with its share of the evaluations.
-
-    Raises:
-        VitrimError: the target is out of reach.
-    """
-    if target.kind != "agree":
-        return finder.run(target.limit, evaluations)
-    low, high, best = 0.0, 1.0, None
-    trials: list[Trial] = []
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if finder.reaches(middle):
-            pair = finder.explore(middle, max(evaluations // HALVINGS, 1))
-            trials += finder.trials
-            if finder.agreement(pair[1]) >= target.value:
-                best, high = pair, middle
-                continue
-        low = middle
-    if best is None:
-        raise VitrimError(
-            f"{finder.space.base.name} does not agree with the dense model in {target.value:.1%} of the selection "
-            f"images at {low:.0%} of its MACs: ask for less"
-        )
-    outcome = finder.check(*best, trials)
-    if outcome.better or finder.agreement(outcome.constant) >= target.value:
-        return outcome
-    # it costs something else than what was searched, so it is the answer whatever their difference
-    return replace(finder.check(_cheapest_constant(finder, target.value, high), outcome.searched, trials), better=False)
-
-
-def _cheapest_constant(finder: Finder, agreement: float, low: float) -> Trial:
-    """The constant setting that agrees enough, at a cost between ``low`` and that of the dense model."""
-    high = 1.0
-    best, _ = finder.explore(high, 1)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        trial, _ = finder.explore(middle, 1)
-        if finder.agreement(trial) >= agreement:
-            best, high = trial, middle
-        else:
-            low = middle
-    return best

@@ -6,7 +6,10 @@ says how much it is, and is chosen so that the cost meets a limit. So every poin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +17,15 @@ import numpy as np
 from torch import nn
 
 from vitrim.core.method import MethodConfig, Tunable
-from vitrim.core.registry import host_of, parse_method
-from vitrim.errors import VitrimError
+from vitrim.core.reduce import reduce_
+from vitrim.core.registry import host_of, methods, parse_method
+from vitrim.errors import ReductionWarning, VitrimError
 
 Point = tuple[float, ...]
 """Weights in [0, 1], the largest of them 1."""
 
 SLOPES = (-1.0, -0.5, 0.5, 1.0)
-"""Of the points a search starts from besides the constant one."""
+"""Of the points that a search starts from besides the constant one."""
 
 LEAST = 0.125
 """The smallest weight with which a block that may be left out acts."""
@@ -36,7 +40,7 @@ class Space:
         num_layers: blocks of the model.
         grid: rows and columns of patches.
         num_prefix: tokens in front of the patches.
-        placed: the blocks in which the method acts are those of its options, and none are chosen.
+        placed: the blocks in which the method acts are those of its options, and none are searched.
 
     Example:
         >>> import vitrim
@@ -67,9 +71,11 @@ class Space:
             space.config((1.0,) * space.size, scale=0.0)
         return space
 
+    # ---- what the method says of itself: read here and nowhere else --------------------------------------------------
+
     @property
     def tunable(self) -> Tunable:
-        """The option that is moved.
+        """The option that is moved, and its range.
 
         Raises:
             VitrimError: the method has none.
@@ -79,26 +85,42 @@ class Space:
         return self.base.tunable
 
     @property
-    def patches(self) -> int:
-        """Patch tokens that enter the first block."""
-        return self.grid[0] * self.grid[1]
+    def per_layer(self) -> str | None:
+        """The option that takes a list with a value for each block; None if the method takes one value for all."""
+        return None if self.base.tunable is None else self.base.tunable.per_layer
 
     @property
-    def places(self) -> bool:
-        """Whether a setting says in which blocks it acts: the method can, learns nothing for some of them, and its
-        options do not say it yet."""
-        if self.placed or self.tunable.first_place is None:
-            return False
-        return self.base.training_free and self.tunable.places not in self.base.model_fields_set
+    def placing(self) -> str | None:
+        """The option that names the blocks in which the method acts, where they are searched too: the method has such
+        an option, learns nothing for single blocks, and its options do not say it yet."""
+        option = self.tunable.places if self.tunable.first_place is not None else None
+        searched = not self.placed and self.base.training_free and option not in self.base.model_fields_set
+        return option if searched else None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the number of tokens depends on the images."""
+        return self.base.is_adaptive()
 
     @property
     def blocks(self) -> tuple[int, ...]:
         """The blocks that may have a value of their own; none if the method takes one value for all."""
-        if self.tunable.per_layer is None:
+        if self.per_layer is None:
             return ()
-        if self.places:
+        if self.placing is not None:
             return tuple(range(self.tunable.first_place or 0, self.num_layers))
-        return self.base.stages(self.num_layers)
+        return self.stages(self.base)
+
+    def stages(self, config: MethodConfig) -> tuple[int, ...]:
+        """The blocks that a list of a setting has a value for."""
+        return config.stages(self.num_layers)
+
+    # ---- sizes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def patches(self) -> int:
+        """Patch tokens that enter the first block."""
+        return self.grid[0] * self.grid[1]
 
     @property
     def size(self) -> int:
@@ -127,47 +149,38 @@ class Space:
 
     def raw(self, point: Sequence[float], scale: float = 1.0) -> MethodConfig:
         """The same, with counts as they come."""
-        if not self.blocks:
+        if self.per_layer is None or not self.blocks:
             return self.constant(point[0] * scale)
-        chosen = [place for place, weight in enumerate(point) if weight >= LEAST or not self.places]
+        chosen = [place for place, weight in enumerate(point) if weight >= LEAST or self.placing is None]
         if not chosen:
             return self.constant(0.0)
-        values: dict[str, Any] = {}
-        values[str(self.tunable.per_layer)] = [self.tunable.value(point[one] * scale, self.patches) for one in chosen]
-        if self.places:
-            values[str(self.tunable.places)] = [self.blocks[place] for place in chosen]
+        values: dict[str, Any] = {
+            self.per_layer: [self.tunable.value(point[place] * scale, self.patches) for place in chosen]
+        }
+        if self.placing is not None:
+            values[self.placing] = [self.blocks[place] for place in chosen]
         return self._with(values)
 
     def point(self, config: MethodConfig) -> Point:
-        """The weights of a setting; of one with a single value for all blocks, equal ones.
+        """The weights of a setting: equal ones where one value is for all blocks, 0 in blocks where it does not act.
 
         Example:
             >>> import vitrim
             >>> Space(vitrim.ToMe(), num_layers=3, grid=(8, 8), num_prefix=1).point(vitrim.ToMe(r=[8, 4, 0]))
             (1.0, 0.5, 0.0)
         """
-        values = getattr(config, str(self.tunable.per_layer), None) if self.blocks else None
-        if self.places:
-            return self._spread(config, values)
+        values = self._values(config)
+        if self.placing is not None:
+            stages = self.stages(config)
+            values = values if isinstance(values, tuple) else (values,) * len(stages)
+            weights = [0.0] * self.size
+            for block, value in zip(stages, values, strict=True):
+                weights[self.blocks.index(block)] = self.tunable.strength(value, self.patches)
+            return normal(weights)
         if not isinstance(values, tuple):
             return (1.0,) * self.size
         values = (*values, *[self.tunable.mildest] * (self.size - len(values)))
         return normal([self.tunable.strength(value, self.patches) for value in values])
-
-    def _spread(self, config: MethodConfig, values: Any) -> Point:
-        """The weights of a setting that says where it acts, 0 in the other blocks."""
-        stages = config.stages(self.num_layers)
-        values = values if isinstance(values, tuple) else (values,) * len(stages)
-        weights = [0.0] * self.size
-        for block, value in zip(stages, values, strict=True):
-            weights[self.blocks.index(block)] = self.tunable.strength(value, self.patches)
-        return normal(weights)
-
-    def _largest(self, config: MethodConfig) -> float:
-        """The largest strength in a setting."""
-        values = getattr(config, str(self.tunable.per_layer)) if self.blocks else None
-        values = values if isinstance(values, tuple) else (getattr(config, self.tunable.option),)
-        return max(self.tunable.strength(value, self.patches) for value in values) or 1.0
 
     def counts(self, config: MethodConfig) -> list[int] | None:
         """Patch tokens after each block; None if that depends on the images."""
@@ -178,52 +191,52 @@ class Space:
         counts = self.counts(config)
         return config.describe() if counts is None else str(counts)
 
-    def _with(self, values: Mapping[str, Any]) -> MethodConfig:
-        moved = {self.tunable.option, self.tunable.per_layer}
-        moved |= {self.tunable.places} if self.places else set()
-        if self.tunable.per_layer in values:  # a value for every block takes the place of what shapes the one value
-            moved |= self.tunable.fixed.keys()
-        return self.base.changed(*map(str, moved), **values)
-
     def tidy(self, config: MethodConfig) -> MethodConfig:
         """The same setting without counts beyond what is there to be removed, if it has a value for every block."""
-        counts = self.counts(config)
-        values = getattr(config, str(self.tunable.per_layer), None) if self.blocks else None
+        counts, values = self.counts(config), self._values(config)
         if self.tunable.digits or counts is None or not isinstance(values, tuple):
             return config
         before = [self.patches, *counts]
         least = [
             min(value, max(before[block] - counts[block], 0)) for block, value in zip(self.blocks, values, strict=True)
         ]
-        tidy = self._with({str(self.tunable.per_layer): least})
+        tidy = self._with({str(self.per_layer): least})
         return tidy if self.counts(tidy) == counts else config
+
+    def _values(self, config: MethodConfig) -> Any:
+        """The values of the blocks, a tuple or one for all; None if the method takes one for all."""
+        return getattr(config, str(self.per_layer), None) if self.blocks else None
+
+    def _with(self, values: Mapping[str, Any]) -> MethodConfig:
+        moved = {self.tunable.option, self.per_layer, self.placing}
+        if self.per_layer in values:  # a value for every block takes the place of what shapes the one value
+            moved |= self.tunable.fixed.keys()
+        return self.base.changed(*(name for name in moved if name is not None), **values)
 
     # ---- moves -------------------------------------------------------------------------------------------------------
 
-    def slopes(self) -> list[Point]:
-        """Points with weights that rise or fall with depth, between equal ones and a slope from 0 to the largest."""
-        if self.size < 2:
-            return []
-        depth = np.linspace(-1.0, 1.0, self.size)
-        return [normal((1.0 + slope * depth).tolist()) for slope in SLOPES]
-
     def starts(self) -> list[Point]:
-        """Points that a search starts from besides the constant one: equal weights, slopes, and where the blocks are
-        chosen pairs of neighbours in the first half."""
+        """Points that a search starts from besides the constant one: equal weights, slopes between these and from 0 to
+        the largest, and where the blocks are searched pairs of neighbours in the first half."""
         if self.size < 2:
             return []
-        pairs = range(0, self.size // 2 + 1, max(self.size // 6, 1)) if self.places and self.size > 3 else ()
+        slopes = [slope(s, self.size) for s in SLOPES]
+        searched = self.placing is not None and self.size > 3
+        pairs = range(0, self.size // 2 + 1, max(self.size // 6, 1)) if searched else ()
         chosen = [normal([float(block in (first, first + 1)) for block in range(self.size)]) for first in pairs]
-        return [(1.0,) * self.size, *self.slopes(), *chosen]
+        return [(1.0,) * self.size, *slopes, *chosen]
 
     def mutate(self, config: MethodConfig, random: np.random.Generator) -> Point:
         """A neighbour of a setting: one to four units go from one block to another, all blocks are tilted smoothly, or
         one is switched off or on. A unit is a 64th of the patches, at least one, or a 32nd of the range of a share.
 
-        Where the blocks are chosen, every second time what one of them removes goes to another.
+        Where the blocks are searched, every second time what one of them removes goes to another.
         """
-        weights = np.array(self.point(config)) * self._largest(config)
-        if self.places and self.size > 1 and random.random() < 0.5:
+        values = self._values(config)
+        values = values if isinstance(values, tuple) else (getattr(config, self.tunable.option),)
+        largest = max(self.tunable.strength(value, self.patches) for value in values) or 1.0
+        weights = np.array(self.point(config)) * largest
+        if self.placing is not None and self.size > 1 and random.random() < 0.5:
             source = random.choice(np.flatnonzero(weights))
             goal = random.choice([block for block in range(self.size) if block != source])
             weights[[source, goal]] = weights[[goal, source]]
@@ -263,3 +276,49 @@ def normal(weights: Sequence[float]) -> Point:
     """
     largest = max(weights)
     return tuple(weight / largest for weight in weights) if largest > 0.0 else (1.0,) * len(weights)
+
+
+def slope(s: float, size: int) -> Point:
+    """Weights ``1 + s (2 t - 1)`` at depth t in [0, 1].
+
+    Example:
+        >>> slope(0.5, 3)
+        (0.3333333333333333, 0.6666666666666666, 1.0)
+    """
+    return normal((1.0 + s * np.linspace(-1.0, 1.0, size)).tolist())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Say nothing of settings that remove less than they ask for: a search tries them on purpose."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReductionWarning)
+        yield
+
+
+def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConfig]:
+    """The methods, with their default options, that learn nothing, have an amount to move, and fit ``model``.
+
+    Args:
+        model: left as it was.
+        counted: only those whose counts do not depend on the images, as their latency is predicted.
+
+    Example:
+        >>> import timm
+        >>> names = [config.name for config in training_free(timm.create_model("test_vit", num_classes=3))]
+        >>> "tome" in names, "dynamicvit" in names, "none" in names
+        (True, False, False)
+    """
+    found = []
+    shell = copy.deepcopy(model).to("meta")
+    for kind in methods().values():
+        if kind.tunable is None or not kind.training_free or (counted and kind().is_adaptive()):
+            continue
+        config = kind()
+        try:  # what a method asks of a model is checked by reducing it, and by nothing else
+            with quiet():
+                reduce_(copy.deepcopy(shell), config)
+        except VitrimError:  # it is for other models, or its default stages are for deeper ones
+            continue
+        found.append(config)
+    return found

@@ -1,4 +1,4 @@
-"""The log of a search: one JSON line for everything that was measured, and so an exact resume.
+"""The study of a search: what was measured, each once, and its log on disk, from which a search is resumed exactly.
 
 A resumed search runs from its start and takes what it measures from the log, in order, until the log ends. So it comes
 to the same candidates, and goes on as if it had never stopped. No line holds a time or anything else that differs from
@@ -17,12 +17,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, whole_lines
 from vitrim.measure.records import Processes
-from vitrim.tuning.proxy import Proxy, Scores
+from vitrim.tuning.proxy import ModelScorer, Part, Proxy, Scores
 
 FORMAT = 1
+
+ROUNDS = (8, 2, 1)
+"""The rounds of a race end after an eighth of the images, a half, and all."""
 
 
 class Study:
@@ -72,7 +76,11 @@ class Study:
             raise VitrimError(f"{file} is there already: resume it, or name another place")
         old = _read(file) if file.exists() else []
         if old:
-            _compare(file, old[0], head)
+            for key in (*head, *old[0]):
+                if old[0].get(key) != head.get(key):
+                    raise VitrimError(
+                        f"{file} is of another search: its {key} is {old[0].get(key)}, and this one's {head.get(key)}"
+                    )
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._append([head])
@@ -101,12 +109,16 @@ class Study:
             row = self._take({"scored": text, "on": name})
             if row is None:
                 break
-            found.append(_decoded(row["scores"]))
+            values = {key: base64.b64decode(text) for key, text in row["scores"].items()}
+            found.append({key: np.frombuffer(each, dtype="<f4") for key, each in values.items()})
         rest = range(len(found), len(texts))
         if rest:
-            new = [_rounded(scores) for scores in measure(rest)]
-            rows = [{"scored": texts[place], "on": name} for place in rest]
-            self._append([{**row, "scores": _encoded(one)} for row, one in zip(rows, new, strict=True)])
+            new = [{key: np.asarray(each, dtype="<f4") for key, each in one.items()} for one in measure(rest)]
+            rows = []
+            for place, one in zip(rest, new, strict=True):
+                encoded = {key: base64.b64encode(each.tobytes()).decode() for key, each in one.items()}
+                rows.append({"scored": texts[place], "on": name, "scores": encoded})
+            self._append(rows)
             found += new
         return found
 
@@ -140,7 +152,7 @@ class Study:
         return row["value"]
 
     def ended(self, over: Callable[[], bool]) -> bool:
-        """Tell whether a search ends here: where it did in the log, and from its end on where ``over()`` says so.
+        """Whether a search ends here: where it did in the log, and from its end on where ``over()`` says so.
 
         Args:
             over: of the first process; it may differ from run to run.
@@ -248,7 +260,7 @@ class _Scored(_Line):
         return self
 
 
-class _Measured(_Line):
+class _Value(_Line):
     measured: str
     value: Any
 
@@ -257,25 +269,77 @@ class _Ended(_Line):
     ended: Literal["its time is over"]
 
 
-_KINDS: dict[str, type[_Line]] = {"scored": _Scored, "measured": _Measured, "ended": _Ended}
+_KINDS: dict[str, type[_Line]] = {"scored": _Scored, "measured": _Value, "ended": _Ended}
 """The lines that a search takes something from, by the entry that tells them from others."""
 
 
-def _compare(file: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for key in (*wanted, *there):
-        if there.get(key) != wanted.get(key):
-            raise VitrimError(
-                f"{file} is of another search: its {key} is {there.get(key)}, and this one's {wanted.get(key)}"
-            )
+# ---- scores ----------------------------------------------------------------------------------------------------------
 
 
-def _rounded(scores: Scores) -> Scores:
-    return {name: np.asarray(values, dtype="<f4") for name, values in scores.items()}
+class Evaluator:
+    """Scores of settings on pieces of the images: from the study, or by running the models, each once in a search.
+
+    Args:
+        scorer: gives the damage of settings.
+        study: keeps what was measured.
+        proxy: the score that is minimised.
+    """
+
+    def __init__(self, scorer: ModelScorer, study: Study, proxy: Proxy = "feature") -> None:
+        self.scorer, self.study = scorer, study
+        self.proxy: Proxy = proxy
+        self._known: dict[tuple[str, str], Scores] = {}
+
+    def images(self, part: Part) -> int:
+        """The number of images in a part."""
+        return self.scorer.images(part)
+
+    def rounds(self) -> list[int]:
+        """The numbers of search images after which candidates are compared: about an eighth, a half, all."""
+        count, size = self.scorer.images("search"), self.scorer.batch_size
+        pieces = (-(-count // (share * size)) * size for share in ROUNDS)
+        least = -(-2 // size) * size  # a difference between two images or more says something about noise
+        return sorted({min(max(piece, least), count) for piece in pieces})
+
+    def piece(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
+        """Scores of all proxies on images ``start`` to ``stop`` of a part.
+
+        Raises:
+            VitrimError: the model has no such score.
+        """
+        where, texts = f"{part} {start}-{stop}", [config.describe() for config in configs]
+        new = [place for place, text in enumerate(texts) if (where, text) not in self._known]
+
+        def measure(places: Sequence[int]) -> Sequence[Scores]:
+            return self.scorer([configs[new[place]] for place in places], part, start, stop)
+
+        for place, scores in zip(new, self.study.scores(where, [texts[one] for one in new], measure), strict=True):
+            if self.proxy not in scores:
+                raise VitrimError(
+                    f"{texts[place]}: this model has no {self.proxy} per image; it has: {', '.join(scores)}"
+                )
+            self._known[where, texts[place]] = scores
+        return [self._known[where, text] for text in texts]
+
+    def whole(self, configs: Sequence[MethodConfig], part: Part) -> list[Scores]:
+        """Scores of all proxies on all images of a part."""
+        return self.piece(configs, part, 0, self.images(part))
+
+    def mean(self, scores: Scores) -> float:
+        """The mean of the proxy that is minimised."""
+        return float(scores[self.proxy].mean(dtype=np.float64))
 
 
-def _encoded(scores: Scores) -> dict[str, str]:
-    return {name: base64.b64encode(values.tobytes()).decode() for name, values in scores.items()}
+def means(scores: Scores) -> dict[str, float]:
+    """The mean of every proxy, by name.
+
+    Example:
+        >>> means({"kl": np.array([1.0, 3.0], dtype=np.float32)})
+        {'kl': 2.0}
+    """
+    return {name: float(values.mean(dtype=np.float64)) for name, values in sorted(scores.items())}
 
 
-def _decoded(scores: Mapping[str, str]) -> Scores:
-    return {name: np.frombuffer(base64.b64decode(text), dtype="<f4") for name, text in scores.items()}
+def joined(before: Scores, new: Scores) -> Scores:
+    """The scores of a piece and those of the next one as those of both."""
+    return {name: np.concatenate([before[name], new[name]]) if before else new[name] for name in new}

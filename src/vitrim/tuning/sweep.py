@@ -1,4 +1,10 @@
-"""Sweeps: the points of a grid evaluated, or trained, one after the other."""
+"""Sweeps: every combination of some options of a method evaluated, or of some values of a recipe trained.
+
+    atm:alpha=0.945..1.0/0.005,beta=0|0.02|0.045       all of these options, beside each other
+    optimizer.lr=1e-2|1e-3|1e-4                        one value of a recipe; several such texts are combined
+
+A range START..STOP/STEP includes its end. The sweeps of the papers have names; they are in ``grids.yaml``.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +14,176 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import yaml
 from pydantic import ConfigDict, Field, create_model
 from torch import nn
 
-from vitrim.errors import VitrimError, first_line
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import make_method, read_value, split_options
+from vitrim.errors import VitrimError, first_line, unknown
 from vitrim.files import json_text, write_text
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import Measurement, weights_fingerprint
+from vitrim.report import Table
+from vitrim.tasks import tasks
 from vitrim.tasks.base import Task
-from vitrim.tuning.cost import quiet
-from vitrim.tuning.front import non_dominated
-from vitrim.tuning.grid import Grid, Values
+from vitrim.tuning.result import non_dominated
+from vitrim.tuning.space import quiet
 from vitrim.tuning.study import Study
 
 if TYPE_CHECKING:
     from vitrim.training.loop import Running
 
+MOST = 10_000
+"""Points of a grid that are tried without being asked for a number."""
+
 TOGETHER = 8
 """Settings that run in one pass over the images, and are kept together."""
 
+SHOWN = 20
+"""Rows of a table of points, at most; the files have all."""
+
+FILE = Path(__file__).parent / "grids.yaml"
+
+Values = dict[str, str]
+"""One value, as text, for every option."""
+
 
 @dataclass(frozen=True)
-class Swept:
+class Grid:
+    """Options and the values they take.
+
+    Attributes:
+        method: the method they are of; None for values of a recipe.
+        axes: the texts of the values, by option.
+    """
+
+    method: str | None
+    axes: dict[str, tuple[str, ...]]
+
+    def __len__(self) -> int:
+        return int(np.prod([len(values) for values in self.axes.values()], dtype=np.int64))
+
+    def points(self, number: int | None = None, seed: int = 0) -> list[Values]:
+        """All combinations, the last option fastest, or so many of them drawn at random, in their order.
+
+        Raises:
+            VitrimError: more than 10,000, and no number.
+
+        Example:
+            >>> [list(point.values()) for point in parse_grid(["tome:r=4..8/4,last_block=full|auto"]).points()]
+            [['4', 'full'], ['4', 'auto'], ['8', 'full'], ['8', 'auto']]
+        """
+        if number is None and len(self) > MOST:
+            raise VitrimError(f"the grid has {len(self)} points: say with --evaluations how many of them to try")
+        places = np.arange(len(self))
+        if number is not None and number < len(self):
+            places = np.sort(np.random.default_rng(seed).choice(len(self), number, replace=False))
+        shape = tuple(len(values) for values in self.axes.values())
+        return [
+            {key: values[place] for (key, values), place in zip(self.axes.items(), point, strict=True)}
+            for point in zip(*(each.tolist() for each in np.unravel_index(places, shape)), strict=True)
+        ]
+
+    def config(self, point: Values) -> MethodConfig:
+        """The method at a point."""
+        assert self.method is not None
+        return make_method(self.method, **{key: read_value(text, key) for key, text in point.items()})
+
+
+@cache
+def paper_grids() -> dict[str, dict[str, Any]]:
+    """The sweeps of the papers by name: ``paper``, ``grid`` (texts), and ``train`` (a recipe) where they train.
+
+    Example:
+        >>> len(parse_grid(["atm"]))
+        2880
+    """
+    return dict(yaml.safe_load(FILE.read_text(encoding="utf-8")))
+
+
+def parse_grid(given: Sequence[str], *, recipe: bool = False) -> Grid:
+    """The grid of one method, or with ``recipe`` of values of a recipe.
+
+    Args:
+        given: texts as above, or names of `paper_grids`.
+        recipe: whether they are of a recipe.
+
+    Raises:
+        VitrimError: an unknown name, text of another form, an option that is given twice, or several methods.
+
+    Example:
+        >>> parse_grid(["atm:alpha=0.98..1.0/0.01,beta=0|0.02"]).axes
+        {'alpha': ('0.98', '0.99', '1'), 'beta': ('0', '0.02')}
+        >>> parse_grid(["optimizer.lr=1e-2|1e-3", "epochs=1"], recipe=True).axes
+        {'optimizer.lr': ('1e-2', '1e-3'), 'epochs': ('1',)}
+    """
+    texts: list[str] = []
+    for text in given:
+        if "=" not in text and text not in paper_grids():
+            raise unknown("grid", text, paper_grids())
+        texts += [text] if "=" in text else paper_grids()[text]["grid"]
+    axes: dict[str, tuple[str, ...]] = {}
+    method: str | None = None
+    if not recipe:
+        if texts and not any(":" in text.partition("=")[0] for text in texts):
+            raise VitrimError(
+                f"{texts[0]} is a value of a recipe or nothing that is known: give --train RECIPE too, or write the "
+                "grid of a method, e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02"
+            )
+        if len(texts) != 1:
+            raise VitrimError(f"a grid is of one method, got {len(texts)}: {', '.join(texts)}")
+        method, colon, rest = texts[0].partition(":")
+        if not colon or "=" in method:
+            raise VitrimError(f"cannot read the grid '{texts[0]}': write e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02")
+        parts, method = split_options(rest), method.strip()
+    else:
+        parts = list(texts)
+    for part in parts:
+        key, equals, text = part.partition("=")
+        if not equals or not key.strip() or not text.strip():
+            raise VitrimError(f"cannot read '{part}' of the grid: write e.g. key=1|2|3 or key=0.8..1.0/0.05")
+        if key.strip() in axes:
+            raise VitrimError(f"'{key.strip()}' is given twice in the grid")
+        values = [value for one in text.strip().split("|") for value in _range(one.strip())]
+        if "" in values:
+            raise VitrimError(f"a value is missing in '{text.strip()}' of the grid: write e.g. 0|0.02|0.045")
+        axes[key.strip()] = tuple(dict.fromkeys(values))
+    return Grid(method, axes)
+
+
+def _range(text: str) -> list[str]:
+    """A range as its values; anything else as it is."""
+    ends, slash, step_text = text.partition("/")
+    start_text, dots, stop_text = ends.partition("..")
+    if not dots or text.startswith("["):
+        return [text]
+    try:
+        start, stop = Decimal(start_text), Decimal(stop_text)
+        step = Decimal(step_text) if slash else Decimal(1)
+    except InvalidOperation:
+        raise VitrimError(f"cannot read the range '{text}': write START..STOP/STEP, e.g. 0.8..1.0/0.05") from None
+    if not (start.is_finite() and stop.is_finite() and step.is_finite()) or step <= 0 or stop < start:
+        raise VitrimError(f"the range '{text}' does not rise: write START..STOP/STEP with a step above 0")
+    number = int((stop - start) / step)
+    if number > MOST:
+        raise VitrimError(f"the range '{text}' has {number + 1} values, at most {MOST} are tried")
+    return [f"{(start + place * step).normalize():f}" for place in range(number + 1)]
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SweepResult:
     """The results of the points of a grid.
 
     Attributes:
@@ -62,7 +210,7 @@ class Swept:
         kept = non_dominated([(row["share"], -row[self.metric]) for row in rows])
         return [row for row, keep in zip(rows, kept, strict=True) if keep]
 
-    def table(self) -> tuple[list[list[float]], tuple[str, Sequence[str]], tuple[str, Sequence[str]]] | None:
+    def heat(self) -> tuple[list[list[float]], tuple[str, Sequence[str]], tuple[str, Sequence[str]]] | None:
         """The best metric for every pair of values of the two options with the most values; None with fewer than two.
 
         Returns:
@@ -78,7 +226,17 @@ class Swept:
             found[place] = np.nanmax([found[place], row[self.metric]])
         return found.tolist(), (down, rows), (across, columns)
 
-    def save(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def table(self) -> Table:
+        """The best points, in %."""
+        best, axes = self.best(), self.grid.axes
+        numbers = [name for name, value in best[0].items() if isinstance(value, float) and name != "epoch"]
+        rows: list[tuple[Any, ...]] = [
+            (*(row["values"][key] for key in axes), *(f"{100 * row[name]:.2f}" for name in numbers))
+            for row in best[:SHOWN]
+        ]
+        return Table("grid", "", (*axes, *numbers), rows, text_columns=len(axes))
+
+    def save(self, folder: Path, about: Mapping[str, Any]) -> list[Path]:
         """Write ``grid.json`` and ``grid.csv``.
 
         Raises:
@@ -95,6 +253,10 @@ class Swept:
         for row in self.rows:
             out.writerow([*(row["values"][key] for key in self.grid.axes), *(row.get(name, "") for name in numbers)])
         write_text(folder / "grid.csv", lines.getvalue())
+        return [folder / "grid.csv", folder / "grid.json"]
+
+
+# ---- sweeps ----------------------------------------------------------------------------------------------------------
 
 
 def sweep(
@@ -113,7 +275,7 @@ def sweep(
     about: Mapping[str, Any] | None = None,
     processes: Processes | None = None,
     on_point: Callable[[int], None] | None = None,
-) -> Swept:
+) -> SweepResult:
     """Evaluate a method at the points of a grid, next to the dense model.
 
     Args:
@@ -126,7 +288,7 @@ def sweep(
         batch_size: B.
         workers: processes that decode images.
         seed: of points that are drawn, and of methods that draw at random.
-        study, resume, about: as of `vitrim.tuning.search`.
+        study, resume, about: as of `vitrim.tuning.tune`.
         processes: this process and its like, which share the batches.
         on_point: called with the number of finished points.
 
@@ -145,7 +307,8 @@ def sweep(
     }
     log = Study(study, settings, resume=resume, processes=processes)
     rows: list[dict[str, Any]] = []
-    kept: Any = _point(task)
+    numbers: dict[str, Any] = dict.fromkeys(("share", "agreement", "cosine", task.selects_by), (float, ...))
+    kept: Any = create_model("Point", __config__=ConfigDict(extra="allow"), method=(str, ...), **numbers)
     for start in range(0, len(configs), TOGETHER):
         some = configs[start : start + TOGETHER]
 
@@ -159,11 +322,7 @@ def sweep(
             full, names = sum(dense["gmacs"].values()), list(dense)
             shown = [*names[names.index("images") + 1 : names.index("agreement")], "agreement", "cosine"]
             return [
-                {
-                    "method": row.method,
-                    "share": sum(row["gmacs"].values()) / full,
-                    **{key: row[key] for key in shown},
-                }
+                {"method": row.method, "share": sum(row["gmacs"].values()) / full, **{key: row[key] for key in shown}}
                 for row in others
             ]
 
@@ -172,7 +331,7 @@ def sweep(
         rows += [{**row, "values": point} for row, point in zip(found, points[start:], strict=False)]
         if on_point is not None:
             on_point(len(rows))
-    return Swept(grid, task.selects_by, tuple(rows))
+    return SweepResult(grid, task.selects_by, tuple(rows))
 
 
 def train_sweep(
@@ -185,7 +344,7 @@ def train_sweep(
     seed: int = 0,
     cpu: bool = False,
     on_point: Callable[[int], None] | None = None,
-) -> Swept:
+) -> SweepResult:
     """Train a recipe at the points of a grid, each run in a folder of its own; finished runs are not run again.
 
     Args:
@@ -222,14 +381,14 @@ def train_sweep(
             trainer = build_trainer(resolved, data, own, cpu=cpu)
             result = trainer.run()
         scores = result["best"] or result["last"] or result.get("test")
-        metric = metric or _selects_by(resolved.recipe.task)
+        metric = metric or tasks()[resolved.recipe.task].selects_by
         if not scores or metric not in scores:
             raise VitrimError(f"{resolved.name} is not evaluated: give it eval_split, e.g. --grid eval_split=0.1")
         numbers = {key: value for key, value in scores.items() if isinstance(value, float | int) and key != "update"}
         rows.append({"out": str(out), **numbers, "values": point})
         if on_point is not None:
             on_point(len(rows))
-    return Swept(grid, metric, tuple(rows))
+    return SweepResult(grid, metric, tuple(rows))
 
 
 def folder_name(point: Values) -> str:
@@ -242,12 +401,6 @@ def folder_name(point: Values) -> str:
     text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
     safe = "".join(letter if letter.isalnum() or letter in "=.,-_+" else "_" for letter in text)
     return safe if len(safe) <= 120 else f"{safe[:100]}-{zlib.crc32(text.encode()):08x}"
-
-
-def _point(task: Task) -> Any:
-    """The type of what is kept of one point: its numbers by name, that which is best where it is largest among them."""
-    numbers: dict[str, Any] = dict.fromkeys(("share", "agreement", "cosine", task.selects_by), (float, ...))
-    return create_model("Point", __config__=ConfigDict(extra="allow"), method=(str, ...), **numbers)
 
 
 def _result(file: Path) -> dict[str, Any]:
@@ -264,9 +417,3 @@ def _result(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise VitrimError(f"{file} is damaged ({first_line(error)}): remove its folder to run it again") from None
     return dict(found)
-
-
-def _selects_by(task: str) -> str:
-    from vitrim.tasks import tasks
-
-    return tasks()[task].selects_by

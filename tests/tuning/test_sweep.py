@@ -12,41 +12,39 @@ import vitrim
 from vitrim.errors import VitrimError
 from vitrim.training.loop import Running
 from vitrim.training.recipe import load_recipe, recipe_text
-from vitrim.tuning.front import non_dominated
-from vitrim.tuning.grid import parse, ready, texts_of
-from vitrim.tuning.sweep import Swept, folder_name, train_sweep
+from vitrim.tuning.result import non_dominated
+from vitrim.tuning.sweep import SweepResult, folder_name, paper_grids, parse_grid, train_sweep
 
 
 def test_ranges_lists_and_words() -> None:
-    grid = parse(["tome:r=[1,2]|[3,4]|0..4/2,kept_order=raster"])
+    grid = parse_grid(["tome:r=[1,2]|[3,4]|0..4/2,kept_order=raster"])
     assert grid.axes == {"r": ("[1,2]", "[3,4]", "0", "2", "4"), "kept_order": ("raster",)}
-    assert parse(["atm:theta_min=-0.1..0.1/0.1"]).axes["theta_min"] == ("-0.1", "0", "0.1")
-    assert parse(["tome:r=2..4|3"]).axes["r"] == ("2", "3", "4")
-    assert (
-        parse(["method=evit:keep_rate=0.5|topk:keep_rate=0.7"], recipe=True).axes["method"][1] == "topk:keep_rate=0.7"
-    )
-    assert grid.config(parse(["tome:r=[1,2]"]).points()[0]) == vitrim.ToMe(r=[1, 2])
+    assert parse_grid(["atm:theta_min=-0.1..0.1/0.1"]).axes["theta_min"] == ("-0.1", "0", "0.1")
+    assert parse_grid(["tome:r=2..4|3"]).axes["r"] == ("2", "3", "4")
+    of_recipe = parse_grid(["method=evit:keep_rate=0.5|topk:keep_rate=0.7"], recipe=True)
+    assert of_recipe.axes["method"][1] == "topk:keep_rate=0.7"
+    assert grid.config(parse_grid(["tome:r=[1,2]"]).points()[0]) == vitrim.ToMe(r=[1, 2])
 
 
 def test_some_points_of_a_large_grid_are_drawn_by_the_seed() -> None:
-    grid = parse(ready()["atm"]["grid"])
+    grid = parse_grid(["atm"])
     some = grid.points(50, seed=1)
     assert some == grid.points(50, seed=1) != grid.points(50, seed=2)
     every = grid.points()
     places = [every.index(point) for point in some]
     assert places == sorted(set(places))
-    huge = parse(["atm:alpha=0.1..1/0.001,beta=0..1/0.01"])
+    huge = parse_grid(["atm:alpha=0.1..1/0.001,beta=0..1/0.01"])
     with pytest.raises(VitrimError, match="the grid has 91001 points"):
         huge.points()
     assert len(huge.points(3)) == 3
 
 
-@pytest.mark.parametrize("name", ready())
+@pytest.mark.parametrize("name", paper_grids())
 def test_the_sweeps_of_the_papers_are_valid(name: str) -> None:
     """Every value of every option is one that the method or the recipe takes; the sizes are those of the papers."""
     sizes = {"atm": 2880, "study": 72, "study_imagenet": 8, "cropr_r": 9}
-    recipe = ready()[name].get("train")
-    grid = parse(texts_of([name]), recipe=recipe is not None)
+    recipe = paper_grids()[name].get("train")
+    grid = parse_grid([name], recipe=recipe is not None)
     assert len(grid) == sizes[name]
     first = {key: values[0] for key, values in grid.axes.items()}
     for key, values in grid.axes.items():
@@ -60,19 +58,19 @@ def test_the_sweeps_of_the_papers_are_valid(name: str) -> None:
 
 
 def test_a_table_has_the_best_over_the_other_options() -> None:
-    grid = parse(["atm:alpha=0.9|0.95|1,beta=0|0.1,theta_min=0|0.5"])
+    grid = parse_grid(["atm:alpha=0.9|0.95|1,beta=0|0.1,theta_min=0|0.5"])
     rows = [
         {"share": 0.5 + place / 100, "top1": float(place % 5), "values": point}
         for place, point in enumerate(grid.points())
     ]
-    swept = Swept(grid, "top1", tuple(rows))
-    assert swept.table() is not None
-    numbers, down, across = swept.table() or ([], ("", ()), ("", ()))
+    swept = SweepResult(grid, "top1", tuple(rows))
+    assert swept.heat() is not None
+    numbers, down, across = swept.heat() or ([], ("", ()), ("", ()))
     assert (down, across) == (("beta", ("0", "0.1")), ("alpha", ("0.9", "0.95", "1")))
     by_hand = np.array([float(place % 5) for place in range(12)]).reshape(3, 2, 2).max(axis=2).T
     assert np.array_equal(numbers, by_hand)
     assert [row["share"] for row in swept.best()] == [0.54, 0.53, 0.52, 0.51, 0.5]
-    assert Swept(parse(["tome:r=1|2"]), "top1", ()).table() is None
+    assert SweepResult(parse_grid(["tome:r=1|2"]), "top1", ()).heat() is None
 
 
 def test_no_point_of_a_front_is_dominated() -> None:
@@ -100,7 +98,7 @@ def finished(out: Path, recipe: str, score: float | None) -> None:
 
 
 def test_finished_runs_are_taken_over_if_they_are_of_the_recipe(tmp_path: Path) -> None:
-    grid = parse(["epochs=1|2"], recipe=True)
+    grid = parse_grid(["epochs=1|2"], recipe=True)
     texts = [recipe_text(load_recipe("cifar10_vit", [f"epochs={epochs}"]).recipe) for epochs in (1, 2)]
     for name, text, score in zip(("epochs=1", "epochs=2"), texts, (None, 3.0), strict=True):
         finished(tmp_path / "a" / name, text, score)
@@ -119,5 +117,5 @@ def test_a_finished_run_with_damaged_results_is_one_line(tmp_path: Path, text: s
     finished(tmp_path / "epochs=1", recipe_text(load_recipe("cifar10_vit", ["epochs=1"]).recipe), None)
     (tmp_path / "epochs=1" / "result.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(VitrimError, match=r"result\.json is damaged \(.*\): remove its folder") as caught:
-        train_sweep("cifar10_vit", parse(["epochs=1|2"], recipe=True), "images", Running(tmp_path, resume=True))
+        train_sweep("cifar10_vit", parse_grid(["epochs=1|2"], recipe=True), "images", Running(tmp_path, resume=True))
     assert "\n" not in str(caught.value)

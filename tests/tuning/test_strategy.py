@@ -15,9 +15,8 @@ from timm.models import VisionTransformer
 import vitrim
 from vitrim.errors import VitrimError
 from vitrim.tuning import Result, search
-from vitrim.tuning.shapes import Curves, bend_of, check_shape, curve, shaped, slope, starts
-from vitrim.tuning.space import Space, normal
-from vitrim.tuning.strategies import Chance, Evolution, Told
+from vitrim.tuning.space import Space, normal, slope
+from vitrim.tuning.strategy import Curves, Observation, Random, Slopes, bend_of, curve, make_strategy
 
 SPACE = Space(vitrim.ToMe(), num_layers=6, grid=(8, 8), num_prefix=1)
 IMAGES = torch.randn(6, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -44,36 +43,36 @@ def is_curve(point: tuple[float, ...]) -> bool:
 
 
 def test_slopes_are_nine_and_all_of_them_are_starts() -> None:
-    points = starts(SPACE, "slope")
+    points = Slopes().starts(SPACE)
     assert len(points) == 9
     assert points[4] == (1.0,) * 6
     assert points == [slope(s / 4, 6) for s in range(-4, 5)]
     steps = [np.diff(point) for point in points]
     assert all(np.allclose(step, step[0]) for step in steps)
-    assert list(shaped(Evolution(), "slope").propose(SPACE, [], 0)) == []
+    assert list(make_strategy("evolution", "slope").propose(SPACE, [], 0)) == []
 
 
 @pytest.mark.parametrize("bred", [True, False])
 def test_curves_lead_to_curves_and_follow_from_the_seed(bred: bool) -> None:
     strategy = Curves(bred=bred)
-    told = [Told(curve(a, -a, 6), vitrim.ToMe(), abs(a - 1.0), True) for a in (-1.0, 0.5, 1.0, 2.0, 2.5)]
-    first, again, other = (list(islice(strategy.propose(SPACE, told, seed), 8)) for seed in (0, 0, 1))
+    seen = [Observation(curve(a, -a, 6), vitrim.ToMe(), abs(a - 1.0), True) for a in (-1.0, 0.5, 1.0, 2.0, 2.5)]
+    first, again, other = (list(islice(strategy.propose(SPACE, seen, seed), 8)) for seed in (0, 0, 1))
     assert first == again != other
     assert all(is_curve(point) for _, point in first)
     assert {source for source, _ in first} <= ({"mutation", "crossover"} if bred else {"random"})
 
 
 def test_a_free_search_is_what_it_was() -> None:
-    strategy = Chance()
-    assert shaped(strategy, "free") is strategy
-    assert starts(SPACE, "free") == SPACE.starts()
+    strategy = make_strategy("random")
+    assert isinstance(strategy, Random)
+    assert strategy.starts(SPACE) == SPACE.starts()
 
 
 @pytest.mark.parametrize("shape", ["slope", "curve"])
 def test_every_trial_of_a_search_has_the_shape(model: VisionTransformer, shape: str) -> None:
     result = find(model, shape=shape)
-    assert 2 < len(result.outcome.trials) <= 10
-    for trial in result.outcome.trials:
+    assert 2 < len(result.trials) <= 10
+    for trial in result.trials:
         straight = bool(np.allclose(np.diff(trial.point, 2), 0.0))
         assert straight if shape == "slope" else is_curve(trial.point)
     assert result.about["shape"] == shape
@@ -81,7 +80,7 @@ def test_every_trial_of_a_search_has_the_shape(model: VisionTransformer, shape: 
 
 def test_stages_of_a_shape_are_those_of_the_method(model: VisionTransformer) -> None:
     result = find(model, "topk:blocks=[1,2]", shape="slope", evaluations=3)
-    assert {len(trial.point) for trial in result.outcome.trials} == {2}
+    assert {len(trial.point) for trial in result.trials} == {2}
     free, placed = (Space(vitrim.TopK(), 12, (8, 8), 1, placed=placed) for placed in (False, True))
     assert (free.blocks, placed.blocks) == (tuple(range(12)), (3, 6, 9))
 
@@ -96,7 +95,7 @@ def test_stages_of_a_shape_are_those_of_the_method(model: VisionTransformer) -> 
 )
 def test_wrong_shapes(name: str, strategy: str, message: str) -> None:
     with pytest.raises(VitrimError, match=message):
-        check_shape(name, strategy)
+        make_strategy(strategy, name)
 
 
 def test_a_search_whose_time_is_over_chooses_among_what_it_tried_and_resumes_as_it_ended(
@@ -104,7 +103,7 @@ def test_a_search_whose_time_is_over_chooses_among_what_it_tried_and_resumes_as_
 ) -> None:
     study = tmp_path / "study.jsonl"
     result = find(model, evaluations=60, seconds=1e-6, study=study)
-    trials = result.outcome.trials
+    trials = result.trials
     assert {trial.source for trial in trials} == {"constant", "start"}  # the clock is asked after the starts
     text = study.read_bytes()
     assert b'{"ended": "its time is over"}' in text
@@ -113,7 +112,7 @@ def test_a_search_whose_time_is_over_chooses_among_what_it_tried_and_resumes_as_
     assert study.read_bytes() == text
     assert "shape" not in result.about
     longer = find(model, evaluations=len(trials) + 2, seconds=600.0)
-    assert len(longer.outcome.trials) > len(trials)
+    assert len(longer.trials) > len(trials)
     with pytest.raises(VitrimError, match="needs some time"):
         find(model, seconds=0.0)
 

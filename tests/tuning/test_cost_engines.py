@@ -17,10 +17,10 @@ import vitrim
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.speed.engines import Eager
-from vitrim.tuning import search, timers
-from vitrim.tuning.cost import LatencyCost, eager, quiet
-from vitrim.tuning.space import Space
-from vitrim.tuning.timers import timer_on
+from vitrim.tuning import cost as costs
+from vitrim.tuning import search
+from vitrim.tuning.cost import LatencyCost, eager, timer_on
+from vitrim.tuning.space import Space, quiet
 
 IMAGES = torch.zeros(1, 3, 32, 32)
 
@@ -57,7 +57,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(len(calls))
         return {name: np.full(3, call()) for name, call in calls.items()}
 
-    monkeypatch.setattr(timers, "time_interleaved", fake)
+    monkeypatch.setattr(costs, "time_interleaved", fake)
     return counted
 
 
@@ -69,7 +69,7 @@ def test_settings_are_timed_on_the_engine_that_is_fastest_for_dense(
     ratios, dense_ms = timed(model, configs, IMAGES, None)
     assert dense_ms == 16.0
     assert ratios == pytest.approx([sum(config.counts(16, 2) or ()) / 32 for config in configs])
-    assert together == [4, 1 + timers.TOGETHER, 1 + 8 - timers.TOGETHER]
+    assert together == [4, 1 + costs.TOGETHER, 1 + 8 - costs.TOGETHER]
 
 
 def test_a_latency_is_that_of_the_engine(model: VisionTransformer, together: list[int]) -> None:

@@ -1,0 +1,232 @@
+"""`vitrim.tuning.tune.tune` as it is called from Python: the same as the command line, and nothing else is changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vitrim
+from cli_runs import Run, runner
+from image_files import write_noise
+from vitrim.data import load_data
+from vitrim.errors import VitrimError
+from vitrim.loading import Loaded, create_model
+from vitrim.tuning import Target
+from vitrim.tuning import tune as tuning
+from vitrim.tuning.tune import tune
+
+OPTIONS = {"depth": 3, "img_size": 32, "patch_size": 8, "num_classes": 2}
+SMALL = [part for key, value in OPTIONS.items() for part in ("--model-option", f"{key}={value}")]
+FEW: dict[str, Any] = {"target": "macs=0.8", "evaluations": 4, "batch_size": 4}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], images: Path) -> Run:
+    return runner(monkeypatch, capfd)
+
+
+@pytest.fixture
+def images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    write_noise(tmp_path / "images", 12)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "images"
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return create_model("test_vit", options=OPTIONS)
+
+
+def files(folder: str) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("methods", "arguments", "options"),
+    [
+        (["tome", "gtp"], ["-m", "tome", "-m", "gtp", "--target", "macs=0.8"], {"target": Target("macs", 0.8)}),
+        ("tome", ["-m", "tome", "--front", "0.7,0.9"], {"front": ["macs=0.7", "macs=0.9"]}),
+        (None, ["--grid", "tome:r=0|2,last_block=full|auto"], {"grid": "tome:r=0|2,last_block=full|auto"}),
+    ],
+)
+def test_it_gives_what_the_command_line_gives(
+    run: Run, methods: Any, arguments: list[str], options: dict[str, Any]
+) -> None:
+    given = ["--data", "images", "--batch-size", "4", "--evaluations", "3", "--check", "images"]
+    given = given[:-2] if "--grid" in arguments else given
+    code, out, err = run("tune", "test_vit", *SMALL, *given, *arguments, "--json", "record.json")
+    assert code == 0, err
+    before = files("tuned")
+    Path("tuned").rename("first")
+    check = {} if "--grid" in arguments else {"check": "images"}
+    report = tune("test_vit", methods, "images", model_options=OPTIONS, batch_size=4, evaluations=3, **check, **options)
+    assert report.record == json.loads(Path("record.json").read_text())
+    assert files("tuned") == before
+    assert str(report) == out.rstrip("\n")
+    assert {file.name for file in report.files} == {*before} - {"study.jsonl"}
+
+
+def test_a_model_is_tuned_and_left_as_it_was(model: nn.Module, images: Path) -> None:
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    dataset = load_data("images")
+    torch.manual_seed(7)
+    transform, random = dataset.transform, torch.get_rng_state()
+    report = tune(model, vitrim.ToMe(), dataset, out=None, **FEW)
+    assert dataset.transform is transform
+    assert model.training
+    assert not hasattr(model, "vitrim_reduction")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert report.record["tuned"]["weights"] == "given"
+    assert report.record["model"] == "test_vit"
+    assert sorted(path.name for path in images.parent.iterdir()) == ["images"], "without a folder nothing is written"
+    assert report.files == []
+    assert [row["method"] for row in report.rows] == [trial.config.describe() for _, trial in report.results[0].pair]
+
+    reduction = vitrim.reduce_(model, report.best, record=True)
+    try:
+        model(torch.zeros(1, 3, 32, 32))
+        assert [count - 1 for count in reduction.tokens_per_block] == report.best.counts(16, 3)
+    finally:
+        vitrim.restore_(model)
+        model.eval()
+
+
+def test_weights_of_a_name_follow_from_the_seed_and_those_that_are_given_are_searched(
+    model: nn.Module, images: Path
+) -> None:
+    named = tune("test_vit", "tome", "images", model_options=OPTIONS, out=None, **FEW)
+    given = tune(model, "tome", "images", out=None, **FEW)
+    assert [trial.scores for trial in named.results[0].trials] == [trial.scores for trial in given.results[0].trials]
+
+
+def test_progress_counts_settings_and_names_those_that_are_better(model: nn.Module, images: Path) -> None:
+    seen: list[tuple[int, int, str]] = []
+
+    def progress(done: int, most: int, line: str) -> None:
+        seen.append((done, most, line))
+
+    report = tune(model, "tome", "images", out=None, on_progress=progress, **FEW)
+    trials = report.results[0].trials
+    assert [(done, most) for done, most, _ in seen] == [(number, 4) for number in range(1, len(trials) + 1)]
+    scores = [trial.scores["feature"] for trial in trials]
+    better = [number == 0 or score < min(scores[:number]) for number, score in enumerate(scores)]
+    assert [bool(line) for _, _, line in seen] == better
+    assert seen[0][2] == f"feature {scores[0]:.4g} at {trials[0].share:.1%}: {trials[0].config.describe()} (constant)"
+
+
+def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> None:
+    report = tune(model, None, "images", grid="tome:r=0|2", batch_size=4, out=None)
+    assert report.sweep is not None
+    assert [row["share"] for row in report.rows] == [row["share"] for row in report.sweep.rows]
+    with pytest.raises(VitrimError, match="there is no single setting"):
+        _ = report.best
+    assert "2 points" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        ("tome", {"target": "macs=0.5", "evaluations": 0}, "evaluations=0 must be at least 1"),
+        (None, {"grid": "tome:r=0|2", "batch_size": 0}, "batch_size=0 must be at least 1"),
+        ("tome", {}, "give one of --target, --front and --grid, got none"),
+        ("tome", {"target": "macs=0.5", "front": "0.5"}, "got --target and --front"),
+        (None, {"target": "macs=0.5"}, "-m METHOD is missing"),
+        ("tomee", {"target": "macs=0.5"}, "unknown method 'tomee'"),
+        (["tome", "tome"], {"target": "macs=0.5"}, "method tome is given twice"),
+        (["tome", "all"], {"target": "macs=0.5"}, "-m all has the other methods already"),
+        ("tome", {"target": "macs=2"}, "a share is above 0 and below 1"),
+        ("tome", {"target": "macs=0.5", "proxy": "loss"}, "unknown proxy 'loss'"),
+        ("tome", {"target": "macs=0.5", "search": "grid"}, "unknown search 'grid'"),
+        ("tome", {"target": "macs=0.5", "shape": "bend"}, "unknown shape 'bend'"),
+        ("tome", {"target": "speedup=2", "engine": "tensorrt"}, "unknown engine 'tensorrt'"),
+        ("tome", {"front": [Target("macs", 0.5), "macs=0.5"]}, "--front macs=0.5, macs=0.5 has a target twice"),
+        ("tome", {"front": ["macs=0.5", "speedup=2"]}, "a front is over targets of one kind"),
+        (None, {"grid": "tome:r=0|2", "proxy": "kl"}, "--proxy is for a search with --target or --front: leave it out"),
+        (None, {"grid": ["atmm"]}, "unknown grid 'atmm'"),
+        ("tome", {"target": "macs=0.5", "device": "gpu"}, "unknown device 'gpu'"),
+        ("tome", {"target": "macs=0.5", "train": "cifar10_vit"}, "--train RECIPE trains the points of a grid"),
+        (None, {"grid": "epochs=1", "train": "cifar10_vit"}, "the recipe names the model: leave out 'Never'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_any_work(
+    images: Path, methods: Any, options: dict[str, Any], message: str
+) -> None:
+    class Never(nn.Module):
+        def parameters(self, recurse: bool = True) -> Any:
+            raise AssertionError("the model is looked at")
+
+    with pytest.raises(VitrimError, match=message):
+        tune(Never(), methods, "nowhere", **options)
+    assert not Path("tuned").exists()
+
+
+def test_a_recipe_needs_no_model_but_a_folder_and_a_source(images: Path) -> None:
+    with pytest.raises(VitrimError, match="MODEL is missing"):
+        tune(None, "tome", "images", target="macs=0.5")
+    with pytest.raises(VitrimError, match="needs a folder, out, and the source of its data"):
+        tune(None, None, "images", grid="epochs=1", train="cifar10_vit", out=None)
+    with pytest.raises(VitrimError, match=r"--model-option, --limit are not for --train, .*: leave them out"):
+        tune(None, None, "images", grid="epochs=1", train="cifar10_vit", model_options={"depth": 2}, limit=4)
+
+
+# ---- images to check on ----------------------------------------------------------------------------------------------
+
+Opened = list[tuple[str, str | None]]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """The sources and splits that are opened; a folder's own split is train."""
+    found: Opened = []
+
+    def open_task(loaded: object, data: str, *, split: str | None = None, **reading: object) -> tuple[None, Any]:
+        found.append((data, split))
+        return None, SimpleNamespace(split=split or "train")
+
+    monkeypatch.setattr(tuning, "open_task", open_task)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "split", "same"),
+    [
+        ("images", "train", True),
+        ("./images", "train", True),
+        ("ABSOLUTE/images", "train", True),
+        ("link", "train", True),
+        ("images:train", "train", True),
+        ("images:test", "train", False),
+        ("images:test", "test", True),
+        ("others", "train", False),
+        ("others:train", "train", False),
+        ("images/below", "train", False),
+    ],
+)
+def test_images_that_the_search_read_are_recognised(
+    given: str, split: str, same: bool, images: Path, opened: Opened
+) -> None:
+    (images / "below").mkdir()
+    Path("link").symlink_to("images")
+    given = given.replace("ABSOLUTE", str(images.parent))
+    loaded: Any = Loaded(nn.Identity(), "", "", {}, None)
+    found = tuning._open_check(given, loaded, "images", SimpleNamespace(split=split), {})
+    assert found.same is same
+    assert found.source == given
+    source, _, wanted = given.partition(":")
+    assert opened == [(source, wanted or None)]
+
+
+@pytest.mark.parametrize("given", ["a:b/images", "a:b\\images"])
+def test_a_colon_of_a_path_is_no_split(given: str, opened: Opened) -> None:
+    loaded: Any = Loaded(nn.Identity(), "", "", {}, None)
+    assert tuning._open_check(given, loaded, given, SimpleNamespace(split="train"), {}).same
+    assert opened == [(given, None)]
