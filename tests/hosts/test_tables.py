@@ -98,9 +98,11 @@ def _own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 
 
+@pytest.mark.parametrize("mixed_in", [False, True])
 @pytest.mark.parametrize("name", ["preprocessing", "roles", "find_classifiers", "parts", "task"])
-def test_a_host_of_before_says_what_moved_where(name: str) -> None:
-    old = type("OldHost", (Host,), {name: None, "name": "old"})
+def test_a_host_of_before_says_what_moved_where(name: str, mixed_in: bool) -> None:
+    own: dict[str, Any] = {name: None}
+    old = type("OldHost", (type("Mixin", (), own), Host) if mixed_in else (Host,), {} if mixed_in else own)
     with pytest.raises(
         vitrim.VitrimError, match=f"^the host OldHost has {name}, which a subclass of .*Library"
     ) as said:

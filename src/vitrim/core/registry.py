@@ -205,7 +205,7 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
     """
 
     def register(host: type[H]) -> type[H]:
-        own = {name for base in host.__mro__ if issubclass(base, Host) and base is not Host for name in vars(base)}
+        own = {name for base in host.__mro__ if base not in Host.__mro__ for name in vars(base)}
         if moved := sorted(own & MOVED):
             raise VitrimError(
                 f"the host {host.__name__} has {', '.join(moved)}, which a subclass of vitrim.core.library.Library "
