@@ -27,9 +27,9 @@ from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import DecisionsProbe
-from vitrim.measure.evaluation import evaluate
+from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.records import Processes, read
-from vitrim.measure.run import Measurement
+from vitrim.measure.run import Measurement, run
 from vitrim.tasks import make_task
 
 ATM = "atm:alpha=0.9,beta=0.2,theta_min=0.1"
@@ -77,7 +77,8 @@ def test_logits_and_features_are_those_of_the_model(records: dict[str, Record]) 
         logits.log_softmax(1), plain.log_softmax(1), log_target=True, reduction="none"
     ).sum(1)
     assert np.allclose(record.arrays["kl"], divergence, atol=1e-5)
-    rows = {row["method"]: row for row in evaluate(model, METHODS, [(x, y)]).rows}
+    task = make_task("classification", 12)
+    rows = {row.method: row for row in run(model, METHODS, [(x, y)], standard_probes(task), task=task)}
     for name, one in records.items():
         assert one.correct().mean() == rows[name]["top1"]
         *before, end = one.tokens().mean(0).tolist()

@@ -248,7 +248,7 @@ def test_models_that_are_there_are_counted_as_by_name_and_stay_as_they_were() ->
     torch.manual_seed(0)
     models = [timm.create_model(name, img_size=96).train() for name in ("test_vit", "test_vit2")]
     weights = [value.clone() for model in models for value in model.state_dict().values()]
-    methods = ["tome:r=5", vitrim.parse_method("topk:keep_rate=0.5")]
+    methods = ["tome:r=3", vitrim.parse_method("topk:keep_rate=0.5,score=column_mean")]
     found = profile.profile(models, methods)
     named = profile.profile(["test_vit", "test_vit2"], methods, model_options={"img_size": 96})
     assert found.rows == named.rows
