@@ -57,6 +57,41 @@ def test_dense_for_one_batch_timed(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 2)] * 2 + [("torch.export", 2)] * 2
 
 
+def test_the_function_does_what_the_command_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
+    given = ["-m", "tome:r=2", "--out", "m.pt2", "--check", "5", "--images", "images", "--bench"]
+    code, out, err = run(*given, "--seed", "3", "--json", "r.json")
+    assert code == 0, err
+    record, state = json.loads(Path("r.json").read_text()), torch.get_rng_state()
+    file = vitrim.export(
+        "test_vit", "tome:r=2", "n.pt2", check=5, images="images", bench=True, seed=3, model_options=OPTIONS
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert file.report is not None
+    own = json.loads(json.dumps(file.report.record))
+    assert {**own["file"], "path": "m.pt2", "bytes": record["file"]["bytes"]} == record["file"]
+    assert {**own, "file": None, "rows": None} == {**record, "file": None, "rows": None}
+    assert [(row["engine"], row["method"], row["batch_size"]) for row in own["rows"]] == [
+        (row["engine"], row["method"], row["batch_size"]) for row in record["rows"]
+    ]
+    assert len(own["rows"]) == 8
+    assert out.splitlines()[1:4] == str(file.report).splitlines()[1:4]
+    assert "over eager" in out
+    with_weights = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
+    first, second = (one.run(with_weights) for one in (file, vitrim.Exported.open("m.pt2", trust=True)))
+    np.testing.assert_array_equal(first, second)  # the same random weights
+
+
+def test_a_reduced_model_is_timed_against_itself_made_dense(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
+    model = create_model("test_vit", options=OPTIONS)
+    reduction = vitrim.reduce_(model, "tome:r=2")
+    file = vitrim.export(model, None, "m.pt2", batch=2, check=0, bench=True)
+    assert file.report is not None
+    assert [row["method"] for row in file.report.rows] == ["dense", "tome:r=2"] * 2
+    assert vitrim.get_reduction(model) is reduction
+
+
 @pytest.mark.parametrize("how", cells([["--freeze"], ["--capacity", "0.9"]], [["--freeze"]]))
 def test_an_adaptive_method(run: Run, how: list[str]) -> None:
     method = "atm:alpha=0.5,beta=0.1,theta_min=0.2,splitting_layer=2"
