@@ -6,7 +6,6 @@ from itertools import combinations
 
 import numpy as np
 
-from vitrim.analysis.drawings import Tables, tables_of
 from vitrim.analysis.families.counts import COLUMNS as COUNTS
 from vitrim.analysis.families.counts import SHOWN as COUNTS_SHOWN
 from vitrim.analysis.families.depth import OVERALL, PLACES
@@ -14,14 +13,15 @@ from vitrim.analysis.families.depth import PAIRS as DEPTH_PAIRS
 from vitrim.analysis.families.features import ANCHORS, PROXY
 from vitrim.analysis.families.features import PAIRS as FEATURES
 from vitrim.analysis.families.patterns import CLUSTERS, CLUSTERS_SHOWN, OVERLAP, OVERLAP_SHOWN
-from vitrim.analysis.tables import Outcome, Table
+from vitrim.analysis.family import FamilyResult, Tables
+from vitrim.report import Table
 
 NAMES = ("topk:keep_rate=0.9", "topk:keep_rate=0.5", "tome:r=8")
 BLOCKS = (1, 3)
 
 
-def outcomes() -> dict[str, Outcome]:
-    """One `Outcome` per family of records: three records and the dense model, two blocks."""
+def results() -> dict[str, FamilyResult]:
+    """One `FamilyResult` per family of records: three records and the dense model, two blocks."""
     draw = np.random.default_rng(0)
     pairs = [(a, b, block) for a, b in combinations(NAMES, 2) for block in BLOCKS]
 
@@ -46,21 +46,21 @@ def outcomes() -> dict[str, Outcome]:
     anchors = [(name, "head", "procrustes", 3, *numbers(ANCHORS, 4)) for name in NAMES]
     depth_pairs = [(a, b, *numbers(DEPTH_PAIRS, 2)) for a, b in combinations(NAMES, 2)]
     return {
-        "patterns": Outcome(
+        "patterns": FamilyResult(
             [
                 Table("overlap", "Overlap", OVERLAP, overlap, OVERLAP_SHOWN),
                 Table("clusters", "Clusters", CLUSTERS, clusters, CLUSTERS_SHOWN),
             ],
         ),
-        "depth": Outcome(
+        "depth": FamilyResult(
             [
                 Table("depth", "Depth", OVERALL, [(name, 40, *numbers(OVERALL, 2)) for name in NAMES]),
                 Table("depth_maps", "Maps", PLACES, places, ()),
                 Table("depth_pairs", "Pairs", DEPTH_PAIRS, depth_pairs),
             ]
         ),
-        "counts": Outcome([Table("counts", "Tokens", COUNTS, counts, COUNTS_SHOWN)]),
-        "features": Outcome(
+        "counts": FamilyResult([Table("counts", "Tokens", COUNTS, counts, COUNTS_SHOWN)]),
+        "features": FamilyResult(
             [
                 Table("features", "Features", FEATURES, features, FEATURES[:-1]),
                 Table("proxy", "Proxy", PROXY, proxy),
@@ -72,4 +72,4 @@ def outcomes() -> dict[str, Outcome]:
 
 def tables() -> Tables:
     """All of them by name."""
-    return tables_of(outcomes())
+    return Tables.of(results())

@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_mutual_info_score, homogeneity_completeness
 
 import golden_files as golden
 from golden_files import Reference
-from vitrim.analysis.clusters import ami, completeness, compose, homogeneity, permuted, relabel, v_measure
+from vitrim.analysis.families.patterns import ami, completeness, compose, homogeneity, permuted, relabel, v_measure
 from vitrim.errors import VitrimError
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vitrim.analysis.compare import compare
+from vitrim.analysis.families.depth import depth_map, js_bits, mean_depth
 from vitrim.analysis.families.features import features
-from vitrim.analysis.maps import depth_map, js_bits, mean_pattern
 from vitrim.analysis.record import Record, titled
 from vitrim.errors import VitrimError
 
@@ -46,7 +46,7 @@ def test_maps_are_compared_across_data(analyses: Sequence[Sequence[Record]]) -> 
     row = next(
         row for row in pairs.records() if {row["method_a"], row["method_b"]} == {"topk with cifar", "topk with camvid"}
     )
-    maps = [mean_pattern(depth_map(one[1].kept(), [1], 3)).mean.reshape(2, 2) for one in analyses]
+    maps = [mean_depth(depth_map(one[1].kept(), [1], 3)).mean.reshape(2, 2) for one in analyses]
     assert row["js_bits"] == pytest.approx(js_bits(*maps))
 
 

@@ -20,9 +20,8 @@ from vitrim.analysis.families.router import on_grid, router
 from vitrim.analysis.families.sensitivity import sensitivity
 from vitrim.analysis.families.throughput import align, one_fewer, throughput
 from vitrim.analysis.families.tsne import silhouettes, tsne
-from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import Outcome
-from vitrim.analysis.watch import Watch
+from vitrim.analysis.family import FamilyResult
+from vitrim.analysis.subject import Subject, Watch
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget
@@ -51,15 +50,15 @@ def reduced(model: nn.Module, method: str | vitrim.MethodConfig) -> vitrim.Reduc
     return vitrim.reduce_(copy.deepcopy(model), method, record=True)
 
 
-def rows(outcome: Outcome, name: str) -> list[dict[str, Any]]:
-    return next(table.records() for table in outcome.tables if table.name == name)
+def rows(result: FamilyResult, name: str) -> list[dict[str, Any]]:
+    return next(table.records() for table in result.tables if table.name == name)
 
 
 # ---- loss ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def lost(model: nn.Module, data: TensorDataset) -> Outcome:
+def lost(model: nn.Module, data: TensorDataset) -> FamilyResult:
     return loss(subject(model, data, "tome:r=4", "atm", "topk", "ats", "cropr:r=4"))
 
 
@@ -73,7 +72,14 @@ def lost(model: nn.Module, data: TensorDataset) -> Outcome:
 )
 @torch.no_grad()
 def test_one_block_alone(
-    model: nn.Module, data: TensorDataset, lost: Outcome, method: str, kind: str, value: float, block: int, alone: str
+    model: nn.Module,
+    data: TensorDataset,
+    lost: FamilyResult,
+    method: str,
+    kind: str,
+    value: float,
+    block: int,
+    alone: str,
 ) -> None:
     found = next(
         row
@@ -93,7 +99,7 @@ def test_one_block_alone(
     assert found["kl_nats_low"] <= found["kl_nats"] <= found["kl_nats_high"]
 
 
-def test_every_block_and_amount_has_its_row_and_what_has_none_its_line(lost: Outcome) -> None:
+def test_every_block_and_amount_has_its_row_and_what_has_none_its_line(lost: FamilyResult) -> None:
     assert len(rows(lost, "loss_alone")) == 3 * 4 * LAYERS
     one = [row for row in rows(lost, "loss_alone") if row["method"] == "topk" and row["block"] == 3]
     mean = next(row for row in rows(lost, "loss_alone_mean") if row["method"] == "topk" and row["block"] == 3)
@@ -104,7 +110,7 @@ def test_every_block_and_amount_has_its_row_and_what_has_none_its_line(lost: Out
 
 @torch.no_grad()
 def test_errors_of_merging_are_of_the_tokens_between_attention_and_mlp(
-    model: nn.Module, data: TensorDataset, lost: Outcome
+    model: nn.Module, data: TensorDataset, lost: FamilyResult
 ) -> None:
     reduction = reduced(model, "tome:r=4")
     reduction.model(data.tensors[0])
@@ -150,8 +156,8 @@ def test_one_block_alone_is_one_block_alone(config: vitrim.MethodConfig) -> None
 @torch.no_grad()
 def test_sensitivity_to_the_batch(model: nn.Module, data: TensorDataset) -> None:
     own = subject(model, data, "atm:alpha=0.9,beta=0.2,theta_min=0.1", limit=8, batch_size=4)
-    outcome = sensitivity(own)
-    found = {row["batch_size"]: row for row in rows(outcome, "batch_sizes")}
+    result = sensitivity(own)
+    found = {row["batch_size"]: row for row in rows(result, "batch_sizes")}
     assert list(found) == [1, 2, 4, 8]
     places = own.places()
     images, labels = (tensor[places] for tensor in data.tensors)
@@ -161,11 +167,11 @@ def test_sensitivity_to_the_batch(model: nn.Module, data: TensorDataset) -> None
         assert row["top1"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
         same = logits.argmax(1) == model(images).argmax(1)
         assert row["agreement"] == pytest.approx(same.double().mean().item())
-    orders = rows(outcome, "orders")
+    orders = rows(result, "orders")
     assert [row["shuffle"] for row in orders] == [0, 1, 2]
-    spread = rows(outcome, "orders_spread")[0]
+    spread = rows(result, "orders_spread")[0]
     assert spread["gmacs_std"] == pytest.approx(np.std([row["gmacs"] for row in orders]))
-    depths = rows(outcome, "splitting_layers")
+    depths = rows(result, "splitting_layers")
     assert [row["blocks"] for row in depths] == [0, 1, 2, 3, 4]
     last = reduced(model, "atm:alpha=0.9,beta=0.2,theta_min=0.1,splitting_layer=4")
     logits = torch.cat([last.model(part) for part in images.split(4)])
@@ -174,8 +180,8 @@ def test_sensitivity_to_the_batch(model: nn.Module, data: TensorDataset) -> None
 
 def test_an_image_alone_does_not_depend_on_its_batch(model: nn.Module, data: TensorDataset) -> None:
     method = "atm:alpha=0.9,beta=0.2,theta_min=0.1,granularity=image"
-    outcome = sensitivity(subject(model, data, method, limit=4, batch_size=2))
-    assert len({row["agreement"] for row in rows(outcome, "batch_sizes")}) == 1
+    result = sensitivity(subject(model, data, method, limit=4, batch_size=2))
+    assert len({row["agreement"] for row in rows(result, "batch_sizes")}) == 1
     skipped = sensitivity(subject(model, data, "tome:r=4"))
     assert not skipped.tables
     assert len(skipped.notes) == 2
@@ -194,8 +200,8 @@ def class_row(model: nn.Module, x: Tensor, size: Tensor | None = None) -> Tensor
 
 @torch.no_grad()
 def test_attention_given_and_computed(model: nn.Module, data: TensorDataset) -> None:
-    outcome = attention(subject(model, data, "mctf:r=6", "tome:r=4", limit=8, batch_size=8))
-    arrays = outcome.arrays
+    result = attention(subject(model, data, "mctf:r=6", "tome:r=4", limit=8, batch_size=8))
+    arrays = result.arrays
     assert arrays["mctf:r=6/blocks"].tolist() == [1, 2, 3]
     assert arrays["images"].shape == (8, 24, 24, 3)
     reduction = reduced(model, "mctf:r=6")
@@ -211,7 +217,7 @@ def test_attention_given_and_computed(model: nn.Module, data: TensorDataset) -> 
     for name, row in (("given", given), ("precise", precise)):
         spread = (row / state.size).gather(1, source)[:, 1:]
         assert np.allclose(arrays[f"mctf:r=6/{name}"][:, 0], spread.numpy(), atol=1e-6)
-    found = rows(outcome, "attention")[0]
+    found = rows(result, "attention")[0]
     assert (found["method"], found["block"], found["images"]) == ("mctf:r=6", 1, 8)
     assert found["mean_absolute"] == pytest.approx((given - precise).abs().mean().item(), rel=1e-4)
     divergence = (precise.double() * (precise / given).double().log()).sum(1).mean().item()
@@ -220,9 +226,9 @@ def test_attention_given_and_computed(model: nn.Module, data: TensorDataset) -> 
 
 @pytest.mark.parametrize("method", ["tome:r=4", "mctf:r=4,attention=precise"])
 def test_methods_that_compute_their_attention_are_left_out(model: nn.Module, data: TensorDataset, method: str) -> None:
-    outcome = attention(subject(model, data, method))
-    assert not outcome.tables
-    assert outcome.notes == ["attention skipped: it needs a method that fuses its attention map, such as mctf"]
+    result = attention(subject(model, data, method))
+    assert not result.tables
+    assert result.notes == ["attention skipped: it needs a method that fuses its attention map, such as mctf"]
 
 
 # ---- router ----------------------------------------------------------------------------------------------------------
@@ -261,9 +267,9 @@ def reduced_like(model: nn.Module, config: vitrim.MethodConfig, other: vitrim.Re
 
 
 def test_scores_over_the_image(model: nn.Module, data: TensorDataset) -> None:
-    outcome = router(subject(model, data, "topk:keep_rate=0.5", "cropr:r=4", "tome:r=4"))
-    assert outcome.notes == ["tome:r=4 is left out of router: it does not rank patches"]
-    arrays = outcome.arrays
+    result = router(subject(model, data, "topk:keep_rate=0.5", "cropr:r=4", "tome:r=4"))
+    assert result.notes == ["tome:r=4 is left out of router: it does not rank patches"]
+    arrays = result.arrays
     assert arrays["topk:keep_rate=0.5/scores"].shape == (8, 3, PATCHES)
     known = np.isfinite(arrays["topk:keep_rate=0.5/scores"]).sum(-1)
     assert known.tolist() == [[36, 18, 9]] * 8
@@ -273,7 +279,7 @@ def test_scores_over_the_image(model: nn.Module, data: TensorDataset) -> None:
         images = data.tensors[0][subject(model, data).places(32)][:8]
         expected = class_row(model, model.blocks[0](model._pos_embed(model.patch_embed(images))))[:, 1:]
     assert np.allclose(arrays["topk:keep_rate=0.5/scores"][:, 0], expected.numpy(), atol=1e-6)
-    found = [row for row in rows(outcome, "router") if row["method"] == "topk:keep_rate=0.5"]
+    found = [row for row in rows(result, "router") if row["method"] == "topk:keep_rate=0.5"]
     assert [(row["block"], row["scored"], row["kept"]) for row in found] == [(1, 36, 18), (2, 18, 9), (3, 9, 4)]
     assert found[0]["score_kept"] > found[0]["score"] > found[0]["score_removed"]
     assert found[2]["persistence"] is None
@@ -284,16 +290,16 @@ def test_scores_over_the_image(model: nn.Module, data: TensorDataset) -> None:
 
 def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) -> None:
     torch.manual_seed(0)
-    outcome = tsne(subject(model, data, "cropr:r=4", "tome:r=4", limit=40))
-    assert outcome.notes == ["cropr:r=4 has not learned its routers: it prunes at random"] or outcome.tables == []
+    result = tsne(subject(model, data, "cropr:r=4", "tome:r=4", limit=40))
+    assert result.notes == ["cropr:r=4 has not learned its routers: it prunes at random"] or result.tables == []
     twice = TensorDataset(*(torch.cat([one, one]) for one in data.tensors))
-    outcome = tsne(subject(model, twice, "cropr:r=4"))
-    found = rows(outcome, "tsne")
+    result = tsne(subject(model, twice, "cropr:r=4"))
+    found = rows(result, "tsne")
     assert [(row["fusion"], row["block"]) for row in found] == [
         (fusion, block) for fusion in ("last_layer", "concat") for block in ("all", 1, 2)
     ]
     assert [row["points"] for row in found] == [160, 80, 80] * 2
-    points, blocks = (outcome.arrays[f"cropr:r=4/concat/{name}"] for name in ("points", "blocks"))
+    points, blocks = (result.arrays[f"cropr:r=4/concat/{name}"] for name in ("points", "blocks"))
     assert points.shape == (160, 2)
     assert found[3]["silhouette_map"] == pytest.approx(silhouettes(points, blocks)[0], abs=1e-5)
     several = tsne(subject(model, twice, "cropr:r=4", "cropr:r=3"))
@@ -339,8 +345,8 @@ QUICK = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
 
 def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> None:
     own = subject(model, data, "tome:r=2", "mctf:r=2", batch_size=2, sizes=(24, 16))
-    outcome = throughput(own, QUICK)
-    found = rows(outcome, "throughput")
+    result = throughput(own, QUICK)
+    found = rows(result, "throughput")
     settings = {(r["method"], r["size"], r["precision"], r["kernel"], r["tokens"]) for r in found}
     kinds = [("dense", t) for t in ("M", "M-1")] + [("tome:r=2", t) for t in ("M", "M-1", "aligned")]
     kinds += [("mctf:r=2", t) for t in ("M", "M-1")]
@@ -357,7 +363,7 @@ def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> Non
         assert row["peak_memory_mib"] > 0
         if (row["method"], row["tokens"]) == ("dense", "M"):
             assert (row["speedup"], row["speedup_q1"], row["speedup_q3"]) == (1, 1, 1)
-    assert outcome.notes == ["mctf:r=2 is left out of aligned counts: its counts do not follow from plain amounts"]
+    assert result.notes == ["mctf:r=2 is left out of aligned counts: its counts do not follow from plain amounts"]
     assert model.patch_embed.img_size == (24, 24)
 
 

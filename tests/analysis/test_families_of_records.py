@@ -11,8 +11,8 @@ from vitrim.analysis.families.counts import counts
 from vitrim.analysis.families.depth import depth
 from vitrim.analysis.families.features import features
 from vitrim.analysis.families.patterns import patterns
+from vitrim.analysis.family import FamilyResult
 from vitrim.analysis.record import Record, titled
-from vitrim.analysis.tables import Outcome
 
 IMAGES, SIDE, PATCHES, CLASSES = 40, 3, 9, 3
 HEADER = {
@@ -52,20 +52,20 @@ def records() -> list[Record]:
     )
 
 
-def rows(outcome: Outcome, name: str) -> list[dict[str, object]]:
-    return next(table for table in outcome.tables if table.name == name).records()
+def rows(result: FamilyResult, name: str) -> list[dict[str, object]]:
+    return next(table for table in result.tables if table.name == name).records()
 
 
 def test_patterns_are_those_of_sets_and_of_scikit_learn(records: list[Record]) -> None:
-    outcome = patterns([records[2], records[0], records[1]])  # the record that keeps fewer comes first
+    result = patterns([records[2], records[0], records[1]])  # the record that keeps fewer comes first
     by_name = {record.name: record for record in records}
-    for row in rows(outcome, "overlap"):
+    for row in rows(result, "overlap"):
         a, b = (by_name[str(row[key])].kept()[:, 0] for key in ("method_a", "method_b"))
         both, least = (a & b).sum(1), np.minimum(a.sum(1), b.sum(1))
         assert row["iou"] == pytest.approx((both / (a | b).sum(1)).mean())
         assert row["ioa"] == pytest.approx((both / least).mean())  # of the smaller set
         assert row["ioa_chance"] == pytest.approx(max(a.sum(1)[0], b.sum(1)[0]) / PATCHES)
-    [row] = rows(outcome, "clusters")
+    [row] = rows(result, "clusters")
     pairs = zip(*(by_name[str(row[key])].labels()[:, 0] for key in ("method_a", "method_b")), strict=True)
     expected = np.mean([homogeneity_completeness_v_measure(*pair) for pair in pairs], axis=0)
     assert [row[key] for key in ("homogeneity", "completeness", "v_measure")] == pytest.approx(expected.tolist())
@@ -81,9 +81,9 @@ def test_static_pruning_has_its_bounds_and_chance() -> None:
 
 
 def test_divergences_of_maps_have_a_direction(records: list[Record]) -> None:
-    outcome = depth(records)
+    result = depth(records)
     by_name = {record.name: record for record in records}
-    for row in rows(outcome, "depth_pairs"):
+    for row in rows(result, "depth_pairs"):
         a, b = (np.where(by_name[str(row[key])].kept()[:, 0], 4, 1).mean(0) for key in ("method_a", "method_b"))
         assert row["kl_bits_ab"] == pytest.approx(entropy(b, a, base=2))
         assert row["kl_bits_ba"] == pytest.approx(entropy(a, b, base=2))
@@ -103,8 +103,8 @@ def test_counts_are_those_of_numpy(records: list[Record]) -> None:
 
 
 def test_differences_in_accuracy_have_a_sign(records: list[Record]) -> None:
-    outcome = features(records)
-    signed = {(row["method_a"], row["method_b"]): row["signed"] for row in rows(outcome, "features")}
+    result = features(records)
+    signed = {(row["method_a"], row["method_b"]): row["signed"] for row in rows(result, "features")}
     assert signed == {
         ("tome", "topk"): pytest.approx(-0.25),
         ("tome", "atm"): pytest.approx(0.4),
@@ -131,10 +131,10 @@ def test_an_anchor_is_compared_with_how_much_better_the_others_are() -> None:
     """Whichever of the two stands first in a pair: distance from the anchor against accuracy less the anchor's."""
     every = titled([made(name, "merge", place, 5, right) for place, (name, right) in enumerate(
         (("tome", 0.5), ("gtp", 0.25), ("atm", 0.9), ("bat", 0.1), ("mctf", 0.7)))])  # fmt: skip
-    outcome = features(every)
-    far = {frozenset((row["method_a"], row["method_b"])): row["procrustes"] for row in rows(outcome, "features")}
+    result = features(every)
+    far = {frozenset((row["method_a"], row["method_b"])): row["procrustes"] for row in rows(result, "features")}
     accuracy = {record.name: record.correct().mean() for record in every}  # type: ignore[union-attr]
-    found = [row for row in rows(outcome, "proxy_anchors") if row["measure"] == "procrustes"]
+    found = [row for row in rows(result, "proxy_anchors") if row["measure"] == "procrustes"]
     assert {row["method"] for row in found} == set(accuracy)
     for row in found:
         others = [name for name in accuracy if name != row["method"]]
@@ -148,8 +148,8 @@ def test_an_anchor_is_compared_with_how_much_better_the_others_are() -> None:
 @pytest.mark.parametrize("others", [2, 3])
 def test_an_anchor_needs_three_others(others: int) -> None:
     names = ("tome", "gtp", "atm", "bat")[: others + 1]
-    outcome = features(titled([made(name, "merge", place, 5, place / 8) for place, name in enumerate(names)]))
-    found = [table for table in outcome.tables if table.name == "proxy_anchors"]
+    result = features(titled([made(name, "merge", place, 5, place / 8) for place, name in enumerate(names)]))
+    found = [table for table in result.tables if table.name == "proxy_anchors"]
     methods = {row["method"] for table in found for row in table.records()}
     assert methods == (set(names) if others == 3 else set())
 

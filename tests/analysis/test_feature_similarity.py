@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import golden_files as golden
 from golden_files import Reference
-from vitrim.analysis.features import cca, cca_measures, center, cka, mean_cca, mean_sq_cca, procrustes, pwcca
+from vitrim.analysis.families.features import cca, cca_measures, center, cka, mean_cca, mean_sq_cca, procrustes, pwcca
 from vitrim.errors import VitrimError
 
 

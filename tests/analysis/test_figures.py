@@ -11,21 +11,21 @@ import pytest
 
 import vitrim
 from made_tables import BLOCKS, NAMES, tables
-from vitrim.analysis.drawings import Drawing, Tables, drawings, fullest, pictures, styles
-from vitrim.analysis.figures.attention import draw_attention, draw_attention_maps
-from vitrim.analysis.figures.counts import draw_removed, draw_share_of_bound, draw_tokens
-from vitrim.analysis.figures.depth import draw_depth_maps, draw_depth_pairs
-from vitrim.analysis.figures.features import draw_features, draw_proxy, draw_proxy_anchors
-from vitrim.analysis.figures.loss import draw_class_tokens, draw_loss_alone, draw_merging_error
-from vitrim.analysis.figures.patterns import draw_homogeneity, draw_overlap, draw_overlap_blocks, draw_overlap_rates
-from vitrim.analysis.figures.router import draw_router
-from vitrim.analysis.figures.sensitivity import draw_batch_sizes
-from vitrim.analysis.figures.throughput import draw_throughput
-from vitrim.analysis.figures.tsne import draw_tsne
-from vitrim.analysis.tables import Table
+from vitrim.analysis.families.attention import draw_attention, draw_attention_maps
+from vitrim.analysis.families.counts import draw_removed, draw_share_of_bound, draw_tokens
+from vitrim.analysis.families.depth import draw_depth_maps, draw_depth_pairs
+from vitrim.analysis.families.features import draw_features, draw_proxy, draw_proxy_anchors
+from vitrim.analysis.families.loss import draw_class_tokens, draw_loss_alone, draw_merging_error
+from vitrim.analysis.families.patterns import draw_homogeneity, draw_overlap, draw_overlap_blocks, draw_overlap_rates
+from vitrim.analysis.families.router import draw_router
+from vitrim.analysis.families.sensitivity import draw_batch_sizes
+from vitrim.analysis.families.throughput import draw_throughput
+from vitrim.analysis.families.tsne import draw_tsne
+from vitrim.analysis.family import Drawing, Tables, drawings, fullest, pictures, styles
 from vitrim.core import registry
 from vitrim.core.registry import methods
 from vitrim.plots.style import ORDER, colours, encoded, markers
+from vitrim.report import Table
 
 RECORDS = ("patterns", "depth", "counts", "features")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cosine
 from scipy.stats import entropy, kendalltau
 
-from vitrim.analysis.loss import concordance, cosine_distance, kl_nats, merging_error, spread_in_groups
+from vitrim.analysis.families.loss import concordance, cosine_distance, kl_nats, merging_error, spread_in_groups
 from vitrim.errors import VitrimError
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import golden_files as golden
 from golden_files import Reference
-from vitrim.analysis.maps import depth_map, emd, js_bits, kl_bits, mean_pattern, pcc, scc, sim
+from vitrim.analysis.families.depth import depth_map, emd, js_bits, kl_bits, mean_depth, pcc, scc, sim
 from vitrim.errors import VitrimError
 
 
@@ -89,7 +89,7 @@ def test_the_depth_of_a_known_schedule() -> None:
     depth = depth_map(kept, [3, 6, 9], 12)
     assert depth[0].tolist() == [12, 12, 9, 6, 3, 3, 3, 3, 3]
     assert depth[1].tolist() == [6] * 9
-    pattern = mean_pattern(depth)
+    pattern = mean_depth(depth)
     assert pattern.mean.tolist() == [9, 9, 7.5, 6, *[4.5] * 5]
     assert pattern.std[0] == 3
     assert (pattern.overall_mean, pattern.overall_std) == (depth.mean(), pytest.approx(depth.std()))

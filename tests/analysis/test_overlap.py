@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrim.analysis.patterns import (
+from vitrim.analysis.families.patterns import (
     chance_ioa,
     chance_iou,
     ioa,

@@ -14,8 +14,8 @@ from scipy.stats import spearmanr
 
 from cli_runs import exit_code
 from vitrim.analysis.families import EXPERIMENTS, FAMILIES
-from vitrim.analysis.features import procrustes
-from vitrim.analysis.patterns import iou
+from vitrim.analysis.families.features import procrustes
+from vitrim.analysis.families.patterns import iou
 from vitrim.analysis.record import Record
 from vitrim.cli import analyze
 from vitrim.errors import VitrimError
@@ -124,7 +124,7 @@ def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
 
 
 def test_records_give_the_same_tables_again(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrim.analysis.report.pictures", lambda family, tables: [])  # only to save time
+    monkeypatch.setattr("vitrim.analysis.output.pictures", lambda family, tables: [])  # only to save time
     stored = [report / f"record_{file_name(method)}.npz" for method in ("dense", *METHODS)]
     files = [part for file in stored for part in ("--from", file)]
     assert run(*files, "--out", tmp_path / "again") == 0

@@ -16,8 +16,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from made_tables import tables
-from vitrim.analysis.drawings import Tables, pictures
-from vitrim.analysis.tables import Table
+from vitrim.analysis.family import Tables, pictures
 from vitrim.app.front import _picture
 from vitrim.app.records import Point
 from vitrim.plots.dense import Column, compare
@@ -25,6 +24,7 @@ from vitrim.plots.plain import Sheet, plain
 from vitrim.plots.style import encoded, sheet
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
+from vitrim.report import Table
 
 ROOT = Path(__file__).parents[2]
 NAMES = (

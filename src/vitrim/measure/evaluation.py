@@ -5,7 +5,7 @@ rows = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], batches(dataset, 32)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of
 from vitrim.data.dataset import MultiLabelDataset
 from vitrim.errors import VitrimError, unknown
+from vitrim.loading import Loaded
+from vitrim.measure.partial import Partial
 from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics, Tokens
 from vitrim.measure.records import Batch, Row
-from vitrim.measure.run import run
+from vitrim.measure.run import Measurement, run
 from vitrim.tasks import Task, make_task
 
 __all__ = ["check_dataset", "evaluate", "num_classes", "standard_probes", "task_name", "task_of"]
@@ -153,3 +155,84 @@ def evaluate(
         learned=learned,
         on_progress=on_progress,
     )
+
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""Of parameters and images, by the names of the command line."""
+
+
+def open_task(
+    loaded: Loaded,
+    data: Any,
+    *,
+    task: str | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    protocol: Mapping[str, Any] | None = None,
+) -> tuple[Task, Any]:
+    """The task of a model, and the images with its transform; a run's recipe says what the arguments do not."""
+    from vitrim.data import eval_transform, load_data
+    from vitrim.tasks import tasks
+    from vitrim.training.images import geometry_of
+    from vitrim.training.runs import as_trained
+
+    plan, options = as_trained(loaded.name, dict(protocol or {}))
+    name = task_name(loaded.model, task)
+    dataset = data
+    if isinstance(data, str | Path):
+        dataset = load_data(
+            data,
+            task=None if name is None else tasks()[name].reads,
+            split=split,
+            image_column=image_column,
+            label_column=label_column,
+            **{**options, **(data_options or {})},
+        )
+    made = task_of(loaded.model, dataset, name)
+    made.follow(plan)
+    made.meet(loaded.model, dataset.class_names)
+    check_dataset(dataset, made, loaded.name)
+    own = None if made.reads is None else made.eval_transform(geometry_of(loaded.model))
+    dataset.transform = own or eval_transform(loaded.model)
+    return made, dataset
+
+
+def data_facts(dataset: Any, source: str, batch_size: int, limit: int | None = None) -> dict[str, Any]:
+    """Describe the data of a measurement, for the record."""
+    return {
+        "source": source,
+        "split": dataset.split,
+        "images": len(dataset) if limit is None else min(limit, len(dataset)),
+        "classes": None if dataset.class_names is None else len(dataset.class_names),
+        "batch_size": batch_size,
+    }
+
+
+def run_batches(
+    measurement: Measurement, dataset: Any, limit: int | None, batch_size: int, workers: int, partial: Partial | None
+) -> None:
+    """Run every batch that was not run before, with a progress bar of the first process on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from vitrim.measure.reading import read
+
+    processes = measurement.processes
+    done = 0 if partial is None else partial.restore(measurement)
+    collate = measurement.task.collate
+    loader = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done, collate=collate)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    hidden = not console.is_terminal or processes.index > 0
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        images = len(dataset) if limit is None else min(limit, len(dataset))
+        task = progress.add_task("images", total=-(-images // processes.count))
+
+        def seen(images: int) -> None:
+            if partial is not None:
+                partial.keep(measurement)
+            progress.update(task, completed=images)
+
+        measurement.follow(loader, seen)

@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
 from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import Outcome, Table
 from vitrim.core.method import MethodConfig
 from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics
 from vitrim.measure.records import Row
-
-__all__ = ["sensitivity"]
+from vitrim.plots.charts import Line, line
+from vitrim.plots.style import TEXT, below, panels
+from vitrim.report import Table
 
 IMAGES = 1024
 SHUFFLES = 3
 
 
-def sensitivity(subject: Subject) -> Outcome:
+def sensitivity(subject: Subject) -> FamilyResult:
     """Scores and MACs over batch sizes (ATM, Table A1) and orders of the images, for methods whose decisions depend on
     the batch, and over the blocks after which a method changes its matching (ATM, Table 3)."""
-    outcome = Outcome(images=subject.count(IMAGES))
+    result = FamilyResult(images=subject.count(IMAGES))
     dependent = [method for method in subject.methods if method.batch_dependent]
     if dependent:
-        outcome.tables.append(_batch_sizes(subject, dependent))
-        outcome.tables += _orders(subject, dependent)
+        result.tables.append(_batch_sizes(subject, dependent))
+        result.tables += _orders(subject, dependent)
     else:
-        outcome.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
+        result.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
     changing = [method for method in subject.methods if method.depth_option is not None]
     if changing:
-        outcome.tables.append(_depths(subject, changing))
+        result.tables.append(_depths(subject, changing))
     else:
-        outcome.notes.append("splitting layers skipped: they need a method with one, such as atm")
-    return outcome
+        result.notes.append("splitting layers skipped: they need a method with one, such as atm")
+    return result
 
 
 def _scores(subject: Subject) -> tuple[str, ...]:
@@ -113,3 +115,53 @@ def _depths(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
     ]
     columns = ("method", "option", "blocks", "images", *_scores(subject))
     return Table("splitting_layers", "Sensitivity to the block after which the matching changes", columns, rows)
+
+
+@draws(
+    "sensitivity",
+    "batch_sizes",
+    title="Sensitivity to the batch size",
+    alt="Lines over the batch size: score, agreement with the dense model, and 10^9 multiply-accumulates per image, of "
+    "methods that decide by the whole batch.",
+)
+def draw_batch_sizes(tables: Tables) -> Any:
+    """Score, agreement and MACs over the batch size."""
+    figure, axes = _over(tables, "batch_sizes", "batch_size", "images per batch")
+    for axis in axes:
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:.0f}")
+    return figure
+
+
+@draws(
+    "sensitivity",
+    "splitting_layers",
+    title="Sensitivity to the splitting layer",
+    alt="Lines over the block after which the method decides in another way: score, agreement with the dense model, "
+    "and 10^9 multiply-accumulates per image.",
+)
+def draw_splitting_layers(tables: Tables) -> Any:
+    """Score, agreement and MACs over the splitting layer."""
+    figure, axes = _over(tables, "splitting_layers", "blocks", "splitting layer")
+    for axis in axes:
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def _over(tables: Tables, table: str, over: str, label: str) -> tuple[Any, list[Any]]:
+    """A panel per measure, which are the columns behind the number of images."""
+    columns = tables[table].columns
+    measures = columns[columns.index("images") + 1 :]
+    colour, marker = styles(tables)
+    names = names_of({table: tables[table]})
+    figure, axes = panels(len(measures), across=3, size=(2.9, 2.3), above=0.2 + 0.2 * -(-len(names) // 3))
+    handles: dict[str, Any] = {}
+    for axis, measure in zip(axes, measures, strict=True):
+        for name in names:
+            rows = sorted((row for row in tables[table].records() if row["method"] == name), key=lambda row: row[over])
+            given = Line([row[over] for row in rows], [row[measure] for row in rows])
+            handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+        axis.set_title("GMACs" if measure == "gmacs" else measure, fontsize=TEXT)
+        axis.set_xlabel(label, fontsize=TEXT)
+    below(figure, list(handles.values()))
+    return figure, axes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import Outcome, Table
-from vitrim.analysis.watch import reduced_blocks
+from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
+from vitrim.analysis.subject import Subject, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import host_of
@@ -31,9 +30,10 @@ from vitrim.measure.latency import (
 )
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE
+from vitrim.plots.charts import Line, line
+from vitrim.plots.style import SMALL, TEXT, below, panels
+from vitrim.report import Table
 from vitrim.speed.bench import DTYPES, one_line_errors, random_images
-
-__all__ = ["align", "throughput"]
 
 MULTIPLE = 8
 BUDGET = Budget(min_rounds=10, min_seconds=0.5, warmup_rounds=2)
@@ -46,7 +46,7 @@ Context = Callable[[], AbstractContextManager[Any]]
 SHOWN = tuple(name for name in COLUMNS if name not in ("batch_size", "latency_iqr_ms", "rounds"))
 
 
-def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
+def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
     """Images per second of the dense model and the methods, on fused and unfused attention.
 
     A float32 model is timed under autocast, too.
@@ -55,7 +55,7 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
     ``speedup`` is over the dense model of that size, precision and kernel with all its tokens: median and quartiles of
     the ratios within rounds. Memory is the peak of one forward beyond weights and images. Images are random.
     """
-    outcome = Outcome()
+    result = FamilyResult()
     own = subject.facts.input_size[-1]
     rows: list[tuple[object, ...]] = []
     sizes = subject.sizes or (own,)
@@ -65,14 +65,14 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
             raise VitrimError(
                 f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
             )
-        runners = list(_runners(model, subject.methods, outcome.notes if size == sizes[0] else []))
+        runners = list(_runners(model, subject.methods, result.notes if size == sizes[0] else []))
         for precision in _precisions(next(model.parameters()).dtype):
             with one_line_errors(f"{size} pixels, {precision}"):
                 rows += _timed(runners, precision, size, subject, budget)
-    outcome.tables.append(
+    result.tables.append(
         Table("throughput", "Speed, timed in turn; speed-up over the dense model", COLUMNS, rows, SHOWN)
     )
-    return outcome
+    return result
 
 
 def _precisions(dtype: torch.dtype) -> tuple[str, ...]:
@@ -187,3 +187,71 @@ def align(reduction: Reduction, multiple: int) -> bool:
     for block in blocks:
         block.reducer.follow(config, replace(block.reducer.layer, amounts=plan))
     return True
+
+
+OWN = "M"
+"""The rows in which every model has its own number of tokens."""
+WIDE = 0.3
+"""Width of a bar; its speed-up is written above it."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@draws(
+    "throughput",
+    "throughput",
+    title="Speed",
+    alt="One panel per precision and attention kernel. Of several sizes: the speed-up over the dense model, a line per "
+    "method, with the images per second of the dense model below each size. Of one size: images per second as bars for "
+    "the model's own number of tokens M, one less, and multiples of 8, with the speed-up above each.",
+)
+def draw_throughput(tables: Tables) -> Any:
+    """Speed-up over size, a line per method; bars of images per second where there is one size."""
+    rows = tables["throughput"].records()
+    groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
+    names = names_of({"throughput": tables["throughput"]})
+    several = len({row["size"] for row in rows}) > 1
+    figure, axes = panels(len(groups), across=2, size=(4.2, 2.6), above=0.2 + 0.2 * -(-len(names) // 3))
+    handles: dict[str, Any] = {}
+    for axis, group in zip(axes, groups, strict=True):
+        own = [row for row in rows if (row["precision"], row["kernel"]) == group]
+        handles |= _over_sizes(axis, own, names, tables) if several else _bars(axis, own, names, tables)
+        axis.set_title(" ".join(map(str, group)), fontsize=TEXT)
+    axes[0].set_ylabel("speed-up" if several else "images per second", fontsize=TEXT)
+    below(figure, list(handles.values()))
+    return figure
+
+
+def _over_sizes(axis: Any, rows: Rows, names: Sequence[str], tables: Tables) -> dict[str, Any]:
+    """Draw the speed-ups with each model's own number of tokens; sizes stand at equal distances."""
+    colour, marker = styles(tables)
+    found = {(row["method"], row["size"]): row for row in rows if row["tokens"] == OWN}
+    sizes = sorted({size for _, size in found})
+    handles = {}
+    for name in names:
+        y = [found[name, size]["speedup"] if (name, size) in found else float("nan") for size in sizes]
+        handles[name] = line(axis, Line(range(len(sizes)), y), colour=colour[name], marker=marker[name], label=name)
+    rates = [found[names[0], size]["images_per_second"] for size in sizes]  # the dense model comes first
+    labels = [f"{size} px\n{rate:.3g}/s" for size, rate in zip(sizes, rates, strict=True)]
+    axis.set_xticks(range(len(sizes)), labels, fontsize=SMALL)
+    axis.margins(x=0.1)
+    return handles
+
+
+def _bars(axis: Any, rows: Rows, names: Sequence[str], tables: Tables) -> dict[str, Any]:
+    """Draw images per second of one size, a bar for each number of tokens."""
+    colour, _ = styles(tables)
+    handles, ticks = {}, dict[float, str]()
+    for place, name in enumerate(names):
+        some = [row for row in rows if row["method"] == name]
+        x = [1.2 * place + (WIDE + 0.04) * number for number, _ in enumerate(some)]
+        handles[name] = axis.bar(
+            x, [row["images_per_second"] for row in some], color=colour[name], width=WIDE, label=name
+        )
+        ticks |= {left: str(row["tokens"]).replace("aligned", "x 8") for left, row in zip(x, some, strict=True)}
+        for left, row in zip(x, some, strict=True):
+            note = {"textcoords": "offset points", "xytext": (0, 4), "ha": "center", "fontsize": SMALL}
+            axis.annotate(f"{row['speedup']:.2f}", (left, row["images_per_second"]), **note)
+    axis.margins(y=0.15)
+    axis.set_xticks(list(ticks), list(ticks.values()), fontsize=SMALL)
+    return handles
