@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from made_tables import tables
-from vitrim.analysis.family import Tables, pictures
+from vitrim.analysis.family import Tables, drawn
 from vitrim.app.front import _picture
 from vitrim.app.records import Point
 from vitrim.plots.dense import Column, compare
@@ -123,8 +123,8 @@ def drawn_of_records() -> list[Any]:
         return Table(table.name, table.title, table.columns, rows, table.shown)
 
     hostile = Tables({name: renamed(table) for name, table in made.items()})
-    found = [one for family in ("patterns", "depth", "counts", "features") for one in pictures(family, hostile)]
-    return [one.figure for one in found]
+    families = ("patterns", "depth", "counts", "features")
+    return [figure for family in families for _, figure in drawn(family, hostile)]
 
 
 def test_figures_of_an_analysis_are_such_sheets() -> None:

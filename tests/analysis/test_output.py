@@ -13,8 +13,7 @@ import pytest
 
 from made_tables import NAMES, results
 from vitrim.analysis.family import FamilyResult
-from vitrim.analysis.output import MOST, check_formats, write_report
-from vitrim.errors import VitrimError
+from vitrim.analysis.output import MOST, write_report
 from vitrim.report import Table
 
 SOME = {name: results()[name] for name in ("depth", "counts")}  # drawing takes time; `test_figures.py` draws all
@@ -134,9 +133,3 @@ def test_a_family_without_a_figure_and_one_without_tables(tmp_path: Path) -> Non
     assert not [tag for tag, _ in page.tags if tag in ("img", "table")]
     assert f"A long one: {MOST + 1} rows" in " ".join(page.words)
     assert not (tmp_path / "figures").exists()
-
-
-def test_formats() -> None:
-    assert check_formats("svg") == ["svg"]
-    with pytest.raises(VitrimError, match="unknown format 'jpg'"):
-        check_formats("png,jpg")
