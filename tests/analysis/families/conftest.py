@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from made_subjects import IMAGES
 from made_tables import made_record, tables
 from tiny import vit
 from vitrim.analysis.family import Tables
@@ -37,6 +38,4 @@ def model() -> nn.Module:
 @pytest.fixture(scope="module")
 def data() -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(made_subjects.IMAGES, 3, 24, 24, generator=generator), torch.arange(made_subjects.IMAGES) % 5
-    )
+    return TensorDataset(torch.randn(IMAGES, 3, 24, 24, generator=generator), torch.arange(IMAGES) % 5)

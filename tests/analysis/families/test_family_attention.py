@@ -5,13 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.stats import entropy
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from made_subjects import PATCHES, class_row, reduced, subject
 from made_tables import rows
-from vitrim.analysis.families.attention import attention
+from vitrim.analysis.families.attention import attention, kl_nats
 from vitrim.analysis.subject import Watch
+
+
+def test_divergences_are_those_of_scipy() -> None:
+    p, q = np.abs(np.random.default_rng(0).normal(size=(2, 4, 3, 7)))
+    for place in np.ndindex(4, 3):
+        assert kl_nats(p, q)[place] == pytest.approx(entropy(p[place], q[place]), abs=1e-12)
+    assert kl_nats([1, 0], [0, 1]) == np.inf
 
 
 @torch.no_grad()

@@ -13,8 +13,7 @@ import vitrim
 from made_subjects import PATCHES, class_row, reduced, subject
 from made_tables import rows
 from tiny import configs
-from vitrim.analysis.families.loss import concordance
-from vitrim.analysis.families.router import router
+from vitrim.analysis.families.router import concordance, router
 from vitrim.analysis.subject import Watch
 
 
