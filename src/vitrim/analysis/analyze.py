@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,7 @@ def analyze(
     model_options: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str = "cpu",
+    on_progress: Callable[[int, int], None] | None = None,
     on_stop: Callable[[Report], None] | None = None,
 ) -> Report:
     """Analyse which patches reductions keep and merge, how deep they go, and what that does to features.
@@ -77,8 +79,7 @@ def analyze(
     Args:
         model: a module, which is left as it is, or a name as on the command line.
         methods: one or several, configs or their text form. The dense model is always there.
-        data: images with labels: a source, as of `vitrim.data.load_data`, or such a dataset, whose ``transform`` is set
-            to that of the model.
+        data: images with labels: a source, as of `vitrim.data.load_data`, or a dataset of `vitrim.data`.
         out: folder; one that is not empty must hold an analysis, which is replaced.
         more_models: run with the same methods on the same images.
         only: families, as a sequence or a text with commas; "all" for all. None for those of one pass: patterns, depth,
@@ -94,6 +95,7 @@ def analyze(
         pretrained, checkpoint, model_options: of models given by name, see `vitrim.loading.load`.
         seed: of random weights, of methods that draw, and of shuffles; torch's own seed is set to it.
         device: where the models run.
+        on_progress: takes, after every batch, how many images were shown to the models, and how many will be.
         on_stop: takes the report of what was gathered where something stops the pass.
 
     Returns:
@@ -152,7 +154,7 @@ def analyze(
         )
         size = task.eval_batch(batch_size)
         compared = contestants(loaded.model, configs, task, device=place, dtype=precision, learned=loaded.learned)
-        facts = data_facts(dataset, data if isinstance(data, str) else dataset.source, size, limit)
+        facts = data_facts(dataset, str(data) if isinstance(data, str | Path) else dataset.source, limit, size)
         found = {
             "environment": environment(device=device, dtype=DTYPES[dtype], seed=seed),
             "model": loaded.name,
@@ -168,11 +170,13 @@ def analyze(
     if families and len(alone) == len(families):  # nothing to gather in a pass over all images
         results = of_model(passes[0].subject, families)
         return _write(folder, results, [], {**passes[0].found, "complete": True}, kinds)
+    seen, images = 0, sum(one.found["data"]["images"] for one in passes)
     try:
         with one_line_errors("this batch size", kept="; what was gathered is kept"):
-            for one_pass in passes:
-                subject = one_pass.subject
-                run_batches(one_pass.measurement, subject.dataset, limit, subject.batch_size, workers, None)
+            for measurement, subject, _ in passes:
+                step = None if on_progress is None else partial(_further, on_progress, seen, images)
+                run_batches(measurement, subject.dataset, limit, subject.batch_size, workers, on_progress=step)
+                seen += measurement.images
     except BaseException:
         report = _gathered(passes, folder, families, kinds)
         if report is not None and on_stop is not None:
@@ -182,6 +186,10 @@ def analyze(
     if report is None:
         raise DataError("there are no images to analyse")
     return report
+
+
+def _further(on_progress: Callable[[int, int], None], before: int, images: int, seen: int) -> None:
+    on_progress(before + seen, images)
 
 
 class _Pass(NamedTuple):

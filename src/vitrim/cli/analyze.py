@@ -14,6 +14,8 @@ from vitrim.cli.setup import DataOptions, Limit, Machine, Reading, Record, Weigh
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from vitrim.report import Report
 
 Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
@@ -95,7 +97,10 @@ def analyze(
     pixels = _pixels(sizes)
     families_of(only, pixels)
 
+    bar = _progress()
+
     def show(report: Report) -> None:
+        bar.stop()
         console = record.console()
         show_report(console, report)
         for file in report.files:
@@ -123,8 +128,8 @@ def analyze(
     if pictures.source is None:
         raise VitrimError("give the images to analyse the model on with --data")
     set_threads(machine.threads)
-    show(
-        run(
+    with bar:
+        report = run(
             models.names[0],
             configs,
             pictures.source,
@@ -146,9 +151,22 @@ def analyze(
             model_options=models.options,
             seed=machine.seed,
             device=machine.device,
+            on_progress=lambda seen, images: bar.update(bar.task_ids[0], completed=seen, total=images, visible=True),
             on_stop=show,
         )
-    )
+    show(report)
+
+
+def _progress() -> Progress:
+    """A bar on standard error that goes when it is stopped; hidden where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar.add_task("images", total=None, visible=False)  # until the first batch
+    return bar
 
 
 def _pixels(text: str | None) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ rows = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], batches(dataset, 32)
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,9 @@ def open_task(
 
     plan, options = as_trained(loaded.name, dict(protocol or {}))
     name = task_name(loaded.model, task)
-    dataset = data
-    if isinstance(data, str | Path):
+    if not isinstance(data, str | Path):
+        dataset = copy.copy(data)
+    else:
         dataset = load_data(
             data,
             task=None if name is None else tasks()[name].reads,
@@ -199,8 +201,8 @@ def open_task(
     return made, dataset
 
 
-def data_facts(dataset: Any, source: str, batch_size: int, limit: int | None = None) -> dict[str, Any]:
-    """Describe the data of a measurement, for the record."""
+def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) -> dict[str, Any]:
+    """What a record says of the images: where they are from, how many there are and how many are read."""
     return {
         "source": source,
         "split": dataset.split,
@@ -211,28 +213,25 @@ def data_facts(dataset: Any, source: str, batch_size: int, limit: int | None = N
 
 
 def run_batches(
-    measurement: Measurement, dataset: Any, limit: int | None, batch_size: int, workers: int, partial: Partial | None
+    measurement: Measurement,
+    dataset: Any,
+    limit: int | None,
+    batch_size: int,
+    workers: int = 0,
+    partial: Partial | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Run every batch that was not run before, with a progress bar of the first process on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+    """Show a measurement every batch of ``dataset`` that it has not seen before."""
     from vitrim.measure.reading import read
 
-    processes = measurement.processes
     done = 0 if partial is None else partial.restore(measurement)
-    collate = measurement.task.collate
-    loader = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done, collate=collate)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    hidden = not console.is_terminal or processes.index > 0
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        images = len(dataset) if limit is None else min(limit, len(dataset))
-        task = progress.add_task("images", total=-(-images // processes.count))
+    collate, processes = measurement.task.collate, measurement.processes
+    batches = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done, collate=collate)
 
-        def seen(images: int) -> None:
-            if partial is not None:
-                partial.keep(measurement)
-            progress.update(task, completed=images)
+    def seen(images: int) -> None:
+        if partial is not None:
+            partial.keep(measurement)
+        if on_progress is not None:
+            on_progress(images)
 
-        measurement.follow(loader, seen)
+    measurement.follow(batches, seen)
