@@ -73,9 +73,9 @@ def test_a_report_has_what_the_command_writes(model: nn.Module, report: Report, 
     assert "Tokens after each block" in str(report)
     assert "note: counts: estimated from 10 images" in str(report)
     logits = Record.load(folder / "record_dense.npz").arrays["logits"]
-    mean, std = (torch.tensor([0.5] * 3)[:, None, None] for _ in range(2))
-    plain = torch.stack([images[place][0] for place in range(IMAGES)])
-    expected = model.eval()((plain - mean) / std)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    plain = [transform(Image.open(io.BytesIO(content))) for content in images.images]
+    expected = model.eval()(torch.stack(plain))
     model.train()
     assert np.allclose(logits, expected.numpy(), atol=2e-3)  # stored as float16
 
