@@ -73,7 +73,7 @@ def test_a_report_has_what_the_command_writes(model: nn.Module, report: Report, 
     assert "Tokens after each block" in str(report)
     assert "note: counts: estimated from 10 images" in str(report)
     logits = Record.load(folder / "record_dense.npz").arrays["logits"]
-    transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    transform = timm.data.create_transform(**{**timm.data.resolve_data_config(model=model), "input_size": (3, 64, 64)})
     plain = [transform(Image.open(io.BytesIO(content))) for content in images.images]
     expected = model.eval()(torch.stack(plain))
     model.train()

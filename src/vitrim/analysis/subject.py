@@ -133,8 +133,6 @@ def reduced_blocks(reduction: Reduction) -> list[ReducedBlock]:
     return [block for block in host_of(model).blocks(model) if isinstance(block, ReducedBlock)]
 
 
-__all__ = ["See", "Subject"]
-
 See = Callable[[Batch, Output, Output], None]
 """Takes a batch, what one model made of it, and what the dense model did."""
 
@@ -231,28 +229,24 @@ class Subject:
 
     def follow(self, models: Sequence[Contestant], sees: Mapping[int, See], batches: Iterator[Batch]) -> None:
         """Run ``models`` on ``batches``, and after every forward call the one of ``sees`` with the model's place."""
-        measurement = Measurement(models, [_Watching(models, sees)], self.task, seed=self.seed)
+        watching = _Watching({models[place]: see for place, see in sees.items()})
+        measurement = Measurement(models, [watching], self.task, seed=self.seed)
         measurement.follow(batches)
 
 
-class _Watching:
-    """The probe that only calls."""
+class _Watching(Gauge):
+    """A probe and its gauges in one: a gauge only calls."""
 
-    def __init__(self, models: Sequence[Contestant], sees: Mapping[int, See]) -> None:
-        self.sees = {models[place]: see for place, see in sees.items()}
+    def __init__(self, sees: Mapping[Contestant, See], see: See | None = None) -> None:
+        super().__init__({})
+        self.sees, self.called = sees, see
 
     def start(self, contestant: Contestant) -> Gauge:
-        return _Called(self.sees.get(contestant))
-
-
-class _Called(Gauge):
-    def __init__(self, see: See | None) -> None:
-        super().__init__({})
-        self.told = see
+        return _Watching(self.sees, self.sees.get(contestant))
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
-        if self.told is not None:
-            self.told(batch, output, dense)
+        if self.called is not None:
+            self.called(batch, output, dense)
 
     def result(self) -> Mapping[str, Any]:
         return {}
