@@ -209,8 +209,9 @@ class Record:
         try:
             problem = _entries(header) or _damage(header, arrays)
             if problem is None and "source" in arrays:
-                arrays["source"] = widened(arrays["source"], header.pop("pruned"))
-                problem = _strays(arrays["source"])
+                source = arrays["source"] = widened(arrays["source"], header.pop("pruned"))
+                if source.size and not -1 <= source.min() <= source.max() < source.shape[-1]:
+                    problem = "source names tokens that there are not"
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             problem = f"its header is damaged ({first_line(error)})"
         if problem is not None:
@@ -247,12 +248,6 @@ def _entries(header: Mapping[str, Any]) -> str | None:
 
 def _whole(value: Any) -> bool:
     return type(value) is int
-
-
-def _strays(source: NDArray[np.int32]) -> str | None:
-    """Say whether a token is none of those that there are."""
-    wrong = source.size and not -1 <= source.min() <= source.max() < source.shape[-1]
-    return "source names tokens that there are not" if wrong else None
 
 
 def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,7 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.tokens import TokenState
-from vitrim.measure.contestants import Contestant, Output
-from vitrim.measure.records import Batch
+from vitrim.measure.contestants import Contestant
 from vitrim.plots.charts import Line, line, short
 from vitrim.plots.kept import in_colour
 from vitrim.plots.overlays import gallery, grid_of, overlay
@@ -69,8 +69,7 @@ def attention(subject: Subject) -> FamilyResult:
     if not having:
         return FamilyResult(notes=["attention skipped: it needs a method that fuses its attention map, such as mctf"])
     chosen = [models[0], *(models[place] for place in having)]
-    sees = {place: watch.see for place, watch in enumerate(having.values(), 1)}
-    subject.follow(chosen, sees, subject.batches(IMAGES))
+    subject.follow(chosen, {}, subject.batches(IMAGES))  # the maps are noted in the forward
     found = [watch for watch in having.values() if watch.rows]
     rows = [row for watch in found for row in watch.table()]
     title = "Attention given to fused tokens, against what they would compute, of the class token"
@@ -95,15 +94,28 @@ class _Maps:
             if type(reducer).fused_maps is not Reducer.fused_maps:
                 self.fuses = True
                 # in front of the class's own, of this private copy alone
-                vars(reducer)["attend_reduced"] = _Between(self, reducer)
+                vars(reducer)["attend_reduced"] = partial(self._attend_reduced, reducer)
 
-    def note(self, depth: int, maps: tuple[Tensor, Tensor], after: TokenState) -> None:
-        given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in maps)
-        self.rows[depth].append(np.stack([np.abs(given - precise).mean(1), kl_nats(precise, given)], 1))
-        self.pictures[depth].append(np.stack([_spread(one, after) for one in (given, precise)], 1))
-
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
-        """Nothing more: the maps are noted in the forward."""
+    def _attend_reduced(
+        self,
+        reducer: Reducer[Any],
+        assignment: Hard,
+        block: ReducedBlock,
+        x: Tensor,
+        attention: Attention,
+        state: TokenState,
+        rows: int | None,
+        *host_args: Any,
+    ) -> tuple[Tensor, Tensor, TokenState]:
+        """``attend_reduced`` of a reducer, once both maps are noted."""
+        found = reducer.fused_maps(assignment, block, x, attention, state, *host_args) if rows is None else None
+        if found is not None:
+            after = assignment.advance(x, state)
+            given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in found)
+            numbers = [np.abs(given - precise).mean(1), kl_nats(precise, given)]
+            self.rows[block.depth].append(np.stack(numbers, 1))
+            self.pictures[block.depth].append(np.stack([_spread(one, after) for one in (given, precise)], 1))
+        return type(reducer).attend_reduced(reducer, assignment, block, x, attention, state, rows, *host_args)
 
     def table(self) -> list[tuple[object, ...]]:
         rows: list[tuple[object, ...]] = []
@@ -123,35 +135,14 @@ class _Maps:
         }
 
 
-class _Between:
-    """Stands before ``attend_reduced`` of a reducer, notes both maps, and goes on."""
-
-    def __init__(self, maps: _Maps, reducer: Reducer[Any]) -> None:
-        self.maps, self.reducer = maps, reducer
-
-    def __call__(
-        self,
-        assignment: Hard,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
-    ) -> tuple[Tensor, Tensor, TokenState]:
-        if rows is None:
-            found = self.reducer.fused_maps(assignment, block, x, attention, state, *host_args)
-            if found is not None:
-                self.maps.note(block.depth, found, assignment.advance(x, state))
-        return type(self.reducer).attend_reduced(self.reducer, assignment, block, x, attention, state, rows, *host_args)
-
-
 def _spread(row: NDArray[np.float64], state: TokenState) -> NDArray[np.float64]:
     """(B, P), the attention (B, M) of the token that holds each patch, shared out over what it holds."""
     source = state.source[:, state.num_prefix :].cpu().numpy()
     share = row / state.size.double().cpu().numpy()
     return np.where(source >= 0, np.take_along_axis(share, np.maximum(source, 0), axis=1), np.nan)
 
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
 
 EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 2, 6
 

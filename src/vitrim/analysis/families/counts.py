@@ -37,6 +37,8 @@ def counts(records: Sequence[Record]) -> FamilyResult:
     return FamilyResult([Table("counts", "Tokens after each block", COLUMNS, rows, SHOWN)])
 
 
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
 MOST = 12
 """Records with a panel of their own."""
 

@@ -217,6 +217,8 @@ def _constant(values: Floats) -> bool:
     return bool((values == values[:1]).all())
 
 
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
 OVERALL = ("method", "images", "depth", "depth_std", "shallowest_patch", "deepest_patch")
 PLACES = ("method", "row", "column", "depth", "depth_std")
 PAIRS = ("method_a", "method_b", "kl_bits_ab", "kl_bits_ba", "js_bits", "pcc", "scc", "sim", "emd_patches")
@@ -245,9 +247,18 @@ def depth(records: Sequence[Record]) -> FamilyResult:
     tables = [
         Table("depth", "Depth at which patches are dropped; blocks of the model where they never are", OVERALL, overall)
     ]
-    places = [row for record, pattern in found for row in _places(record, pattern)]
+    places = [
+        (record.name, *divmod(place, record.header["grid"][1]), *pair)
+        for record, pattern in found
+        for place, pair in enumerate(zip(pattern.mean.tolist(), pattern.std.tolist(), strict=True))
+    ]
     tables.append(Table("depth_maps", "Depth of every patch", PLACES, places, ()))
-    alike = [_pair(one, other) for one, other in combinations(found, 2) if _same_model(one[0], other[0])]
+    alike: list[tuple[object, ...]] = []
+    for (one, of_one), (other, of_other) in combinations(found, 2):
+        if all(one.header[key] == other.header[key] for key in ("grid", "num_layers")):  # else the maps differ in kind
+            a, b = (pattern.mean.reshape(one.header["grid"]) for pattern in (of_one, of_other))
+            measures = (kl_bits(a, b), kl_bits(b, a), js_bits(a, b), pcc(a, b), scc(a, b), sim(a, b), emd(a, b))
+            alike.append((one.name, other.name, *measures))
     if not alike:
         return FamilyResult(tables)
     tables.append(Table("depth_pairs", "Similarity of the mean maps of depth", PAIRS, alike))
@@ -255,21 +266,7 @@ def depth(records: Sequence[Record]) -> FamilyResult:
     return FamilyResult(tables, [note])
 
 
-def _places(record: Record, pattern: MeanDepth) -> list[tuple[object, ...]]:
-    columns = record.header["grid"][1]
-    numbers = zip(pattern.mean.tolist(), pattern.std.tolist(), strict=True)
-    return [(record.name, *divmod(place, columns), *pair) for place, pair in enumerate(numbers)]
-
-
-def _same_model(a: Record, b: Record) -> bool:
-    return all(a.header[key] == b.header[key] for key in ("grid", "num_layers"))
-
-
-def _pair(one: tuple[Record, MeanDepth], other: tuple[Record, MeanDepth]) -> tuple[object, ...]:
-    a, b = (np.reshape(pattern.mean, record.header["grid"]) for record, pattern in (one, other))
-    measures = (kl_bits(a, b), kl_bits(b, a), js_bits(a, b), pcc(a, b), scc(a, b), sim(a, b), emd(a, b))
-    return (one[0].name, other[0].name, *measures)
-
+# ---- figures ---------------------------------------------------------------------------------------------------------
 
 ACROSS = 5
 """Maps in a row."""

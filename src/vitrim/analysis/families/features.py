@@ -213,6 +213,8 @@ def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
     return first, second
 
 
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
 ANY = {"procrustes": procrustes, "cka_distance": cka}
 WIDE = ("pwcca_distance_ab", "pwcca_distance_ba", "mean_cca")
 """Those that need twice as many images as channels."""
@@ -254,11 +256,17 @@ def pooled(groups: Sequence[Sequence[Record]]) -> FamilyResult:
         return FamilyResult(notes=["features skipped: they need two records with features"])
     result, rows, kinds = FamilyResult(), [], []
     for group in having:
-        _check(group)
+        check_comparable(group)
+        classes = max((record.arrays["logits"].shape[1] for record in group if "logits" in record.arrays), default=0)
+        widest, count = max(record.arrays["head"].shape[1] for record in group), len(group[0].feature(None))
+        if count < classes:
+            raise VitrimError(f"features need at least as many images as classes, got {count} for {classes}")
         scores, score = _scores(group)
         kinds.append(score)
         rows += _pairs(group, scores)
-        result.notes += _too_few(group)
+        if count < 2 * widest:
+            note = f"CCA and PWCCA need {2 * widest} images, twice the {widest} channels, and there are {count}"
+            result.notes.append(note)
     score = " or ".join(dict.fromkeys(kinds))
     table = Table("features", f"Distance of features; difference in {score}", PAIRS, rows, SHOWN)
     result.tables.append(table)
@@ -274,22 +282,6 @@ def pooled(groups: Sequence[Sequence[Record]]) -> FamilyResult:
     if max(map(len, having)) > 3 or len(having) > 1:
         result.notes.append("pairs of the same records are not independent: p-values and intervals are too narrow")
     return result
-
-
-def _check(group: Sequence[Record]) -> None:
-    check_comparable(group)
-    classes = max((record.arrays["logits"].shape[1] for record in group if "logits" in record.arrays), default=0)
-    count = len(group[0].feature(None))
-    if count < classes:
-        raise VitrimError(f"features need at least as many images as classes, got {count} for {classes}")
-
-
-def _too_few(group: Sequence[Record]) -> list[str]:
-    """A note where there are too few images for CCA."""
-    widest, count = max(record.arrays["head"].shape[1] for record in group), len(group[0].feature(None))
-    if count >= 2 * widest:
-        return []
-    return [f"CCA and PWCCA need {2 * widest} images, twice the {widest} channels, and there are {count}"]
 
 
 def _pairs(group: Sequence[Record], scores: Mapping[str, float]) -> list[tuple[object, ...]]:
@@ -359,6 +351,8 @@ def _anchored(table: Table, anchor: str) -> list[tuple[object, ...]]:
                 rows.append((anchor, block, measure, len(pairs), *found))
     return rows
 
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
 
 TITLES = {
     "procrustes": "Procrustes",

@@ -147,6 +147,8 @@ def _means(vectors: Floats, weights: Floats, labels: NDArray[np.int64]) -> tuple
     return means.reshape(*shape, count, channels), total.reshape(*shape, count)
 
 
+# ---- from records ----------------------------------------------------------------------------------------------------
+
 IMAGES = 256
 THRESHOLDS = (0.80, 0.85, 0.90, 0.95)
 SHARES = (0.125, 0.25, 0.375, 0.5)
@@ -334,6 +336,8 @@ def _of_decision(decision: Decision) -> NDArray[np.float64]:
     squared = spread_in_groups(tokens, sizes, groups, merged.detach().double().cpu().numpy())
     return np.stack([np.array(joined, np.float64), *merging_error(tokens, sizes, groups), squared], 1)
 
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
 
 METHODS_DRAWN = 4
 """Methods with panels of their own."""

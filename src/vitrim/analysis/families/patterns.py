@@ -22,6 +22,8 @@ from vitrim.plots.charts import Line, colour_bar, heat, line, short, square
 from vitrim.plots.style import TEXT, TITLE, below, method_of, panels
 from vitrim.report import Table
 
+# ---- overlap of sets -------------------------------------------------------------------------------------------------
+
 Floats = NDArray[np.float64]
 
 
@@ -198,6 +200,8 @@ def chance_iou(patches: int, a: int, b: int) -> float:
     return float(hypergeom.pmf(overlap, patches, a, b) @ _ratio(overlap, a + b - overlap))
 
 
+# ---- agreement of clusters -------------------------------------------------------------------------------------------
+
 Labels = NDArray[np.int64]
 EPS = float(np.finfo(np.float64).eps)
 
@@ -309,10 +313,19 @@ def _expected_information(a: Labels, b: Labels) -> Floats:
 
     It is a sum over pairs of clusters of a number that follows from their two sizes alone: these are worked out once.
     """
+    from scipy.stats import hypergeom
+
     patches = a.shape[1]
     of_a, of_b = _sizes(a), _sizes(b)
     sizes_a, sizes_b = (np.flatnonzero(counts.any(0)) for counts in (of_a, of_b))
-    table = np.array([[_shared_information(patches, int(i), int(j)) for j in sizes_b] for i in sizes_a])
+
+    def shared(a: int, b: int) -> float:
+        """The mean of n / P log(P n / (a b)), n being the overlap of random clusters of a and b of P patches."""
+        overlap = np.arange(max(1, a + b - patches), min(a, b) + 1)
+        terms = overlap / patches * np.log(patches * overlap / (a * b))
+        return float(hypergeom.pmf(overlap, patches, a, b) @ terms)
+
+    table = np.array([[shared(int(i), int(j)) for j in sizes_b] for i in sizes_a])
     found: Floats = np.einsum("ki,ij,kj->k", of_a[:, sizes_a], table, of_b[:, sizes_b])
     return found
 
@@ -324,15 +337,6 @@ def _sizes(labels: Labels) -> NDArray[np.int64]:
     cluster, size = np.unique(np.arange(images)[:, None] * wide + labels + 1, return_counts=True)
     found = np.bincount(cluster // wide * (patches + 1) + size, minlength=images * (patches + 1))
     return found.reshape(images, patches + 1)
-
-
-def _shared_information(patches: int, a: int, b: int) -> float:
-    """The mean of n / P log(P n / (a b)), n being the overlap of random clusters of ``a`` and ``b`` of P patches."""
-    from scipy.stats import hypergeom
-
-    overlap = np.arange(max(1, a + b - patches), min(a, b) + 1)
-    terms = overlap / patches * np.log(patches * overlap / (a * b))
-    return float(hypergeom.pmf(overlap, patches, a, b) @ terms)
 
 
 def permuted(labels: ArrayLike, seed: int = 0) -> NDArray[Any]:
@@ -442,6 +446,8 @@ def relabel(before: ArrayLike, after: ArrayLike, num_tokens: int | None = None) 
     return found.reshape(*shape, tokens)
 
 
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
 AMI_IMAGES = 200
 """Images of which adjusted mutual information is the mean."""
 
@@ -488,25 +494,27 @@ def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
     of_a, of_b = a.kept(), b.kept()
     rows: list[tuple[object, ...]] = []
     blocks = sorted({*a.blocks, *b.blocks})
-    pairs_of_sets = [(_after(of_a, a.blocks, block), _after(of_b, b.blocks, block)) for block in blocks]
+    every = np.ones(a.num_patches, dtype=bool)
+    pairs_of_sets = [(_after(of_a, a.blocks, block, every), _after(of_b, b.blocks, block, every)) for block in blocks]
     numbers_of = summary(np.stack([measure(*sets) for sets in pairs_of_sets for measure in (iou, ioa)], 1))
     for place, (block, (one, other)) in enumerate(zip(blocks, pairs_of_sets, strict=True)):
         union, within = numbers_of[2 * place : 2 * place + 2]
         patches = a.num_patches
         sizes = np.stack([np.broadcast_to(mask.sum(-1), len(a)) for mask in (one, other)], 1)
         pairs, counts = np.unique(sizes, axis=0, return_counts=True)
-        levels = np.average([_levels(patches, *pair) for pair in pairs.tolist()], axis=0, weights=counts).tolist()
+        of_sizes = [
+            (
+                *(least_iou(patches, a_size, b_size), least_ioa(patches, a_size, b_size)),
+                *(chance_iou(patches, a_size, b_size), chance_ioa(patches, a_size) if b_size else 0.0),
+            )
+            for a_size, b_size in pairs.tolist()
+        ]
+        levels = np.average(of_sizes, axis=0, weights=counts).tolist()
         static = all(record.header["kind"] == "prune" and not record.header.get("adaptive") for record in (a, b))
         least = levels[:2] if static else (None, None)
         numbers = (*union, least[0], levels[2], *within, least[1], levels[3])
         rows.append((a.name, b.name, block, len(a), *map(float, sizes.mean(0)), *numbers))
     return rows
-
-
-def _levels(patches: int, a: int, b: int) -> tuple[float, float, float, float]:
-    """Lower bounds of IoU and IoA of sets of ``a`` and ``b`` patches, and their means over random ones."""
-    chance = (chance_iou(patches, a, b), chance_ioa(patches, a) if b else 0.0)
-    return (least_iou(patches, a, b), least_ioa(patches, a, b), *chance)
 
 
 CLUSTERS = (
@@ -534,7 +542,8 @@ def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
     of_a, of_b = a.labels(), b.labels()
     rows: list[tuple[object, ...]] = []
     blocks, measures = sorted({*a.blocks, *b.blocks}), (homogeneity, completeness, v_measure)
-    pairs = [(_labels_after(of_a, a.blocks, block), _labels_after(of_b, b.blocks, block)) for block in blocks]
+    apart = np.arange(of_a.shape[-1], dtype=np.int32)  # each patch in a token of its own
+    pairs = [(_after(of_a, a.blocks, block, apart), _after(of_b, b.blocks, block, apart)) for block in blocks]
     numbers_of = summary(np.stack([measure(*pair) for pair in pairs for measure in measures], 1))
     for place, (block, (one, other)) in enumerate(zip(blocks, pairs, strict=True)):
         numbers = [number for numbers in numbers_of[3 * place : 3 * place + 3] for number in numbers]
@@ -546,23 +555,19 @@ def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
     return rows
 
 
-def _distinct(labels: NDArray[np.int32]) -> float:
+def _distinct(labels: NDArray[Any]) -> float:
     """The mean number of clusters of an image."""
     ordered = np.sort(labels, axis=1)
     return float(1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1).mean())
 
 
-def _after(kept: NDArray[np.bool_], blocks: Sequence[int], block: int) -> NDArray[np.bool_]:
-    """(I, P), what is kept after a block: after the last one before it that changed something, or everything."""
+def _after(found: NDArray[Any], blocks: Sequence[int], block: int, start: NDArray[Any]) -> NDArray[Any]:
+    """(I, P) of (I, S, P) after a block: what the last one up to it that changed something left, or ``start`` (P,)."""
     stage = int(np.searchsorted(blocks, block, side="right")) - 1
-    return kept[:, stage] if stage >= 0 else np.ones_like(kept[:, 0])
+    return found[:, stage] if stage >= 0 else np.broadcast_to(start, found[:, 0].shape)
 
 
-def _labels_after(labels: NDArray[np.int32], blocks: Sequence[int], block: int) -> NDArray[np.int32]:
-    stage = int(np.searchsorted(blocks, block, side="right")) - 1
-    start = np.arange(labels.shape[-1], dtype=np.int32)
-    return labels[:, stage] if stage >= 0 else np.broadcast_to(start, labels[:, 0].shape)
-
+# ---- figures ---------------------------------------------------------------------------------------------------------
 
 STAGES = 4
 """Blocks of which a heat map is drawn."""

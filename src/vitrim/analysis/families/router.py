@@ -132,6 +132,8 @@ class _Scores:
         }
 
 
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
 EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 4, 5
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -12,7 +12,6 @@ from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
 from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics
-from vitrim.measure.records import Row
 from vitrim.plots.charts import Line, line
 from vitrim.plots.style import TEXT, below, panels
 from vitrim.report import Table
@@ -52,31 +51,20 @@ def _measured(
     """Images, score, agreement and 10^9 MACs of each method."""
     probes: list[Probe] = [TaskMetrics(subject.task), Agreement(subject.task), Macs()]
     batches = subject.batches(IMAGES, batch_size=batch_size, order=order)
-    return [_numbers(row, subject.task.selects_by) for row in subject.rows(methods, probes, batches)[1:]]
-
-
-def _numbers(row: Row, score: str) -> tuple[int, float, float, float]:
-    return row["images"], float(row[score]), float(row["agreement"]), float(sum(row["gmacs"].values()))
+    return [
+        (row["images"], float(row[subject.task.selects_by]), float(row["agreement"]), float(sum(row["gmacs"].values())))
+        for row in subject.rows(methods, probes, batches)[1:]
+    ]
 
 
 def _batch_sizes(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
     images = subject.count(IMAGES)
     rows = []
-    for batch_size in sizes(images):
+    for batch_size in (2**power for power in range(images.bit_length())):
         for method, numbers in zip(methods, _measured(subject, methods, batch_size), strict=True):
             rows.append((method.describe(), batch_size, *numbers))
     columns = ("method", "batch_size", "images", *_scores(subject))
     return Table("batch_sizes", "Sensitivity to the batch size", columns, sorted(rows, key=lambda row: row[0]))
-
-
-def sizes(images: int) -> list[int]:
-    """The powers of two up to a number of images.
-
-    Example:
-        >>> sizes(12)
-        [1, 2, 4, 8]
-    """
-    return [2**power for power in range(images.bit_length())]
 
 
 def _orders(subject: Subject, methods: Sequence[MethodConfig]) -> list[Table]:
@@ -115,6 +103,9 @@ def _depths(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
     ]
     columns = ("method", "option", "blocks", "images", *_scores(subject))
     return Table("splitting_layers", "Sensitivity to the block after which the matching changes", columns, rows)
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
 
 
 @draws(

@@ -66,19 +66,15 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
                 f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
             )
         runners = list(_runners(model, subject.methods, result.notes if size == sizes[0] else []))
-        for precision in _precisions(next(model.parameters()).dtype):
+        dtype = next(model.parameters()).dtype
+        named = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
+        for precision in (named, AUTOCAST) if dtype == torch.float32 else (named,):  # where autocast lowers it
             with one_line_errors(f"{size} pixels, {precision}"):
                 rows += _timed(runners, precision, size, subject, budget)
     result.tables.append(
         Table("throughput", "Speed, timed in turn; speed-up over the dense model", COLUMNS, rows, SHOWN)
     )
     return result
-
-
-def _precisions(dtype: torch.dtype) -> tuple[str, ...]:
-    """The model's own, and autocast where that would lower it."""
-    own = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
-    return (own, AUTOCAST) if dtype == torch.float32 else (own,)
 
 
 @dataclass(frozen=True)
@@ -98,21 +94,21 @@ class _Runner:
 def _runners(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]) -> Iterator[_Runner]:
     """Every method with every kernel and choice of tokens that it can have, the dense model first."""
     for number, (kernel, dense) in enumerate(dense_copies(model).items()):
-        told = notes if number == 0 else []
+        left_out = notes if number == 0 else []
         yield _Runner(DENSE, kernel, "M", dense)
         yield _Runner(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
         for method in methods:
             name = method.describe()
             yield _Runner(name, kernel, "M", reduced_copy(dense, method))
             if method.needs_grid():
-                told.append(f"{name} is left out of M-1 tokens: it needs the whole grid")
+                left_out.append(f"{name} is left out of M-1 tokens: it needs the whole grid")
             else:
                 yield _Runner(name, kernel, "M-1", one_fewer(reduced_copy(dense, method)))
             reduced = reduced_copy(dense, method)
             if align(get_reduction(reduced), MULTIPLE):
                 yield _Runner(name, kernel, "aligned", reduced)
             else:
-                told.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
+                left_out.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
 
 
 def _timed(
@@ -151,12 +147,8 @@ def one_fewer(model: nn.Module) -> nn.Module:
     rows, columns = host.facts(model).grid_size
     if rows * columns < 2:
         raise VitrimError("a model of one patch cannot have one fewer")
-    host.blocks(model)[0].register_forward_pre_hook(_without_last)
+    host.blocks(model)[0].register_forward_pre_hook(lambda module, args: (args[0][:, :-1], *args[1:]))
     return model
-
-
-def _without_last(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (args[0][:, :-1], *args[1:])
 
 
 def align(reduction: Reduction, multiple: int) -> bool:
@@ -188,6 +180,8 @@ def align(reduction: Reduction, multiple: int) -> bool:
         block.reducer.follow(config, replace(block.reducer.layer, amounts=plan))
     return True
 
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
 
 OWN = "M"
 """The rows in which every model has its own number of tokens."""

@@ -152,6 +152,9 @@ class _Pruned:
         return (np.concatenate(tokens) if tokens else np.zeros((0, 1))), labels
 
 
+# ---- figure ----------------------------------------------------------------------------------------------------------
+
+
 @draws(
     "tsne",
     "tsne",
