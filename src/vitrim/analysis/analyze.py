@@ -127,16 +127,9 @@ def analyze(
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     folder, families, kinds = _checked(out, families_of(only, sizes), formats)
-    models = [model, *more_models]
-    names = [one if isinstance(one, str) else load(one).name for one in models]
-    again = next((name for name in names if names.count(name) > 1), None)
-    if again is not None:
-        raise VitrimError(f"model {again} is given twice")
-    if len(models) > 1 and checkpoint is not None:
-        raise VitrimError("--checkpoint is of one model: with --model, name runs as run:FOLDER")
     alone = [name for name in families if FAMILIES[name].of_records is None]
-    if len(models) > 1 and alone:
-        raise VitrimError(f"{alone[0]} runs one model: leave out --model")
+    models = [model, *more_models]
+    _check_models(models, checkpoint, alone)
     place, precision = select_device(device), getattr(torch, DTYPES[dtype])
     passes = []
     for one in models:
@@ -186,6 +179,18 @@ def analyze(
     if report is None:
         raise DataError("there are no images to analyse")
     return report
+
+
+def _check_models(models: Sequence[nn.Module | str], checkpoint: str | Path | None, alone: Sequence[str]) -> None:
+    """Refuse models that cannot be told apart, and several where one is meant."""
+    names = [one if isinstance(one, str) else load(one).name for one in models]
+    again = next((name for name in names if names.count(name) > 1), None)
+    if again is not None:
+        raise VitrimError(f"model {again} is given twice")
+    if len(models) > 1 and checkpoint is not None:
+        raise VitrimError("--checkpoint is of one model: with --model, name runs as run:FOLDER")
+    if len(models) > 1 and alone:
+        raise VitrimError(f"{alone[0]} runs one model: leave out --model")
 
 
 def _further(on_progress: Callable[[int, int], None], before: int, images: int, seen: int) -> None:
