@@ -15,10 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrim.core.registry import enter
-from vitrim.plots.style import colours, markers
+from vitrim.plots.charts import Line, line
+from vitrim.plots.style import TEXT, colours, markers
 from vitrim.report import Table
 
-__all__ = ["Drawing", "FamilyResult", "Tables", "drawings", "drawn", "draws", "fullest", "methods_with", "names_of"]
+__all__ = [
+    "Drawing",
+    "FamilyResult",
+    "Tables",
+    "drawings",
+    "drawn",
+    "draws",
+    "fullest",
+    "lines",
+    "matrix",
+    "methods_with",
+    "names_of",
+    "styles",
+    "whole_numbers",
+]
 
 
 @dataclass
@@ -133,6 +148,37 @@ def styles(tables: Tables) -> tuple[dict[str, str], dict[str, str]]:
     """The colour and the marker of every record, by name: the same in all figures of these tables."""
     names = names_of(tables)
     return colours(names), markers(names)
+
+
+def lines(axis: Any, tables: Tables, table: str, columns: Sequence[str], label: str = "block") -> list[Any]:
+    """Draw a line for every record of a table.
+
+    Args:
+        axis: of matplotlib.
+        tables: all of the report, for the colours.
+        table: its name.
+        columns: x, y and, of a band, its ends.
+        label: below the x axis, whose ticks are whole numbers.
+
+    Returns:
+        The lines, for a legend.
+    """
+    colour, marker = styles(tables)
+    drawn_lines = []
+    for name in names_of({table: tables[table]}):
+        rows = sorted(
+            (row for row in tables[table].records() if row["method"] == name), key=lambda row: row[columns[0]]
+        )
+        given = Line(*([row[column] for row in rows] for column in columns))
+        drawn_lines.append(line(axis, given, colour=colour[name], marker=marker[name], label=name))
+    whole_numbers(axis, label)
+    return drawn_lines
+
+
+def whole_numbers(axis: Any, label: str) -> None:
+    """Label the x axis, and put its ticks at whole numbers, such as blocks."""
+    axis.set_xlabel(label, fontsize=TEXT)
+    axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def fullest(blocks: Iterable[int], most: int) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, methods_with, styles
+from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, lines, methods_with
 from vitrim.analysis.statistics import columns_of, summary
 from vitrim.analysis.subject import EXAMPLES, Subject, reduced_blocks
 from vitrim.core.assignment import Hard
@@ -18,7 +18,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.tokens import TokenState
 from vitrim.measure.contestants import Contestant
-from vitrim.plots.charts import Line, line, short
+from vitrim.plots.charts import short
 from vitrim.plots.kept import in_colour
 from vitrim.plots.overlays import gallery, grid_of, overlay
 from vitrim.plots.style import TEXT, below, panels
@@ -156,22 +156,15 @@ EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 2, 6
 )
 def draw_attention(tables: Tables) -> Any:
     """Difference and divergence after each block, a line per method."""
-    table = tables["attention"]
-    colour, marker = styles(tables)
     figure, axes = panels(2, across=2, size=(3.6, 2.4), above=0.5)
-    handles: dict[str, Any] = {}
+    handles: list[Any] = []
     for axis, (measure, label) in zip(
         axes, (("mean_absolute", "mean absolute difference"), ("kl_nats", "KL, nats")), strict=True
     ):
-        for name in dict.fromkeys(table.column("method")):
-            rows = [row for row in table.records() if row["method"] == name]
-            columns = [[row[key] for row in rows] for key in ("block", measure, f"{measure}_low", f"{measure}_high")]
-            handles[name] = line(axis, Line(*columns), colour=colour[name], marker=marker[name], label=name)
+        handles = lines(axis, tables, "attention", ("block", measure, f"{measure}_low", f"{measure}_high"))
         axis.set_ylim(bottom=0)
-        axis.set_xlabel("block", fontsize=TEXT)
         axis.set_ylabel(label, fontsize=TEXT)
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    below(figure, list(handles.values()))
+    below(figure, handles)
     return figure
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
+from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of, styles, whole_numbers
 from vitrim.analysis.record import Record
 from vitrim.plots.charts import Line, line, short
 from vitrim.plots.style import SMALL, TEXT, below, panels
@@ -52,18 +52,11 @@ MOST = 12
 )
 def draw_tokens(tables: Tables) -> Any:
     """Mean tokens after each block, one line per record, deciles as a band."""
-    table = tables["counts"]
-    colour, marker = styles(tables)
-    figure, (axis,) = panels(1, across=1, size=(6.4, 3.4), above=0.2 + 0.09 * len(names_of({"counts": table})))
-    handles = []
-    for name in names_of({table.name: table}):
-        rows = [row for row in table.records() if row["method"] == name]
-        columns = [[row[key] for row in rows] for key in ("block", "tokens", "p10", "p90")]
-        handles.append(line(axis, Line(*columns), colour=colour[name], marker=marker[name], label=name))
+    names = names_of({"counts": tables["counts"]})
+    figure, (axis,) = panels(1, across=1, size=(6.4, 3.4), above=0.2 + 0.09 * len(names))
+    handles = lines(axis, tables, "counts", ("block", "tokens", "p10", "p90"), "after block")
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("after block", fontsize=TEXT)
     axis.set_ylabel("tokens, class token included", fontsize=TEXT)
-    axis.xaxis.get_major_locator().set_params(integer=True)
     below(figure, handles, 2)
     return figure
 
@@ -127,8 +120,7 @@ def draw_share_of_bound(tables: Tables) -> Any:
             given = Line([row["block"] for row in rows], *shares)
             handles.append(line(axis, given, colour=colour[name], marker=marker[name], label=name))
     axis.set_ylim(0, 1.03)
-    axis.set_xlabel("after block", fontsize=TEXT)
+    whole_numbers(axis, "after block")
     axis.set_ylabel("share of the bound", fontsize=TEXT)
-    axis.xaxis.get_major_locator().set_params(integer=True)
     below(figure, handles, 2)
     return figure

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
+from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of, styles
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import columns_of, summary
 from vitrim.analysis.subject import Decision, Subject, Watch
@@ -381,17 +381,10 @@ def draw_merging_error(tables: Tables) -> Any:
 
 def _lines(tables: Tables, table: str, measure: str, label: str) -> tuple[Any, Any, list[Any]]:
     """One panel with a line per record over the blocks."""
-    colour, marker = styles(tables)
     names = names_of({table: tables[table]})
     figure, (axis,) = panels(1, across=1, size=(6.0, 3.0), above=0.2 + 0.09 * len(names))
-    handles = []
-    for name in names:
-        rows = [row for row in tables[table].records() if row["method"] == name]
-        columns = [[row[key] for row in rows] for key in ("block", measure, f"{measure}_low", f"{measure}_high")]
-        handles.append(line(axis, Line(*columns), colour=colour[name], marker=marker[name], label=name))
-    axis.set_xlabel("block", fontsize=TEXT)
+    handles = lines(axis, tables, table, ("block", measure, f"{measure}_low", f"{measure}_high"))
     axis.set_ylabel(label, fontsize=TEXT)
-    axis.xaxis.get_major_locator().set_params(integer=True)
     return figure, axis, handles
 
 

@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import FamilyResult, TableRow, Tables, draws, fullest, matrix, names_of, styles
+from vitrim.analysis.family import (
+    FamilyResult,
+    TableRow,
+    Tables,
+    draws,
+    fullest,
+    matrix,
+    names_of,
+    styles,
+    whole_numbers,
+)
 from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import columns_of, summary
 from vitrim.core.schedule import KEEP_RULES
@@ -715,8 +725,7 @@ def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
             handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
         axis.set_title(f"with {short(anchor)}", fontsize=TEXT)
         axis.set_ylim(-0.02, 1.03)
-        axis.set_xlabel("after block", fontsize=TEXT)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        whole_numbers(axis, "after block")
     axes[0].set_ylabel(label, fontsize=TEXT)
     below(figure, [handles[name] for name in names if name in handles])
     return figure

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
+from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
 from vitrim.measure.probes import Agreement, Macs, Probe, TaskMetrics
-from vitrim.plots.charts import Line, line
 from vitrim.plots.style import TEXT, below, panels
 from vitrim.report import Table
 
@@ -133,26 +132,18 @@ def draw_batch_sizes(tables: Tables) -> Any:
 )
 def draw_splitting_layers(tables: Tables) -> Any:
     """Score, agreement and MACs over the splitting layer."""
-    figure, axes = _over(tables, "splitting_layers", "blocks", "splitting layer")
-    for axis in axes:
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    return figure
+    return _over(tables, "splitting_layers", "blocks", "splitting layer")[0]
 
 
 def _over(tables: Tables, table: str, over: str, label: str) -> tuple[Any, list[Any]]:
     """A panel per measure, which are the columns behind the number of images."""
     columns = tables[table].columns
     measures = columns[columns.index("images") + 1 :]
-    colour, marker = styles(tables)
     names = names_of({table: tables[table]})
     figure, axes = panels(len(measures), across=3, size=(2.9, 2.3), above=0.2 + 0.2 * -(-len(names) // 3))
-    handles: dict[str, Any] = {}
+    handles: list[Any] = []
     for axis, measure in zip(axes, measures, strict=True):
-        for name in names:
-            rows = sorted((row for row in tables[table].records() if row["method"] == name), key=lambda row: row[over])
-            given = Line([row[over] for row in rows], [row[measure] for row in rows])
-            handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+        handles = lines(axis, tables, table, (over, measure), label)
         axis.set_title("GMACs" if measure == "gmacs" else measure, fontsize=TEXT)
-        axis.set_xlabel(label, fontsize=TEXT)
-    below(figure, list(handles.values()))
+    below(figure, handles)
     return figure, axes
