@@ -1,4 +1,4 @@
-"""What reductions do to tokens and features: one pass over images, or stored records, made into a folder with a report.
+"""The analysis of reductions: one pass over images, or stored records, made into a folder with a report.
 
 vitrim.analyze("vitrim:cifar10_vit", ["tome:r=8", "topk"], "cifar10-test.parquet", out="report")
 analyze_records(["report/record_dense.npz", "report/record_tome_r_8.npz"], out="again")

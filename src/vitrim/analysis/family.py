@@ -1,4 +1,4 @@
-"""What a family of an analysis is made of: its result, and figures drawn from the tables in it.
+"""The parts of a family of an analysis: its result, and figures drawn from the tables in it.
 
 A figure reads tables and nothing else, so it can be drawn again from stored records, and a family without a figure has
 its tables in the report all the same.
@@ -19,26 +19,10 @@ from vitrim.plots.charts import Line, line
 from vitrim.plots.style import TEXT, colours, markers
 from vitrim.report import Table
 
-__all__ = [
-    "Drawing",
-    "FamilyResult",
-    "Tables",
-    "drawings",
-    "drawn",
-    "draws",
-    "fullest",
-    "lines",
-    "matrix",
-    "methods_with",
-    "names_of",
-    "styles",
-    "whole_numbers",
-]
-
 
 @dataclass
 class FamilyResult:
-    """What one family finds.
+    """The findings of one family.
 
     Attributes:
         tables: none where the family does not apply.
@@ -105,7 +89,7 @@ class Drawing:
     draw: Draw
 
     def alt(self, tables: Tables) -> str:
-        """What a reader who does not see the figure is told: the caption, where the numbers are, and who is shown."""
+        """The text for those who do not see the figure: caption, where the numbers are, which records it shows."""
         known = ", ".join(names_of({self.table: tables[self.table]}))
         return f"{self.caption} The numbers are in {self.table}.csv. Shown: {known}."
 

@@ -225,7 +225,7 @@ class Record:
 
 
 def _entries(header: Mapping[str, Any]) -> str | None:
-    """Say which entry of the header is not of its kind; None where all are."""
+    """The entry of the header that is not of its kind, as a message; None where all are."""
     layers, places = header["num_layers"], range(int(header["num_layers"]))
     checks = {
         "num_layers": lambda value: 0 < value <= MOST_LAYERS,
@@ -251,7 +251,7 @@ def _whole(value: Any) -> bool:
 
 
 def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """Say which array does not have the shape that the header names, or holds no numbers; None where all do."""
+    """The array that holds no numbers or not as many as the header names, as a message; None where all are right."""
     images, layers, stages = len(arrays["ids"]), int(header["num_layers"]), len(header["blocks"])
     rows, columns = header["grid"]
     features = header.get("feature_images", images)
@@ -274,7 +274,7 @@ def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> st
 
 
 def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """Say which array has values that are not finite numbers; None where none has.
+    """The array that has values that are not finite numbers, as a message; None where none has.
 
     Example:
         >>> unfinished({"ids": np.arange(2), "kl": np.array([0.5, np.nan])})

@@ -56,7 +56,7 @@ class Models(Weights):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures(Reading):
+class AnalysedImages(Reading):
     """The images to analyse them on, if there are any."""
 
     source: Annotated[
@@ -69,7 +69,7 @@ class Pictures(Reading):
 def analyze(
     *,
     models: Models,
-    pictures: Pictures,
+    images: AnalysedImages,
     methods: common.MethodsBesideDense = None,
     stored: Stored = None,
     compare: Compare = False,
@@ -109,7 +109,7 @@ def analyze(
 
     if compare or stored:
         given = {
-            **{one.name: getattr(group, one.name) for group in (models, pictures) for one in fields(group)},
+            **{one.name: getattr(group, one.name) for group in (models, images) for one in fields(group)},
             "device": machine.device != "cpu",
             "dtype": dtype != "fp32",
             "workers": workers,
@@ -125,24 +125,24 @@ def analyze(
         raise VitrimError("give a model and --data, or stored records with --from")
     if len(models.names) > 1:
         raise VitrimError(f"give one model, not {', '.join(models.names)}: further ones go behind --model")
-    if pictures.source is None:
+    if images.source is None:
         raise VitrimError("give the images to analyse the model on with --data")
     set_threads(machine.threads)
     with bar:
         report = run(
             models.names[0],
             configs,
-            pictures.source,
+            images.source,
             more_models=models.more or (),
             out=out,
             only=only,
             sizes=pixels,
             formats=formats,
-            split=pictures.split,
-            image_column=pictures.image_column,
-            label_column=pictures.label_column,
-            data_options=common.parse_options(pictures.data_option, "data option"),
-            limit=pictures.limit,
+            split=images.split,
+            image_column=images.image_column,
+            label_column=images.label_column,
+            data_options=common.parse_options(images.data_option, "data option"),
+            limit=images.limit,
             batch_size=batch_size,
             dtype=dtype,
             workers=workers,
@@ -151,7 +151,7 @@ def analyze(
             model_options=models.options,
             seed=machine.seed,
             device=machine.device,
-            on_progress=lambda seen, images: bar.update(bar.task_ids[0], completed=seen, total=images, visible=True),
+            on_progress=lambda seen, every: bar.update(bar.task_ids[0], completed=seen, total=every, visible=True),
             on_stop=show,
         )
     show(report)

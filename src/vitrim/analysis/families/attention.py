@@ -1,4 +1,4 @@
-"""The attention that fused tokens are given, against the one that they would compute (MCTF, supplement B.3)."""
+"""Attention: what fused tokens are given, against what they would compute (MCTF, supplement B.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of tokens left after each block, image by image."""
+"""Counts: tokens left after each block, image by image."""
 
 from __future__ import annotations
 

@@ -231,12 +231,12 @@ def _alone_under(subject: Subject, method: MethodConfig, notes: list[str]) -> li
             elif amount in (THRESHOLDS[0], SHARES[0]):
                 notes.append(f"{name} alone in block {depth} is left out: {problem}")
     models = subject.contestants([config for *_, config in settings])
-    damages = {place: _Damage() for place in range(1, len(models))}
-    subject.follow(models, {place: damage.see for place, damage in damages.items()}, subject.batches(IMAGES))
+    distances = {place: _Distances() for place in range(1, len(models))}
+    subject.follow(models, {place: one.see for place, one in distances.items()}, subject.batches(IMAGES))
     kind = "threshold" if knob.similarity else "share removed"
     return [
-        (name, kind, amount, depth, damage.images, *(number for numbers in damage.summary() for number in numbers))
-        for (amount, depth, _), damage in zip(settings, damages.values(), strict=True)
+        (name, kind, amount, depth, one.images, *(number for numbers in one.summary() for number in numbers))
+        for (amount, depth, _), one in zip(settings, distances.values(), strict=True)
     ]
 
 
@@ -249,7 +249,7 @@ def _problem(config: MethodConfig, subject: Subject) -> str | None:
     return None
 
 
-class _Damage:
+class _Distances:
     """Distances to the dense model of every image."""
 
     def __init__(self) -> None:
@@ -410,7 +410,9 @@ def draw_loss_alone(tables: Tables) -> Any:
         own = [row for row in rows if (row["method"], row["setting"]) == (method, setting)]
         values = sorted({row["value"] for row in own})
         blocks = sorted({row["block"] for row in own})
-        means = [_mean([row[measure] for row in own if row["block"] == block]) for block in blocks]
+        known = {block: [row[measure] for row in own if row["block"] == block] for block in blocks}
+        known = {block: [number for number in numbers if number is not None] for block, numbers in known.items()}
+        means = [sum(numbers) / len(numbers) if numbers else 0.0 for numbers in known.values()]
         axis.bar(blocks, means, color=colour[method], alpha=0.3, width=0.8)
         for number, value in enumerate(values):
             some = [row for row in own if row["value"] == value]
@@ -428,8 +430,3 @@ def draw_loss_alone(tables: Tables) -> Any:
         if place % len(groups) == 0:
             axis.set_ylabel(label, fontsize=TEXT)
     return figure
-
-
-def _mean(values: list[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else 0.0

@@ -1,4 +1,4 @@
-"""The scores by which methods keep patches, over the image and block by block."""
+"""Router: the scores by which methods keep patches, over the image and block by block."""
 
 from __future__ import annotations
 

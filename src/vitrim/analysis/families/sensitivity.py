@@ -1,4 +1,4 @@
-"""Dependence of results on what should not matter: batch mates, their order, where the matching changes."""
+"""Sensitivity: how results depend on what should not matter: batch mates, their order, where the matching changes."""
 
 from __future__ import annotations
 

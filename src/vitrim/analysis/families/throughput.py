@@ -1,4 +1,4 @@
-"""Speed over image sizes, precisions, attention kernels and numbers of tokens (Cropr, Figures 1 to 3 and Table 5)."""
+"""Throughput: speed over sizes, precisions, attention kernels and numbers of tokens (Cropr, Fig. 1-3 and Tab. 5)."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
             raise VitrimError(
                 f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
             )
-        runners = list(_runners(model, subject.methods, result.notes if size == sizes[0] else []))
+        variants = list(_variants(model, subject.methods, result.notes if size == sizes[0] else []))
         dtype = next(model.parameters()).dtype
         named = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
         for precision in (named, AUTOCAST) if dtype == torch.float32 else (named,):  # where autocast lowers it
             with one_line_errors(f"{size} pixels, {precision}"):
-                rows += _timed(runners, precision, size, subject, budget)
+                rows += _timed(variants, precision, size, subject, budget)
     result.tables.append(
         Table("throughput", "Speed, timed in turn; speed-up over the dense model", COLUMNS, rows, SHOWN)
     )
@@ -78,7 +78,7 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
 
 
 @dataclass(frozen=True)
-class _Runner:
+class _Variant:
     """One model to be timed: a method with a kernel and a choice of tokens."""
 
     method: str
@@ -91,48 +91,48 @@ class _Runner:
             return self.model(images)
 
 
-def _runners(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]) -> Iterator[_Runner]:
+def _variants(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]) -> Iterator[_Variant]:
     """Every method with every kernel and choice of tokens that it can have, the dense model first."""
     for number, (kernel, dense) in enumerate(dense_copies(model).items()):
         left_out = notes if number == 0 else []
-        yield _Runner(DENSE, kernel, "M", dense)
-        yield _Runner(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
+        yield _Variant(DENSE, kernel, "M", dense)
+        yield _Variant(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
         for method in methods:
             name = method.describe()
-            yield _Runner(name, kernel, "M", reduced_copy(dense, method))
+            yield _Variant(name, kernel, "M", reduced_copy(dense, method))
             if method.needs_grid():
                 left_out.append(f"{name} is left out of M-1 tokens: it needs the whole grid")
             else:
-                yield _Runner(name, kernel, "M-1", one_fewer(reduced_copy(dense, method)))
+                yield _Variant(name, kernel, "M-1", one_fewer(reduced_copy(dense, method)))
             reduced = reduced_copy(dense, method)
             if align(get_reduction(reduced), MULTIPLE):
-                yield _Runner(name, kernel, "aligned", reduced)
+                yield _Variant(name, kernel, "aligned", reduced)
             else:
                 left_out.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
 
 
 def _timed(
-    runners: Sequence[_Runner], precision: str, size: int, subject: Subject, budget: Budget
+    variants: Sequence[_Variant], precision: str, size: int, subject: Subject, budget: Budget
 ) -> list[tuple[object, ...]]:
     """The rows of one size and precision."""
     like = next(subject.model.parameters())
-    images = random_images(runners[0].model, subject.batch_size, subject.seed).to(like.device, like.dtype)
+    images = random_images(variants[0].model, subject.batch_size, subject.seed).to(like.device, like.dtype)
     context: Context = partial(torch.autocast, like.device.type) if precision == AUTOCAST else nullcontext
-    runs = {str(place): partial(runner.called, images, context) for place, runner in enumerate(runners)}
+    runs = {str(place): partial(variant.called, images, context) for place, variant in enumerate(variants)}
     with torch.inference_mode():
         times = list(time_interleaved(runs, like.device, budget).values())
-        copies = [replace(runner, model=shared_copy(runner.model)) for runner in runners]
+        copies = [replace(variant, model=shared_copy(variant.model)) for variant in variants]
         peaks = [peak_memory_mib(partial(copy.called, images, context), like.device) for copy in copies]
     dense = {
-        runner.kernel: times[place]
-        for place, runner in enumerate(runners)
-        if (runner.method, runner.tokens) == (DENSE, "M")
+        variant.kernel: times[place]
+        for place, variant in enumerate(variants)
+        if (variant.method, variant.tokens) == (DENSE, "M")
     }
     rows: list[tuple[object, ...]] = []
-    for runner, measured, peak in zip(runners, times, peaks, strict=True):
-        latency, ratio = summarise(measured), paired_speedup(dense[runner.kernel], measured)
+    for variant, measured, peak in zip(variants, times, peaks, strict=True):
+        latency, ratio = summarise(measured), paired_speedup(dense[variant.kernel], measured)
         speed = (images_per_second(len(images), latency.p50_ms), latency.p50_ms, latency.iqr_ms, len(measured))
-        setting = (runner.method, size, precision, runner.kernel, runner.tokens, len(images))
+        setting = (variant.method, size, precision, variant.kernel, variant.tokens, len(images))
         rows.append((*setting, *speed, ratio.median, ratio.q1, ratio.q3, peak))
     return rows
 

@@ -1,4 +1,4 @@
-"""Pruned tokens before the head, in two dimensions: whether the block that pruned them still shows (Cropr, Fig. 4)."""
+"""t-SNE: pruned tokens before the head, and whether the block that pruned them still shows (Cropr, Figure 4)."""
 
 from __future__ import annotations
 
