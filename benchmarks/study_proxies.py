@@ -25,7 +25,7 @@ from torch import nn
 
 from cifar10 import CUTS, candidates, settings, some_images
 from vitrim.analysis.collect import collect
-from vitrim.analysis.features import cka, procrustes, pwcca
+from vitrim.analysis.families.features import cka, procrustes, pwcca
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
 from vitrim.cli import common

@@ -11,21 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.clusters import v_measure
-from vitrim.analysis.families import analyse
-from vitrim.analysis.families.patterns import patterns
-from vitrim.analysis.features import cka, procrustes, pwcca
-from vitrim.analysis.maps import Pattern, depth_map, emd, js_bits, kl_bits, mean_pattern, pcc, scc, sim
-from vitrim.analysis.output import write_tables
-from vitrim.analysis.patterns import iou
+from vitrim.analysis.families import of_records
+from vitrim.analysis.families.depth import MeanDepth, depth_map, emd, js_bits, kl_bits, mean_depth, pcc, scc, sim
+from vitrim.analysis.families.features import cka, procrustes, pwcca
+from vitrim.analysis.families.patterns import iou, patterns, v_measure
+from vitrim.analysis.output import write_report, write_tables
 from vitrim.analysis.record import Record, titled
-from vitrim.analysis.report import write_report
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
-from vitrim.analysis.tables import Table, cell
 from vitrim.errors import VitrimError
 from vitrim.files import write_text
 from vitrim.plots.charts import Line, heat, line
 from vitrim.plots.style import SMALL, TEXT, below, colours, markers, method_of, panels, save, sheet
+from vitrim.report import Table, cell
 
 DENSE, TOPK, KMEDOIDS = "dense", "topk", "kmedoids"
 FIXED = ("l1", "l2", "linf", "random")
@@ -74,10 +71,10 @@ def write_reports(folder: Path, records: Sequence[Record], rates: Sequence[float
     """The report of `vitrim analyze` over all methods at one rate, in ``rate_RATE/``, for each rate."""
     for rate in rates:
         own = of_rate(records, rate)
-        outcomes, place = analyse(own), folder / f"rate_{rate}"
+        results, place = of_records(own), folder / f"rate_{rate}"
         summary = {"command": "study", **found, "records": [dict(one.header) for one in own]}
-        write_tables(place, outcomes, summary)
-        write_report(place, outcomes, found)
+        write_tables(place, results, summary)
+        write_report(place, results, found)
 
 
 # ---- one data set, one model -----------------------------------------------------------------------------------------
@@ -204,9 +201,9 @@ def draw_accuracy(table: Table) -> Any:
 # ---- several data sets, or several models ----------------------------------------------------------------------------
 
 
-def averaged(record: Record) -> Pattern:
+def averaged(record: Record) -> MeanDepth:
     """The mean depth of every patch."""
-    return mean_pattern(depth_map(record.kept(), record.blocks, record.header["num_layers"]))
+    return mean_depth(depth_map(record.kept(), record.blocks, record.header["num_layers"]))
 
 
 def across_data(groups: Mapping[str, Sequence[Record]]) -> Table:
@@ -250,7 +247,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def draw_maps(groups: Mapping[str, Sequence[Record]], rate: float) -> Any:
     """Averaged maps of depth, a row per method and a column per data set, one colour scale per row."""
-    found: dict[str, dict[str, Pattern]] = {}
+    found: dict[str, dict[str, MeanDepth]] = {}
     for data, records in groups.items():
         own = [one for one in records[1:] if one.header["rate"] == rate and "kept" in one.arrays]
         found[data] = {one.name: averaged(one) for one in own}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import golden_files as golden
 from golden_files import Reference
-from vitrim.analysis.clusters import compose
+from vitrim.analysis.families.patterns import compose
 
 PATCHES = 196
 STAGES = (3, 6, 9)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.drawings import Tables, tables_of
 from vitrim.analysis.families.counts import COLUMNS as COUNTS
 from vitrim.analysis.families.counts import SHOWN as COUNTS_SHOWN
 from vitrim.analysis.families.depth import OVERALL, PLACES
@@ -14,14 +14,16 @@ from vitrim.analysis.families.depth import PAIRS as DEPTH_PAIRS
 from vitrim.analysis.families.features import ANCHORS, PROXY
 from vitrim.analysis.families.features import PAIRS as FEATURES
 from vitrim.analysis.families.patterns import CLUSTERS, CLUSTERS_SHOWN, OVERLAP, OVERLAP_SHOWN
-from vitrim.analysis.tables import Outcome, Table
+from vitrim.analysis.family import FamilyResult, Tables
+from vitrim.analysis.record import Record
+from vitrim.report import Table
 
 NAMES = ("topk:keep_rate=0.9", "topk:keep_rate=0.5", "tome:r=8")
 BLOCKS = (1, 3)
 
 
-def outcomes() -> dict[str, Outcome]:
-    """One `Outcome` per family of records: three records and the dense model, two blocks."""
+def results() -> dict[str, FamilyResult]:
+    """One `FamilyResult` per family of records: three records and the dense model, two blocks."""
     draw = np.random.default_rng(0)
     pairs = [(a, b, block) for a, b in combinations(NAMES, 2) for block in BLOCKS]
 
@@ -46,21 +48,21 @@ def outcomes() -> dict[str, Outcome]:
     anchors = [(name, "head", "procrustes", 3, *numbers(ANCHORS, 4)) for name in NAMES]
     depth_pairs = [(a, b, *numbers(DEPTH_PAIRS, 2)) for a, b in combinations(NAMES, 2)]
     return {
-        "patterns": Outcome(
+        "patterns": FamilyResult(
             [
                 Table("overlap", "Overlap", OVERLAP, overlap, OVERLAP_SHOWN),
                 Table("clusters", "Clusters", CLUSTERS, clusters, CLUSTERS_SHOWN),
             ],
         ),
-        "depth": Outcome(
+        "depth": FamilyResult(
             [
                 Table("depth", "Depth", OVERALL, [(name, 40, *numbers(OVERALL, 2)) for name in NAMES]),
                 Table("depth_maps", "Maps", PLACES, places, ()),
                 Table("depth_pairs", "Pairs", DEPTH_PAIRS, depth_pairs),
             ]
         ),
-        "counts": Outcome([Table("counts", "Tokens", COUNTS, counts, COUNTS_SHOWN)]),
-        "features": Outcome(
+        "counts": FamilyResult([Table("counts", "Tokens", COUNTS, counts, COUNTS_SHOWN)]),
+        "features": FamilyResult(
             [
                 Table("features", "Features", FEATURES, features, FEATURES[:-1]),
                 Table("proxy", "Proxy", PROXY, proxy),
@@ -72,4 +74,48 @@ def outcomes() -> dict[str, Outcome]:
 
 def tables() -> Tables:
     """All of them by name."""
-    return tables_of(outcomes())
+    return Tables.of(results())
+
+
+def rows(source: FamilyResult | Tables, name: str, **wanted: object) -> list[dict[str, Any]]:
+    """The rows of a table, those that have the ``wanted`` values."""
+    every = source if isinstance(source, Tables) else Tables.of({"": source})
+    return [row for row in every[name].records() if all(row[key] == value for key, value in wanted.items())]
+
+
+def grids(figure: Any) -> list[Any]:
+    """The numbers of the images in a figure."""
+    return [axis.images[0].get_array().filled(np.nan) for axis in figure.axes if axis.images]
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+
+IMAGES, SIDE, PATCHES, CLASSES = 40, 3, 9, 3
+HEADER = {
+    "num_prefix": 1,
+    "num_layers": 4,
+    "grid": [SIDE, SIDE],
+    "blocks": [1],
+    "feature_blocks": [],
+    "adaptive": False,
+}
+
+
+def made_record(method: str, kind: str, seed: int, groups: int, right: float) -> Record:
+    """A record of nine patches: clusters or, of a method that prunes, as many patches kept as there are groups."""
+    draw = np.random.default_rng(seed)
+    labels = np.stack([draw.permutation(np.arange(PATCHES) % groups) for _ in range(IMAGES)])
+    kept = np.stack([draw.permutation(PATCHES) < groups for _ in range(IMAGES)])
+    targets = np.arange(IMAGES) % CLASSES
+    shown = np.where(np.arange(IMAGES) < right * IMAGES, targets, (targets + 1) % CLASSES)
+    arrays = {
+        "ids": np.arange(IMAGES),
+        "batch": np.zeros(IMAGES, int),
+        "targets": targets,
+        "source": np.concatenate([np.zeros((IMAGES, 1), int), labels + 1], 1)[:, None],
+        "kept": np.packbits(kept[:, None], axis=-1),
+        "num_tokens": 1 + np.concatenate([np.full((IMAGES, 1), PATCHES), draw.integers(2, 9, (IMAGES, 3))], 1),
+        "head": draw.normal(size=(IMAGES, 4)),
+        "logits": np.eye(CLASSES)[shown],
+    }
+    return Record({**HEADER, "method": method, "kind": kind, "soft": False}, arrays)

@@ -19,9 +19,9 @@ from golden_files import Reference
 from golden_runs import FEATURE_BLOCKS, STAGES, composed, mask
 from tiny import GEOMETRY, images
 from vitrim.analysis import collect as module
-from vitrim.analysis.clusters import compose, relabel, v_measure
 from vitrim.analysis.collect import Collect, _predictions, collect, records_of
-from vitrim.analysis.maps import depth_map
+from vitrim.analysis.families.depth import depth_map
+from vitrim.analysis.families.patterns import compose, relabel, v_measure
 from vitrim.analysis.record import Record
 from vitrim.data import DataError
 from vitrim.errors import VitrimError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitrim.analysis.output import read_report, write_records, write_tables
+from vitrim.analysis.output import read_analysis, write_records, write_tables
 from vitrim.analysis.record import Record, check_comparable, titled
 from vitrim.errors import VitrimError
 
@@ -157,16 +157,16 @@ def test_arrays_that_do_not_belong_together(damage: str, tmp_path: Path) -> None
 def test_a_folder_holds_the_records_of_one_analysis(tmp_path: Path) -> None:
     write_records(tmp_path, [record(), record(method="tome")])
     write_tables(tmp_path, {}, {"complete": True})
-    assert [one.method for one in read_report(tmp_path)] == ["tome", "topk"]
+    assert [one.method for one in read_analysis(tmp_path)] == ["tome", "topk"]
     write_records(tmp_path, [record(method="evit")])  # perhaps of other weights
-    assert [one.method for one in read_report(tmp_path)] == ["evit"]
+    assert [one.method for one in read_analysis(tmp_path)] == ["evit"]
 
 
 def test_an_analysis_that_was_stopped_is_not_compared(tmp_path: Path) -> None:
     write_records(tmp_path, [record()])
     write_tables(tmp_path, {}, {"complete": False})
     with pytest.raises(VitrimError, match="was stopped before all images were seen: run it again"):
-        read_report(tmp_path)
+        read_analysis(tmp_path)
 
 
 HOSTILE: dict[str, list[Any]] = {

@@ -8,10 +8,9 @@ import torch
 import golden_files as golden
 from golden_files import Reference
 from golden_runs import FEATURE_BLOCKS, PATCHES, STAGES, run, table
-from vitrim.analysis.clusters import completeness, homogeneity, v_measure
-from vitrim.analysis.features import cka, mean_cca, mean_sq_cca, procrustes, pwcca
-from vitrim.analysis.maps import depth_map, emd, js_bits, kl_bits, mean_pattern, pcc, scc, sim
-from vitrim.analysis.patterns import ioa, iou
+from vitrim.analysis.families.depth import depth_map, emd, js_bits, kl_bits, mean_depth, pcc, scc, sim
+from vitrim.analysis.families.features import cka, mean_cca, mean_sq_cca, procrustes, pwcca
+from vitrim.analysis.families.patterns import completeness, homogeneity, ioa, iou, v_measure
 
 SIDE = 14
 
@@ -63,7 +62,7 @@ def test_averaged_maps(ref: Reference) -> None:
     assert columns == ["KLD12", "KLD21", "JSD", "PCC", "SCC", "EMD", "SIM"]
     rows = []
     for a, b in pairs:
-        one, other = (mean_pattern(depths(model)).mean.reshape(SIDE, SIDE) for model in (a, b))
+        one, other = (mean_depth(depths(model)).mean.reshape(SIDE, SIDE) for model in (a, b))
         divergence = [kl_bits(one, other), kl_bits(other, one), js_bits(one, other, reference=True)]
         rows.append([*divergence, pcc(one, other), scc(one, other), emd(one, other), sim(one, other)])
     answer(ref, rows)
@@ -111,7 +110,7 @@ def test_statistics_of_tokens(ref: Reference) -> None:
         ref.check(f"{model}/mean_reduction", torch.from_numpy(share.mean(0)))
         ref.check(f"{model}/std_reduction", torch.from_numpy(share.std(0)))
         if f"{model}/mean_token_depth" in ref:
-            pattern = mean_pattern(depths(model))
+            pattern = mean_depth(depths(model))
             ref.check(f"{model}/mean_token_depth", torch.tensor(pattern.overall_mean, dtype=torch.float64))
             ref.check(f"{model}/std_token_depth", torch.tensor(pattern.overall_std, dtype=torch.float64))
             ref.check(f"{model}/mean_token_depth_spatial", torch.from_numpy(pattern.mean))

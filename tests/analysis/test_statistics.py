@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrim.analysis.statistics import bootstrap_ci, mean_ci, spearman_ci, spearman_kendall
-from vitrim.analysis.tables import summary
+from vitrim.analysis.statistics import bootstrap_ci, mean_ci, spearman_ci, spearman_kendall, summary
 from vitrim.errors import VitrimError
 
 

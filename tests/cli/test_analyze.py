@@ -13,11 +13,11 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from cli_runs import exit_code
-from vitrim.analysis.families import EXPERIMENTS, FAMILIES
-from vitrim.analysis.features import procrustes
-from vitrim.analysis.patterns import iou
+from vitrim.analysis import analyze
+from vitrim.analysis.families import DEFAULT, FAMILIES, Family
+from vitrim.analysis.families.features import procrustes
+from vitrim.analysis.families.patterns import iou
 from vitrim.analysis.record import Record
-from vitrim.cli import analyze
 from vitrim.errors import VitrimError
 from vitrim.measure.decisions import file_name, read_arrays
 from vitrim.measure.run import Measurement
@@ -123,7 +123,7 @@ def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
 
 
 def test_records_give_the_same_tables_again(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrim.analysis.report.pictures", lambda family, tables: [])  # only to save time
+    monkeypatch.setattr("vitrim.analysis.output.drawn", lambda family, tables: [])  # only to save time
     stored = [report / f"record_{file_name(method)}.npz" for method in ("dense", *METHODS)]
     files = [part for file in stored for part in ("--from", file)]
     assert run(*files, "--out", tmp_path / "again") == 0
@@ -245,7 +245,7 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
     def fails(_: object) -> None:
         raise VitrimError("these records are too few")
 
-    monkeypatch.setitem(FAMILIES, "counts", fails)
+    monkeypatch.setitem(FAMILIES, "counts", Family("Counts", fails))
     out = tmp_path / "out"
     assert run(*MODEL, "-m", "tome:r=2", "--data", images, "--only", "counts", "--out", out) == 2
     assert "these records are too few" in capsys.readouterr().err
@@ -342,5 +342,5 @@ def test_a_package_that_is_not_installed(
 def test_the_families_of_the_help_are_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"families with commas: {', '.join(FAMILIES)}, and those that run the model once more, " in printed
-    assert ", ".join(name for name in EXPERIMENTS if name not in FAMILIES) in printed
+    assert f"families with commas: {', '.join(DEFAULT)}, and those that run the model once more, " in printed
+    assert ", ".join(name for name in FAMILIES if name not in DEFAULT) in printed

@@ -16,8 +16,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from made_tables import tables
-from vitrim.analysis.drawings import Tables, pictures
-from vitrim.analysis.tables import Table
+from vitrim.analysis.family import Tables, drawn
 from vitrim.app.front import _picture
 from vitrim.app.records import Point
 from vitrim.plots.dense import Column, compare
@@ -25,6 +24,7 @@ from vitrim.plots.plain import Sheet, plain
 from vitrim.plots.style import encoded, sheet
 from vitrim.plots.tradeoff import plot_accuracy_over_macs
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
+from vitrim.report import Table
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
@@ -123,8 +123,8 @@ def drawn_of_records() -> list[Any]:
         return Table(table.name, table.title, table.columns, rows, table.shown)
 
     hostile = Tables({name: renamed(table) for name, table in made.items()})
-    found = [one for family in ("patterns", "depth", "counts", "features") for one in pictures(family, hostile)]
-    return [one.figure for one in found]
+    families = ("patterns", "depth", "counts", "features")
+    return [figure for family in families for _, figure in drawn(family, hostile)]
 
 
 def test_figures_of_an_analysis_are_such_sheets() -> None:

@@ -1,5 +1,6 @@
-"""Measures of what a reduction does: patterns of tokens, maps of depth, similarity of features.
+"""Measures of what a reduction does: patterns of tokens, maps of depth, similarity of features, speed.
 
-The metrics are pure functions of arrays in float64; `collect` gathers those arrays, with the measuring engine, into
-`Record` objects.
+`vitrim.analysis.analyze` has the functions behind ``vitrim analyze``. Each file of `vitrim.analysis.families` is one
+family: its metrics, which are pure functions of arrays in float64, its tables and its figures. `collect` gathers the
+arrays, with the measuring engine, into `Record` objects.
 """

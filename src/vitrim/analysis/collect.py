@@ -169,7 +169,11 @@ class _Collected(Gauge):
 
     def _check_size(self, batch: Batch, found: Mapping[str, Tensor]) -> None:
         """Refuse what would not fit before hours of work, judging by this batch."""
-        bytes_of = {name: _stored_bytes(name, tensor) / len(batch) for name, tensor in found.items()}
+        halved = (*FEATURES, "logits", "top_logits")  # stored as float16
+        bytes_of = {
+            name: tensor.numel() * (2 if name in halved else tensor.element_size()) / len(batch)
+            for name, tensor in found.items()
+        }
         per_image = sum(count for name, count in bytes_of.items() if name not in FEATURES)
         images = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + len(batch)
         features = (sum(bytes_of.values()) - per_image) * min(images, MOST_FEATURES)
@@ -276,11 +280,6 @@ def _predictions(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
         return {**found, "logits": logits.float()}
     largest = logits.float().topk(TOP, dim=1)
     return {**found, "top_logits": largest.values, "top_classes": largest.indices.to(torch.int32)}
-
-
-def _stored_bytes(name: str, tensor: Tensor) -> int:
-    half = name in (*FEATURES, "logits", "top_logits")
-    return tensor.numel() * (2 if half else tensor.element_size())
 
 
 def _changed(source: NDArray[Any], kept: NDArray[Any] | None) -> list[int]:

@@ -1,20 +1,25 @@
-"""The folder of an analysis: records, tables and the common record."""
+"""The folder of an analysis: records, tables, figures, and the report, one page without a request to anywhere."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from vitrim.analysis.families import FAMILIES
+from vitrim.analysis.family import FamilyResult, Tables, drawn
 from vitrim.analysis.record import Record
-from vitrim.analysis.tables import Outcome
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.measure.decisions import file_name, write_arrays
+from vitrim.plots.style import DPI, encoded, write
+from vitrim.report import Table, cell
 
-__all__ = ["SUMMARY", "check_output", "read_report", "write_records", "write_tables"]
+__all__ = ["SUMMARY", "check_output", "read_analysis", "write_records", "write_report", "write_tables"]
 
 SUMMARY = "analysis.json"
 ARRAYS_FORMAT = 1
@@ -35,7 +40,7 @@ def check_output(folder: Path) -> None:
         raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
 
 
-def read_report(folder: Path) -> list[Record]:
+def read_analysis(folder: Path) -> list[Record]:
     """The records of a finished analysis; ``report`` of their headers is the name of its folder.
 
     Raises:
@@ -71,12 +76,12 @@ def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
     return files
 
 
-def write_tables(folder: Path, outcomes: Mapping[str, Outcome], found: Mapping[str, Any]) -> list[Path]:
+def write_tables(folder: Path, results: Mapping[str, FamilyResult], found: Mapping[str, Any]) -> list[Path]:
     """Write ``tables/TABLE.csv``, ``arrays/FAMILY.npz`` where a family has any, and ``analysis.json``.
 
     Args:
         folder: made if it does not exist.
-        outcomes: by family.
+        results: by family.
         found: entries of the summary besides tables and notes, that JSON can hold.
 
     Returns:
@@ -86,19 +91,174 @@ def write_tables(folder: Path, outcomes: Mapping[str, Outcome], found: Mapping[s
         VitrimError: a file cannot be written.
     """
     files = []
-    tables = {table.name: table for outcome in outcomes.values() for table in outcome.tables}
+    tables = {table.name: table for result in results.values() for table in result.tables}
     for name, table in tables.items():
         files.append(folder / "tables" / f"{name}.csv")
         write_text(files[-1], table.csv())
-    for name, outcome in outcomes.items():
-        if outcome.arrays:
+    for name, result in results.items():
+        if result.arrays:
             files.append(folder / "arrays" / f"{name}.npz")
-            write_arrays(files[-1], {"format": ARRAYS_FORMAT, "family": name}, outcome.arrays)
+            write_arrays(files[-1], {"format": ARRAYS_FORMAT, "family": name}, result.arrays)
     summary = {
         **found,
         "tables": {name: table.records() for name, table in tables.items() if table.shown != ()},
-        "notes": [note for outcome in outcomes.values() for note in outcome.notes],
+        "notes": [note for result in results.values() for note in result.notes],
     }
     files.append(folder / SUMMARY)
     write_text(files[-1], json_text(summary, indent=2) + "\n")
     return files
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+PAGE, MARKDOWN = "index.html", "report.md"
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+OPEN, MOST, MOST_MARKDOWN = 16, 400, 60
+"""Rows of a table that is unfolded on the page, that is on the page, and that is in the Markdown."""
+CSS_DPI = 96
+
+
+class PageFigure(NamedTuple):
+    """A figure on the page, with its size there."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    png: str
+    width: int
+    height: int
+
+
+class PageSection(NamedTuple):
+    """A family on the page."""
+
+    name: str
+    title: str
+    notes: Sequence[str]
+    figures: Sequence[PageFigure]
+    tables: Sequence[Table]
+
+
+def write_report(
+    folder: Path, results: Mapping[str, FamilyResult], found: Mapping[str, Any], *, formats: Sequence[str] = ("png",)
+) -> list[Path]:
+    """Write ``index.html``, ``report.md`` and ``figures/``, from tables alone.
+
+    Args:
+        folder: where ``tables/`` lies, see `write_tables`.
+        results: by family.
+        found: entries of the summary; those that are known are named at the top.
+        formats: of the files of figures; the page has its own, as PNG.
+
+    Returns:
+        The files.
+
+    Raises:
+        VitrimError: a file cannot be written.
+    """
+    tables, files, sections = Tables.of(results), [], []
+    for family, result in results.items():
+        figures = []
+        for drawing, figure in drawn(family, tables):
+            content = encoded(figure)  # which takes most of the time
+            for kind in formats:
+                files.append(folder / "figures" / f"{drawing.name}.{kind}")
+                write(content if kind == "png" else encoded(figure, kind), files[-1])
+            sides = struct.unpack(">II", content[16:24])  # where a PNG has its size
+            width, height = (round(side * CSS_DPI / DPI) for side in sides)
+            png = base64.b64encode(content).decode()
+            figures.append(
+                PageFigure(drawing.name, drawing.title, drawing.caption, drawing.alt(tables), png, width, height)
+            )
+        title = FAMILIES[family].title if family in FAMILIES else family.capitalize()
+        sections.append(PageSection(family, title, result.notes, figures, result.tables))
+    title, facts = _title(found), list(_facts(found, tables))
+    pages = {PAGE: _page(title, facts, sections), MARKDOWN: _markdown(title, facts, sections, formats[0])}
+    for name, text in pages.items():
+        files.append(folder / name)
+        write_text(files[-1], text)
+    return files
+
+
+def _title(found: Mapping[str, Any]) -> str:
+    if "compared" in found:
+        return "Analyses compared"
+    models = [one["model"] for one in found.get("models", ())]
+    data = found.get("data", {}).get("source")
+    about = f" of {', '.join(models)}" if models else ""
+    return f"Token reductions{about}{f' on {Path(data).name}' if data else ''}"
+
+
+def _facts(found: Mapping[str, Any], tables: Tables) -> Iterator[tuple[str, str]]:
+    """The facts a reader needs, by name."""
+    for model in found.get("models", ()):
+        options = "".join(f", {key}={value}" for key, value in (model.get("model_options") or {}).items())
+        yield "model", f"{model['model']}{options}; weights: {model['weights']}"
+    if "compared" in found:
+        yield "analyses", ", ".join(found["compared"])
+    data = found.get("data")
+    if data:
+        yield "images", f"{data['images']} of {data['source']}, {data['split'] or 'no split'}"
+        yield "batches of", str(data["batch_size"])
+    elif "counts" in tables:
+        yield "images", ", ".join(map(str, dict.fromkeys(tables["counts"].column("images"))))
+    if found.get("complete") is False:
+        yield "stopped", "before all images were seen"
+    environment = found.get("environment", {})
+    if environment:
+        yield "seed", str(environment["seed"])
+        yield "made with", f"vitrim {environment['vitrim']}, torch {environment['torch']}, {environment['dtype']}"
+        yield "on", f"{environment['device']} ({environment['device_name']})"
+    yield "numbers", "analysis.json and tables/*.csv beside this page"
+
+
+def _page(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[PageSection]) -> str:
+    from jinja2 import Environment
+
+    made = Environment(autoescape=True, trim_blocks=False).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    shown = [
+        {**section._asdict(), "tables": [_table(table) for table in section.tables if table.shown != () or table.rows]}
+        for section in sections
+    ]
+    return str(made.render(title=title, facts=facts, sections=shown, open=OPEN, zip=zip)) + "\n"
+
+
+def _table(table: Table) -> dict[str, Any]:
+    """A table as the page shows it: no rows where there are too many."""
+    names = table.columns if table.shown is None else table.shown
+    whole = 0 < len(table.rows) <= MOST and names
+    columns = [{"name": name.replace("_", " "), "text": _is_text(table, name)} for name in names]
+    rows = [list(map(cell, row)) for row in zip(*map(table.column, names), strict=True)] if whole else None
+    return {"name": table.name, "title": table.title, "count": len(table.rows), "columns": columns, "rows": rows}
+
+
+def _is_text(table: Table, name: str) -> bool:
+    return any(isinstance(value, str) for value in table.column(name))
+
+
+def _markdown(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[PageSection], kind: str) -> str:
+    lines = [f"# {title}", "", *(f"* {key}: {value}" for key, value in facts)]
+    for section in sections:
+        lines += ["", f"## {section.title}"]
+        lines += [part for note in section.notes for part in ("", f"> {note}")]
+        for figure in section.figures:
+            alt = figure.alt.replace("[", "(").replace("]", ")")
+            lines += ["", f"### {figure.title}", "", f"![{alt}](figures/{figure.name}.{kind})", "", figure.caption]
+        for table in section.tables:
+            lines += ["", *_markdown_table(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(table: Table) -> Iterator[str]:
+    where = f"[{table.name}.csv](tables/{table.name}.csv)"
+    shown = _table(table)
+    if shown["rows"] is None or len(table.rows) > MOST_MARKDOWN:
+        yield f"{table.title}: {len(table.rows)} rows, in {where}."
+        return
+    yield f"{table.title} ({where}):"
+    yield ""
+    yield "| " + " | ".join(column["name"] for column in shown["columns"]) + " |"
+    yield "|" + "|".join(" --- " if column["text"] else " ---: " for column in shown["columns"]) + "|"
+    for row in shown["rows"]:
+        yield "| " + " | ".join(value.replace("|", "\\|") for value in row) + " |"

@@ -208,8 +208,9 @@ class Record:
         try:
             problem = _entries(header) or _damage(header, arrays)
             if problem is None and "source" in arrays:
-                arrays["source"] = widened(arrays["source"], header.pop("pruned"))
-                problem = _strays(arrays["source"])
+                source = arrays["source"] = widened(arrays["source"], header.pop("pruned"))
+                if source.size and not -1 <= source.min() <= source.max() < source.shape[-1]:
+                    problem = "source names tokens that there are not"
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             problem = f"its header is damaged ({first_line(error)})"
         if problem is not None:
@@ -223,7 +224,7 @@ class Record:
 
 
 def _entries(header: Mapping[str, Any]) -> str | None:
-    """Say which entry of the header is not of its kind; None where all are."""
+    """The entry of the header that is not of its kind, as a message; None where all are."""
     layers, places = header["num_layers"], range(int(header["num_layers"]))
     checks = {
         "num_layers": lambda value: 0 < value <= MOST_LAYERS,
@@ -248,14 +249,8 @@ def _whole(value: Any) -> bool:
     return type(value) is int
 
 
-def _strays(source: NDArray[np.int32]) -> str | None:
-    """Say whether a token is none of those that there are."""
-    wrong = source.size and not -1 <= source.min() <= source.max() < source.shape[-1]
-    return "source names tokens that there are not" if wrong else None
-
-
 def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """Say which array does not have the shape that the header names, or holds no numbers; None where all do."""
+    """The array that holds no numbers or not as many as the header names, as a message; None where all are right."""
     images, layers, stages = len(arrays["ids"]), int(header["num_layers"]), len(header["blocks"])
     rows, columns = header["grid"]
     features = header.get("feature_images", images)
@@ -278,7 +273,7 @@ def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> st
 
 
 def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """Say which array has values that are not finite numbers; None where none has.
+    """The array that has values that are not finite numbers, as a message; None where none has.
 
     Example:
         >>> unfinished({"ids": np.arange(2), "kl": np.array([0.5, np.nan])})

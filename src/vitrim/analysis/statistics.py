@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -141,6 +141,32 @@ def spearman_ci(pairs: ArrayLike, n: int = 1000, seed: int = 0, *, level: float 
     found = np.divide((x * y).sum(1), below, out=np.full(n, np.nan), where=below > 0)
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
     return Interval(low, high)
+
+
+def summary(values: ArrayLike) -> list[tuple[float, float, float, float]]:
+    """Mean, population standard deviation and the ends of a 95 % bootstrap interval of the mean, of each column.
+
+    Args:
+        values: (I, K), images by measures.
+
+    Example:
+        >>> [round(number, 3) for number in summary([[0.0], [1.0]])[0]]
+        [0.5, 0.5, 0.0, 1.0]
+    """
+    rows = np.asarray(values, dtype=np.float64)
+    low, high = mean_ci(rows)
+    columns = zip(rows.mean(0), rows.std(0), low, high, strict=True)
+    return [(float(a), float(b), float(c), float(d)) for a, b, c, d in columns]
+
+
+def columns_of(prefix: str, columns: Sequence[str] = ("", "_std", "_low", "_high")) -> tuple[str, ...]:
+    """The names of the numbers of `summary`.
+
+    Example:
+        >>> columns_of("iou")
+        ('iou', 'iou_std', 'iou_low', 'iou_high')
+    """
+    return tuple(f"{prefix}{column}" for column in columns)
 
 
 def _check(rows: NDArray[np.float64], n: int, level: float) -> None:

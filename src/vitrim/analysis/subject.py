@@ -1,4 +1,4 @@
-"""The model, methods and images of an analysis, for families that run the model themselves."""
+"""The model, methods and images of an analysis, for families that run the model, and what its reducers decide."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import HostFacts
+from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
+from vitrim.core.tokens import TokenState
 from vitrim.data import spread
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.probes import Gauge, Probe
@@ -22,7 +28,109 @@ from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks import Task
 
-__all__ = ["See", "Subject"]
+__all__ = ["EXAMPLES", "Decision", "See", "Subject", "Watch", "reduced_blocks"]
+
+EXAMPLES = 8
+"""Images of which a family keeps what pictures show."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision of one reducer.
+
+    Attributes:
+        depth: of the block, from 0.
+        x: (B, N, C), the tokens that it decided about.
+        state: of these tokens.
+        scores: (B, P), what it ranked the patches by, the highest stay; None where it does not rank them.
+        assignment: what became of the tokens; None where they all stay.
+    """
+
+    depth: int
+    x: Tensor
+    state: TokenState
+    scores: Tensor | None
+    assignment: Hard | None
+
+    def target(self) -> Tensor:
+        """(B, N), the new index of every token, -1 where it is gone."""
+        n = self.state.num_tokens
+        if self.assignment is None:
+            return torch.arange(n, device=self.x.device).expand(self.x.shape[0], n)
+        return self.assignment.target(n)
+
+    def on_grid(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """(B, P) of the input patches: their scores, nan for those that stand for no token, and which of them stay."""
+        state, p = self.state, self.state.num_prefix
+        assert self.scores is not None
+        images, patches = len(self.x), state.initial_patches
+        place = (state.position[:, p:] - p).expand(images, -1).cpu().numpy()
+        real = np.ones_like(place, dtype=bool)
+        if state.mask is not None:
+            real = state.mask[:, p:].expand(images, -1).cpu().numpy()
+        scores, stays = np.full((images, patches), np.nan), np.zeros((images, patches), dtype=bool)
+        image, token = np.nonzero(real)
+        scores[image, place[image, token]] = self.scores.double().cpu().numpy()[image, token]
+        survives = np.zeros_like(real)
+        if self.assignment is None:
+            survives[:] = True
+        else:
+            anchor, valid = self.assignment.anchor, self.assignment.valid
+            own = torch.ones_like(anchor, dtype=torch.bool) if valid is None else valid.clone()
+            if self.assignment.into is not None and not self.assignment.normalise:
+                own.scatter_(1, self.assignment.into, False)  # a sum of many is none of them
+            rows, columns = np.nonzero(own.cpu().numpy())
+            old = anchor.cpu().numpy()[rows, columns]
+            survives[rows[old >= p], old[old >= p] - p] = True
+        image, token = np.nonzero(real & survives)
+        stays[image, place[image, token]] = True
+        return scores, stays
+
+
+class Watch:
+    """Notes the decisions of a reduced model's forwards, by hooks that are never taken off: give it a private copy.
+
+    Args:
+        reduction: of the model.
+        scores: ask the reducers what they rank by; that computes it once more.
+
+    Example:
+        >>> import timm, vitrim
+        >>> reduction = vitrim.reduce_(timm.create_model("test_vit").eval(), "topk:keep_rate=0.5")
+        >>> watch = Watch(reduction, scores=True)
+        >>> _ = reduction.model(torch.zeros(1, 3, 160, 160))
+        >>> [(decision.depth, tuple(decision.scores.shape)) for decision in watch.take()]
+        [(1, (1, 100)), (3, (1, 50)), (4, (1, 25))]
+    """
+
+    def __init__(self, reduction: Reduction, *, scores: bool = False) -> None:
+        self.found: list[Decision] = []
+        self.scores = scores
+        for block in reduced_blocks(reduction):
+            block.reducer.register_forward_hook(self._note(block.depth))
+
+    def take(self) -> list[Decision]:
+        """The decisions since the last call."""
+        found, self.found = self.found, []
+        return found
+
+    def _note(self, depth: int) -> Callable[..., None]:
+        def note(reducer: Reducer[Any], args: tuple[Tensor, Attention, TokenState], assignment: object) -> None:
+            x, attention, state = args
+            with torch.no_grad(), torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
+                scores = reducer.ranking(x, attention, state) if self.scores else None
+            hard = assignment if isinstance(assignment, Hard) else None
+            if assignment is None or hard is not None:
+                self.found.append(Decision(depth, x, state, scores, hard))
+
+        return note
+
+
+def reduced_blocks(reduction: Reduction) -> list[ReducedBlock]:
+    """The blocks of a reduced model, in order."""
+    model = reduction.model
+    return [block for block in host_of(model).blocks(model) if isinstance(block, ReducedBlock)]
+
 
 See = Callable[[Batch, Output, Output], None]
 """Takes a batch, what one model made of it, and what the dense model did."""
@@ -101,6 +209,13 @@ class Subject:
         chosen = Subset(self.dataset, (places if order is None else places[order]).tolist())
         return read(chosen, batch_size or self.batch_size, workers=self.workers, collate=self.task.collate)
 
+    def examples(self, most: int) -> NDArray[np.float32]:
+        """(E, H, W, C): the first of at most ``most`` images, scaled to [0, 1] each, for pictures."""
+        found = torch.cat([batch.images for batch in self.batches(most)])[:EXAMPLES].movedim(1, -1)
+        low, high = found.amin((1, 2, 3), keepdim=True), found.amax((1, 2, 3), keepdim=True)
+        scaled: NDArray[np.float32] = ((found - low) / (high - low).clamp_min(1e-12)).float().numpy()
+        return scaled
+
     def contestants(self, methods: Sequence[MethodConfig]) -> list[Contestant]:
         """Private copies of the dense model and its reductions by ``methods``."""
         return contestants(self.model, methods, self.task, learned=self.learned)
@@ -113,28 +228,24 @@ class Subject:
 
     def follow(self, models: Sequence[Contestant], sees: Mapping[int, See], batches: Iterator[Batch]) -> None:
         """Run ``models`` on ``batches``, and after every forward call the one of ``sees`` with the model's place."""
-        measurement = Measurement(models, [_Watching(models, sees)], self.task, seed=self.seed)
+        watching = _Watching({models[place]: see for place, see in sees.items()})
+        measurement = Measurement(models, [watching], self.task, seed=self.seed)
         measurement.follow(batches)
 
 
-class _Watching:
-    """The probe that only calls."""
+class _Watching(Gauge):
+    """A probe and its gauges in one: a gauge only calls."""
 
-    def __init__(self, models: Sequence[Contestant], sees: Mapping[int, See]) -> None:
-        self.sees = {models[place]: see for place, see in sees.items()}
+    def __init__(self, sees: Mapping[Contestant, See], see: See | None = None) -> None:
+        super().__init__({})
+        self.sees, self.called = sees, see
 
     def start(self, contestant: Contestant) -> Gauge:
-        return _Called(self.sees.get(contestant))
-
-
-class _Called(Gauge):
-    def __init__(self, see: See | None) -> None:
-        super().__init__({})
-        self.told = see
+        return _Watching(self.sees, self.sees.get(contestant))
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
-        if self.told is not None:
-            self.told(batch, output, dense)
+        if self.called is not None:
+            self.called(batch, output, dense)
 
     def result(self) -> Mapping[str, Any]:
         return {}

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitrim.cli import common
-from vitrim.cli.analyzing import Pass, Report
-from vitrim.cli.measuring import DTYPES, Dtype, data_facts, run_batches, task_and_data
-from vitrim.cli.setup import Data, DataOptions, Limit, Machine, Model, Reading, Record, Setup, Weights
-from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.cli.measuring import Dtype
+from vitrim.cli.setup import DataOptions, Limit, Machine, Reading, Record, Weights
+from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.analysis.record import Record as Recorded
-    from vitrim.core.method import MethodConfig
+    from rich.progress import Progress
+
+    from vitrim.report import Report
 
 Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
 Only = Annotated[
@@ -37,10 +35,14 @@ Compare = Annotated[
     bool,
     typer.Option("--compare", help="compare finished analyses, whose folders stand in place of MODEL"),
 ]
+Stored = Annotated[
+    list[Path] | None,
+    typer.Option("--from", help="analyse this stored record instead, without model and data; may repeat"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Weights):
+class Models(Weights):
     """The models to analyse, or the folders of finished analyses."""
 
     names: Annotated[
@@ -52,30 +54,10 @@ class Source(Weights):
         typer.Option("--model", help="a further model, run with the same methods on the same images; may repeat"),
     ] = None
 
-    def models(self) -> list[Model]:
-        """The models.
-
-        Raises:
-            VitrimError: none is named, several are in the place of one, one is named twice, or several share a
-                checkpoint.
-        """
-        if not self.names:
-            raise VitrimError("give a model and --data, or stored records with --from")
-        if len(self.names) > 1:
-            raise VitrimError(f"give one model, not {', '.join(self.names)}: further ones go behind --model")
-        names = [*self.names, *(self.more or ())]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise VitrimError(f"model {twice} is given twice")
-        if len(names) > 1 and self.checkpoint is not None:
-            raise VitrimError("--checkpoint is of one model: with --model, name runs as run:FOLDER")
-        given = {field: getattr(self, field) for field in ("pretrained", "checkpoint", "model_option")}
-        return [Model(name=name, **given) for name in names]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures(Reading):
-    """The images to analyse it on, if there are any."""
+class AnalysedImages(Reading):
+    """The images to analyse them on, if there are any."""
 
     source: Annotated[
         str | None, typer.Option("--data", help="images with labels, as for `vitrim eval`; not with --from")
@@ -83,40 +65,13 @@ class Pictures(Reading):
     limit: Limit = None
     data_option: DataOptions = None
 
-    def data(self) -> Data:
-        """The images.
-
-        Raises:
-            VitrimError: no source is given.
-        """
-        if self.source is None:
-            raise VitrimError("give the images to analyse the model on with --data")
-        given = {field: getattr(self, field) for field in ("split", "image_column", "label_column", "data_option")}
-        return Data(source=self.source, limit=self.limit, **given)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stored(Setup):
-    """Records of earlier runs."""
-
-    stored: Annotated[
-        list[Path] | None,
-        typer.Option("--from", help="analyse this stored record instead, without model and data; may repeat"),
-    ] = None
-
-    def load(self) -> list[Recorded]:
-        """Read the records."""
-        from vitrim.analysis.record import Record as Recorded
-
-        return [Recorded.load(file) for file in self.stored or ()]
-
 
 def analyze(
     *,
-    source: Source,
-    pictures: Pictures,
+    models: Models,
+    images: AnalysedImages,
     methods: common.MethodsBesideDense = None,
-    stored: Stored,
+    stored: Stored = None,
     compare: Compare = False,
     out: Out,
     only: Only = None,
@@ -134,49 +89,91 @@ def analyze(
     from the records, with --from, without model or data. If the pass stops half-way, what was gathered is analysed.
     """
     configs = common.parse_methods(methods or ())
-    common.check_choice("dtype", dtype, DTYPES)
-    from vitrim.analysis.families import FAMILIES, check_stored, chosen
-    from vitrim.analysis.output import check_output, read_report
-    from vitrim.analysis.report import check_formats
+    from vitrim.analysis.analyze import analyze as run
+    from vitrim.analysis.analyze import analyze_records, compare_analyses, families_of
+    from vitrim.measure.machine import set_threads
+    from vitrim.report import show as show_report
 
-    families = chosen(only.split(",")) if only is not None else []
-    if sizes is not None and "throughput" not in families:
-        raise VitrimError("--sizes is of the family throughput, which runs only if it is named: --only throughput")
-    kinds = check_formats(formats)
-    _check_packages()
-    check_output(out)
-    report = Report(out, families, kinds, record)
-    if compare or stored.stored:
-        _check_alone(source, pictures, configs, stored, compare)
-        own = {"device": machine.device != "cpu", "dtype": dtype != "fp32", "workers": workers > 0}
-        own |= {"threads": machine.threads is not None, "seed": machine.seed != 0}
-        _check_unused({**own, "batch-size": batch_size != 32}, compare)
-        check_stored(families)
-        found = {"environment": machine.environment("float32")}
-        if compare:
-            report.compare([read_report(Path(folder)) for folder in source.names or ()], found)
-        else:
-            report.show(stored.load(), found)
+    pixels = _pixels(sizes)
+    families_of(only, pixels)
+
+    bar = _progress()
+
+    def show(report: Report) -> None:
+        bar.stop()
+        console = record.console()
+        show_report(console, report)
+        for file in report.files:
+            console.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
+        record.write("analyze", **{name: value for name, value in report.record.items() if name != "command"})
+
+    if compare or stored:
+        given = {
+            **{one.name: getattr(group, one.name) for group in (models, images) for one in fields(group)},
+            "device": machine.device != "cpu",
+            "dtype": dtype != "fp32",
+            "workers": workers,
+            "threads": machine.threads,
+            "seed": machine.seed,
+            "batch-size": batch_size != 32,
+        }
+        _check_alone(given, configs, stored, compare)
+        folder: dict[str, Any] = {"out": out, "only": only, "formats": formats}
+        show(compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder))
         return
-    models, data, pixels = source.models(), pictures.data(), _sizes(sizes)
-    runs_model = [name for name in families if name not in FAMILIES]
-    if len(models) > 1 and runs_model:
-        raise VitrimError(f"{runs_model[0]} runs one model: leave out --model")
-    passes = [_prepared(model, data, configs, machine, dtype, batch_size) for model in models]
-    passes = [one._replace(subject=replace(one.subject, workers=workers, sizes=pixels)) for one in passes]
-    if families and len(runs_model) == len(families):  # nothing to gather in a pass over all images
-        report.show([], {**passes[0].found, "complete": True}, subject=passes[0].subject)
-        return
-    with report.kept(passes):
-        for one in passes:
-            run_batches(one.measurement, one.subject.dataset, data.limit, one.subject.batch_size, workers, None)
+    if not models.names:
+        raise VitrimError("give a model and --data, or stored records with --from")
+    if len(models.names) > 1:
+        raise VitrimError(f"give one model, not {', '.join(models.names)}: further ones go behind --model")
+    if images.source is None:
+        raise VitrimError("give the images to analyse the model on with --data")
+    set_threads(machine.threads)
+    with bar:
+        report = run(
+            models.names[0],
+            configs,
+            images.source,
+            more_models=models.more or (),
+            out=out,
+            only=only,
+            sizes=pixels,
+            formats=formats,
+            split=images.split,
+            image_column=images.image_column,
+            label_column=images.label_column,
+            data_options=common.parse_options(images.data_option, "data option"),
+            limit=images.limit,
+            batch_size=batch_size,
+            dtype=dtype,
+            workers=workers,
+            pretrained=models.pretrained,
+            checkpoint=models.checkpoint,
+            model_options=models.options,
+            seed=machine.seed,
+            device=machine.device,
+            on_progress=lambda seen, every: bar.update(bar.task_ids[0], completed=seen, total=every, visible=True),
+            on_stop=show,
+        )
+    show(report)
 
 
-def _sizes(text: str | None) -> tuple[int, ...]:
+def _progress() -> Progress:
+    """A bar on standard error that goes when it is stopped; hidden where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar.add_task("images", total=None, visible=False)  # until the first batch
+    return bar
+
+
+def _pixels(text: str | None) -> tuple[int, ...]:
     """The sizes in pixels of ``--sizes``.
 
     Example:
-        >>> _sizes("224,384")
+        >>> _pixels("224,384")
         (224, 384)
     """
     parts = [] if text is None else text.split(",")
@@ -186,62 +183,13 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _check_packages() -> None:
-    """Refuse, before any work, to start without the packages of the metrics and the report."""
-    for package in ("scipy", "sklearn", "ot", "matplotlib", "jinja2"):
-        if find_spec(package) is None:
-            raise MissingPackageError(f"an analysis needs the package '{package}': pip install 'vitrim[analysis]'")
-
-
-def _check_alone(
-    source: Source, pictures: Pictures, configs: list[MethodConfig], stored: Stored, compare: bool
-) -> None:
-    """Refuse what has no place beside --from and --compare."""
-    if compare and (stored.stored or source.more or pictures.source is not None or configs):
+def _check_alone(given: dict[str, Any], configs: list[Any], stored: list[Path] | None, compare: bool) -> None:
+    """Refuse what has no place beside --from and --compare: options by name, those that were not given are false."""
+    if compare and (stored or given["more"] or given["source"] is not None or configs):
         raise VitrimError("--compare reads finished analyses: leave out --from, --model, --data and the methods")
-    if not compare and (source.names or source.more or pictures.source is not None or configs):
+    if not compare and (given["names"] or given["more"] or given["source"] is not None or configs):
         raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
-    given = {field.name: getattr(group, field.name) for group in (source, pictures) for field in fields(group)}
-    _check_unused({name: bool(value) for name, value in given.items() if name != "names"}, compare)
-
-
-def _check_unused(given: Mapping[str, bool], compare: bool) -> None:
-    """Refuse options that nothing reads beside --from and --compare, given as what is there by name."""
-    without_effect = next((name for name, there in given.items() if there), None)
-    if without_effect is not None:
+    unused = next((name for name, value in given.items() if value and name != "names"), None)
+    if unused is not None:
         read = "--compare reads finished analyses" if compare else "--from analyses stored records"
-        raise VitrimError(f"{read}, and runs no model: leave out --{without_effect.replace('_', '-')}")
-
-
-def _prepared(
-    model: Model, data: Data, configs: list[MethodConfig], machine: Machine, dtype: str, batch_size: int
-) -> Pass:
-    """The measurement that gathers the records, what else is run on its images, and what is known beforehand."""
-    import torch
-
-    from vitrim.analysis.collect import Collect
-    from vitrim.analysis.subject import Subject
-    from vitrim.measure.contestants import contestants
-    from vitrim.measure.run import Measurement
-
-    device = machine.select()
-    dense = model.load()
-    task, dataset = task_and_data(dense, model, data, None)
-    batch_size = task.eval_batch(batch_size)
-    precision = getattr(torch, DTYPES[dtype])
-    models = contestants(dense, configs, task, device=device, dtype=precision, learned=model.learned)
-    facts = data_facts(dataset, data, batch_size)
-    found = {
-        "environment": machine.environment(DTYPES[dtype]),
-        "model": model.name,
-        "weights": model.weights,
-        "model_options": model.options,
-        "task": task.name,
-        "data": facts,
-    }
-    probe = Collect(num_images=facts["images"])
-    own = dense.to(device=device, dtype=precision).eval()
-    subject = Subject(
-        own, configs, task, dataset, batch_size, limit=data.limit, seed=machine.seed, learned=model.learned
-    )
-    return Pass(Measurement(models, [probe], task, seed=machine.seed), subject, found)
+        raise VitrimError(f"{read}, and runs no model: leave out --{unused.replace('_', '-')}")

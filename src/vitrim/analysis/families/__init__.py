@@ -1,54 +1,71 @@
-"""The families of an analysis. A new one is a file here, and a line in `FAMILIES` or `EXPERIMENTS`.
+"""The families of an analysis. A new one is a file here, and a line in `FAMILIES`.
 
-A family of `FAMILIES` turns records into tables; one of `EXPERIMENTS` runs the model once more. ``loss`` does both.
+of_records(records)           every family that records give
+of_model(subject, ["router"]) families that run the model once more
+across(analyses)              records of several analyses, which may be of different images
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from vitrim.analysis.families.attention import attention
 from vitrim.analysis.families.counts import counts
 from vitrim.analysis.families.depth import depth
-from vitrim.analysis.families.features import features
+from vitrim.analysis.families.features import features, pooled
 from vitrim.analysis.families.loss import class_tokens, loss
 from vitrim.analysis.families.patterns import patterns
 from vitrim.analysis.families.router import router
 from vitrim.analysis.families.sensitivity import sensitivity
 from vitrim.analysis.families.throughput import throughput
 from vitrim.analysis.families.tsne import tsne
+from vitrim.analysis.family import FamilyResult
 from vitrim.analysis.record import Record, titled
 from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import FEW, Outcome
 from vitrim.errors import VitrimError, unknown
 
-__all__ = ["EXPERIMENTS", "FAMILIES", "NAMES", "analyse", "check_stored", "chosen", "experiments", "together"]
+__all__ = ["DEFAULT", "FAMILIES", "Family", "across", "chosen", "of_model", "of_records", "together"]
 
-FAMILIES: dict[str, Callable[[Sequence[Record]], Outcome]] = {
-    "patterns": patterns,
-    "depth": depth,
-    "counts": counts,
-    "features": features,
-    "loss": class_tokens,
+FEW = 30
+"""Images below which numbers come with a warning."""
+
+
+class Family(NamedTuple):
+    """One family: its title in a report, and the functions that make its tables.
+
+    Attributes:
+        title: one line.
+        of_records: from the records of one pass; None where records do not hold what the family needs.
+        of_model: from the model and images. It runs only where the family is named: it is a pass of its own.
+    """
+
+    title: str
+    of_records: Callable[[Sequence[Record]], FamilyResult] | None = None
+    of_model: Callable[[Subject], FamilyResult] | None = None
+
+
+FAMILIES: dict[str, Family] = {
+    "patterns": Family("Patterns: which patches stay, which are merged", patterns),
+    "depth": Family("Depth: how far patches get", depth),
+    "counts": Family("Counts: tokens per block", counts),
+    "features": Family("Features: how far they move, and what that tells", features),
+    "loss": Family("Loss: what each block costs", class_tokens, loss),
+    "sensitivity": Family("Sensitivity: batches, order, splitting layer", of_model=sensitivity),
+    "attention": Family("Attention: one step ahead against precise", of_model=attention),
+    "router": Family("Router: what patches are ranked by", of_model=router),
+    "tsne": Family("t-SNE: pruned tokens before the head", of_model=tsne),
+    "throughput": Family("Throughput: images per second", of_model=throughput),
 }
 """By name, in the order of a report."""
 
-EXPERIMENTS: dict[str, Callable[[Subject], Outcome]] = {
-    "loss": loss,
-    "sensitivity": sensitivity,
-    "attention": attention,
-    "router": router,
-    "tsne": tsne,
-    "throughput": throughput,
-}
-"""By name: those that need a model and images. They run only where they are named: each is a pass of its own."""
-
-NAMES = tuple(dict.fromkeys((*FAMILIES, *EXPERIMENTS)))
-"""Of all families."""
+DEFAULT = tuple(name for name, family in FAMILIES.items() if family.of_records is not None)
+"""Those that one pass over the images gives."""
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The families called ``names``; for none all of `FAMILIES`, for ``all`` the experiments, too.
+    """The families called ``names``, in the order of a report; for none those of `DEFAULT`, for ``all`` all of them.
 
     Raises:
         VitrimError: there is no such family.
@@ -58,25 +75,14 @@ def chosen(names: Sequence[str]) -> list[str]:
         (['depth'], 5, 10)
     """
     if list(names) == ["all"]:
-        return list(NAMES)
+        return list(FAMILIES)
     for name in names:
-        if name not in NAMES:
-            raise unknown("family", name, NAMES)
-    return [name for name in NAMES if name in (names or FAMILIES)]
+        if name not in FAMILIES:
+            raise unknown("family", name, FAMILIES)
+    return [name for name in FAMILIES if name in (names or DEFAULT)]
 
 
-def check_stored(names: Sequence[str]) -> None:
-    """Refuse families that records alone do not give.
-
-    Raises:
-        VitrimError: there is one among ``names``.
-    """
-    alone = [name for name in names if name not in FAMILIES]
-    if alone:
-        raise VitrimError(f"{alone[0]} runs the model, which stored records do not hold: give a model and --data")
-
-
-def analyse(records: Sequence[Record], names: Sequence[str] = ()) -> dict[str, Outcome]:
+def of_records(records: Sequence[Record], names: Sequence[str] = ()) -> dict[str, FamilyResult]:
     """The tables of every family of ``names`` that records give, all for none, over ``records``.
 
     A family that cannot be had of these records says so in a note if it was not asked for by name.
@@ -84,50 +90,86 @@ def analyse(records: Sequence[Record], names: Sequence[str] = ()) -> dict[str, O
     Raises:
         VitrimError: an unknown family, one that was asked for and cannot be had, or a record twice.
     """
-    found = {}
     records = titled(records)
-    for name in chosen(names):
-        if name not in FAMILIES:
-            continue
-        try:
-            outcome = FAMILIES[name](records)
-        except VitrimError as error:
-            if names:
-                raise
-            outcome = Outcome(notes=[f"{name} skipped: {error}"])
-        few = min(map(len, records), default=0)
-        found[name] = _warned(name, outcome, few)
-    return found
+    makers = {name: FAMILIES[name].of_records for name in chosen(names)}
+    few = min(map(len, records), default=0)
+    return {
+        name: _tried(name, partial(make, records), few, asked=bool(names))
+        for name, make in makers.items()
+        if make is not None
+    }
 
 
-def experiments(subject: Subject, names: Sequence[str]) -> dict[str, Outcome]:
+def of_model(subject: Subject, names: Sequence[str]) -> dict[str, FamilyResult]:
     """The tables of the families of ``names`` that run the model, none for none.
 
     Raises:
         VitrimError: an unknown family, or one that cannot be had of this model or these images.
     """
-    wanted = [name for name in chosen(names) if name in EXPERIMENTS] if names else []
     found = {}
-    for name in wanted:
-        outcome = EXPERIMENTS[name](subject)
-        found[name] = _warned(name, outcome, FEW if outcome.images is None else outcome.images)
+    for name in chosen(names) if names else ():
+        make = FAMILIES[name].of_model
+        if make is not None:
+            result = make(subject)
+            found[name] = _warned(name, result, FEW if result.images is None else result.images)
     return found
 
 
-def together(one: Mapping[str, Outcome], other: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """The outcomes of both, in the order of a report; of a family in both, one after the other."""
+def across(analyses: Sequence[Sequence[Record]], names: Sequence[str] = ()) -> dict[str, FamilyResult]:
+    """Tables over the records of several analyses, which may be of different images.
+
+    Maps of depth and counts are compared for all records; distances of features within each analysis, and their rank
+    correlation with the difference in accuracy over the pairs of all of them.
+
+    Args:
+        analyses: records of each, see `vitrim.analysis.output.read_analysis`.
+        names: of families; all that compare analyses for none.
+
+    Raises:
+        VitrimError: fewer than two analyses, a family that compares image by image, or one that was asked for and
+            cannot be had.
+    """
+    valid = ("depth", "counts", "features")
+    wrong = next((name for name in names if name not in valid), None)
+    if wrong is not None:
+        raise VitrimError(
+            f"{wrong} needs records of the same images, which --from takes; analyses are compared by {', '.join(valid)}"
+        )
+    if len(analyses) < 2:
+        raise VitrimError(f"a comparison needs two finished analyses or more, got {len(analyses)}")
+    every = titled([record for analysis in analyses for record in analysis])
+    left = iter(every)
+    groups = [[next(left) for _ in analysis] for analysis in analyses]
+    makers = {"depth": partial(depth, every), "counts": partial(counts, every), "features": partial(pooled, groups)}
+    few = min(map(len, every))
+    return {name: _tried(name, makers[name], few, asked=bool(names)) for name in valid if name in names or not names}
+
+
+def _tried(name: str, make: Callable[[], FamilyResult], images: int, *, asked: bool) -> FamilyResult:
+    """The result of a family, or a note why it cannot be had if nobody asked for it by name."""
+    try:
+        result = make()
+    except VitrimError as error:
+        if asked:
+            raise
+        return FamilyResult(notes=[f"{name} skipped: {error}"])
+    return _warned(name, result, images)
+
+
+def _warned(name: str, result: FamilyResult, images: int) -> FamilyResult:
+    if result.tables and images < FEW:
+        result.notes.append(f"{name}: estimated from {images} images, fewer than {FEW}")
+    return result
+
+
+def together(one: Mapping[str, FamilyResult], other: Mapping[str, FamilyResult]) -> dict[str, FamilyResult]:
+    """The results of both, in the order of a report; of a family in both, one after the other."""
     found = {}
-    for name in NAMES:
-        parts = [outcomes[name] for outcomes in (one, other) if name in outcomes]
+    for name in FAMILIES:
+        parts = [results[name] for results in (one, other) if name in results]
         if parts:
             tables = [table for part in parts for table in part.tables]
             notes = [note for part in parts for note in part.notes]
             arrays = {key: array for part in parts for key, array in part.arrays.items()}
-            found[name] = Outcome(tables, notes, arrays, parts[-1].images)
+            found[name] = FamilyResult(tables, notes, arrays, parts[-1].images)
     return found
-
-
-def _warned(name: str, outcome: Outcome, images: int) -> Outcome:
-    if outcome.tables and images < FEW:
-        outcome.notes.append(f"{name}: estimated from {images} images, fewer than {FEW}")
-    return outcome

@@ -1,21 +1,23 @@
-"""Numbers of tokens left after each block, image by image."""
+"""Counts: tokens left after each block, image by image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of, styles, whole_numbers
 from vitrim.analysis.record import Record
-from vitrim.analysis.tables import Outcome, Table
-
-__all__ = ["counts"]
+from vitrim.plots.charts import Line, line, short
+from vitrim.plots.style import SMALL, TEXT, below, panels
+from vitrim.report import Table
 
 SHOWN = ("method", "block", "images", "tokens", "tokens_std", "p10", "median", "p90", "least", "most", "removed")
 COLUMNS = (*SHOWN, "bound", "threshold")
 
 
-def counts(records: Sequence[Record]) -> Outcome:
+def counts(records: Sequence[Record]) -> FamilyResult:
     """Tokens after each block, prefix included: mean, population standard deviation, deciles, ends; and how many the
     block removed, as a mean (negative where patches come back). Beside them the most tokens that a method which decides
     by image may keep, and the similarity above which one merges, where it has these."""
@@ -32,4 +34,93 @@ def counts(records: Sequence[Record]) -> Outcome:
             removed = float((had - left).mean())
             limits = (bounds[block], thresholds[block])
             rows.append((record.name, block, len(left), *moments, *deciles, *ends, removed, *limits))
-    return Outcome([Table("counts", "Tokens after each block", COLUMNS, rows, SHOWN)])
+    return FamilyResult([Table("counts", "Tokens after each block", COLUMNS, rows, SHOWN)])
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+MOST = 12
+"""Records with a panel of their own."""
+
+
+@draws(
+    "counts",
+    "counts",
+    title="Tokens after each block",
+    alt="Lines over the blocks: mean number of tokens left, with a band from the first to the ninth decile of the "
+    "images where methods decide image by image.",
+)
+def draw_tokens(tables: Tables) -> Any:
+    """Mean tokens after each block, one line per record, deciles as a band."""
+    names = names_of({"counts": tables["counts"]})
+    figure, (axis,) = panels(1, across=1, size=(6.4, 3.4), above=0.2 + 0.09 * len(names))
+    handles = lines(axis, tables, "counts", ("block", "tokens", "p10", "p90"), "after block")
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("tokens, class token included", fontsize=TEXT)
+    below(figure, handles, 2)
+    return figure
+
+
+@draws(
+    "counts",
+    "counts",
+    title="Tokens removed by each block",
+    alt="Bars over the blocks, one panel per method: mean number of tokens that the block removes, negative where "
+    "patches come back. Where a method merges above a threshold, its threshold is a dashed line on the right axis.",
+)
+def draw_removed(tables: Tables) -> Any:
+    """Tokens removed by each block as bars, a panel per record that removes any; thresholds as a line."""
+    table = tables["counts"]
+    colour, _ = styles(tables)
+    rows = {name: [row for row in table.records() if row["method"] == name] for name in names_of({"counts": table})}
+    shown = [name for name in rows if any(row["removed"] for row in rows[name])][:MOST]
+    if not shown:
+        return None
+    figure, axes = panels(len(shown), across=3, size=(2.5, 1.75), above=0.3)
+    low = min(0.0, *(row["removed"] for name in shown for row in rows[name]))
+    high = max(row["removed"] for name in shown for row in rows[name])
+    for axis, name in zip(axes, shown, strict=True):
+        blocks = [row["block"] for row in rows[name]]
+        axis.bar(blocks, [row["removed"] for row in rows[name]], color=colour[name], width=0.75)
+        axis.set_ylim(1.05 * low, 1.05 * high)
+        axis.set_title(short(name), fontsize=TEXT)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        thresholds = np.array([row.get("threshold") for row in rows[name]], dtype=np.float64)
+        if np.isfinite(thresholds).any():
+            beside = axis.twinx()
+            beside.plot(blocks, thresholds, color="black", linestyle=(0, (5, 2)), marker=".", linewidth=1)
+            beside.set_ylabel("threshold", fontsize=SMALL)
+            beside.tick_params(labelsize=SMALL)
+            beside.spines["top"].set_visible(False)
+    for axis in axes[-3:]:
+        axis.set_xlabel("block", fontsize=TEXT)
+    figure.supylabel("tokens removed", fontsize=TEXT)
+    return figure
+
+
+@draws(
+    "counts",
+    "counts",
+    title="Share of the bound that is kept",
+    alt="Lines over the blocks: patches that are kept, as a share of the most that the method may keep; bands reach "
+    "from the first to the ninth decile of the images.",
+)
+def draw_share_of_bound(tables: Tables) -> Any:
+    """Patches kept over the method's own bound, of methods that have one and decide by image; None without any."""
+    table = tables["counts"]
+    if "bound" not in table.columns or not any(table.column("bound")):
+        return None
+    colour, marker = styles(tables)
+    figure, (axis,) = panels(1, across=1, size=(5.2, 2.8), above=0.3)
+    handles = []
+    for name in names_of({table.name: table}):
+        rows = [row for row in table.records() if row["method"] == name and row["bound"]]
+        if rows:
+            shares = [[row[key] / row["bound"] for row in rows] for key in ("tokens", "p10", "p90")]
+            given = Line([row["block"] for row in rows], *shares)
+            handles.append(line(axis, given, colour=colour[name], marker=marker[name], label=name))
+    axis.set_ylim(0, 1.03)
+    whole_numbers(axis, "after block")
+    axis.set_ylabel("share of the bound", fontsize=TEXT)
+    below(figure, handles, 2)
+    return figure

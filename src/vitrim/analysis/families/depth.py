@@ -1,24 +1,230 @@
-"""The depth that patches reach: the mean map of every record, and the likeness of two such maps."""
+"""Depth: how far patches get, as a mean map of every record, and how alike two such maps are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.maps import Pattern, depth_map, emd, js_bits, kl_bits, mean_pattern, pcc, scc, sim
+from vitrim.analysis.family import FamilyResult, Tables, draws, matrix, names_of
 from vitrim.analysis.record import Record
-from vitrim.analysis.tables import Outcome, Table
+from vitrim.errors import VitrimError
+from vitrim.plots.charts import colour_bar, heat, short, square
+from vitrim.plots.style import SMALL, TITLE, panels, sheet
+from vitrim.report import Table
 
-__all__ = ["depth"]
+Floats = NDArray[np.float64]
+
+
+class MeanDepth(NamedTuple):
+    """Mean and population standard deviation of depth, per patch (P,) and over all patches and images."""
+
+    mean: Floats
+    std: Floats
+    overall_mean: float
+    overall_std: float
+
+
+def depth_map(kept: ArrayLike, blocks: Sequence[int], num_layers: int) -> Floats:
+    """The block in which each patch is dropped; ``num_layers`` where it never is.
+
+    A patch that comes back counts from its first removal. Source: "Which Tokens to Use?", averaged depth of patches.
+
+    Args:
+        kept: (..., S, P) bool, the patches left after each of S blocks.
+        blocks: the S blocks, from 0, ascending.
+        num_layers: L, blocks of the model.
+
+    Returns:
+        (..., P) float64.
+
+    Raises:
+        VitrimError: as many blocks as rows are expected.
+
+    Example:
+        >>> depth_map([[True, True, False], [True, False, False]], [3, 6], 12).tolist()
+        [12.0, 6.0, 3.0]
+    """
+    left = np.asarray(kept, dtype=bool)
+    if left.ndim < 2 or left.shape[-2] != len(blocks):
+        raise VitrimError(f"expected kept patches (..., {len(blocks)}, P) for {len(blocks)} blocks, got {left.shape}")
+    depth = np.full((*left.shape[:-2], left.shape[-1]), float(num_layers))
+    for stage in reversed(range(len(blocks))):
+        depth[~left[..., stage, :]] = blocks[stage]
+    return depth
+
+
+def mean_depth(depths: ArrayLike) -> MeanDepth:
+    """Mean and population standard deviation over images of the depths (I, P), per patch and of all at once.
+
+    Example:
+        >>> mean_depth([[3.0, 12.0], [6.0, 12.0]]).mean.tolist()
+        [4.5, 12.0]
+    """
+    depth = np.asarray(depths, dtype=np.float64)
+    return MeanDepth(depth.mean(0), depth.std(0), float(depth.mean()), float(depth.std()))
+
+
+# ---- two maps --------------------------------------------------------------------------------------------------------
+
+
+def kl_bits(a: ArrayLike, b: ArrayLike) -> float:
+    """Kullback-Leibler divergence KL(b || a) = sum q log2(q / p) in bits, where p and q are the maps divided by sums.
+
+    The first map is the reference, as in the study's code: its "KLD12" is KL(2 || 1). Cells without mass in ``b`` count
+    nothing; infinite where ``b`` has mass and ``a`` has none.
+
+    Args:
+        a: map of any shape, not negative.
+        b: another of that shape.
+
+    Raises:
+        VitrimError: maps of other shapes, negative or without mass.
+
+    Example:
+        >>> kl_bits([1, 1], [1, 0])
+        1.0
+    """
+    from scipy.stats import entropy
+
+    p, q = _masses(a, b)
+    return float(entropy(q, p, base=2))
+
+
+def js_bits(a: ArrayLike, b: ArrayLike, *, reference: bool = False) -> float:
+    """Jensen-Shannon divergence in bits, (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2; in [0, 1]. Symmetric.
+
+    Args:
+        a, b: as for `kl_bits`.
+        reference: with reversed arguments, (KL(m || p) + KL(m || q)) / 2, as in the study's code; not bounded.
+
+    Raises:
+        VitrimError: maps of other shapes, negative or without mass.
+
+    Example:
+        >>> js_bits([1, 0], [0, 1]), js_bits([1, 0], [0, 1], reference=True)
+        (1.0, inf)
+    """
+    from scipy.stats import entropy
+
+    p, q = _masses(a, b)
+    middle = (p + q) / 2
+    pairs = ((middle, p), (middle, q)) if reference else ((p, middle), (q, middle))
+    return float(sum(entropy(one, other, base=2) for one, other in pairs) / 2)
+
+
+def pcc(a: ArrayLike, b: ArrayLike) -> float:
+    """Pearson's correlation of two maps, cov(a, b) / (std a std b), in [-1, 1]; nan where one is constant.
+
+    Raises:
+        VitrimError: maps of other shapes.
+
+    Example:
+        >>> round(pcc([0, 1, 2], [0, 2, 4]), 12)
+        1.0
+    """
+    first, second = _maps(a, b)
+    if _constant(first) or _constant(second):
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def scc(a: ArrayLike, b: ArrayLike) -> float:
+    """Spearman's correlation of two maps: `pcc` of the ranks, ties at their mean rank; nan where one is constant.
+
+    Raises:
+        VitrimError: maps of other shapes.
+
+    Example:
+        >>> round(scc([0, 1, 2], [0, 1, 100]), 12)
+        1.0
+    """
+    from scipy.stats import spearmanr
+
+    first, second = _maps(a, b)
+    if _constant(first) or _constant(second):
+        return float("nan")
+    return float(spearmanr(first, second).statistic)
+
+
+def sim(a: ArrayLike, b: ArrayLike) -> float:
+    """Histogram intersection: the sum of minima of both maps, first scaled to [0, 1], then divided by their sums.
+
+    In [0, 1]; nan where a map is constant. Source: Bylinskii et al., What Do Different Evaluation Metrics Tell Us About
+    Saliency Models? (TPAMI 2019).
+
+    Raises:
+        VitrimError: maps of other shapes.
+
+    Example:
+        >>> sim([0, 1, 1], [0, 0, 5])
+        0.5
+    """
+    first, second = _maps(a, b)
+    if _constant(first) or _constant(second):
+        return float("nan")
+    scaled = ((one - one.min()) / (one.max() - one.min()) for one in (first, second))
+    return float(np.minimum(*(one / one.sum() for one in scaled)).sum())
+
+
+def emd(a: ArrayLike, b: ArrayLike) -> float:
+    """Earth mover's distance of two maps divided by their sums: the least mean way of the mass, in patches.
+
+    The way between two cells is Euclidean. Solved exactly by POT's network simplex.
+
+    Args:
+        a: (rows, columns), not negative.
+        b: another of that shape.
+
+    Raises:
+        VitrimError: maps of other shapes, not of two dimensions, negative or without mass.
+
+    Example:
+        >>> emd([[1, 0, 0]], [[0, 0, 1]])
+        2.0
+    """
+    import ot
+
+    shape = np.shape(a)
+    if len(shape) != 2:
+        raise VitrimError(f"expected maps (rows, columns), got {shape}")
+    p, q = _masses(a, b)
+    places = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, 2).astype(np.float64)
+    return float(ot.emd2(p, q, ot.dist(places, metric="euclidean")))
+
+
+def _maps(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
+    """Both maps as vectors."""
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if first.shape != second.shape:
+        raise VitrimError(f"expected two maps of one shape, got {first.shape} and {second.shape}")
+    return first.ravel(), second.ravel()
+
+
+def _masses(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
+    """Both maps as vectors of sum 1."""
+    first, second = _maps(a, b)
+    for one in (first, second):
+        if one.min(initial=0.0) < 0 or not 0 < one.sum() < np.inf:
+            raise VitrimError("expected maps of non-negative numbers that are not all zero")
+    return first / first.sum(), second / second.sum()
+
+
+def _constant(values: Floats) -> bool:
+    return bool((values == values[:1]).all())
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 OVERALL = ("method", "images", "depth", "depth_std", "shallowest_patch", "deepest_patch")
 PLACES = ("method", "row", "column", "depth", "depth_std")
 PAIRS = ("method_a", "method_b", "kl_bits_ab", "kl_bits_ba", "js_bits", "pcc", "scc", "sim", "emd_patches")
 
 
-def depth(records: Sequence[Record]) -> Outcome:
+def depth(records: Sequence[Record]) -> FamilyResult:
     """Mean depth of every patch over the images, and the similarity of these maps for every pair of records.
 
     The records may be of different images, such as different data sets: only the means are compared, where grid and
@@ -26,11 +232,11 @@ def depth(records: Sequence[Record]) -> Outcome:
     """
     standing = [record for record in records if record.blocks and "kept" in record.arrays]
     if not standing:
-        return Outcome(notes=["depth skipped: it needs a record of a method that keeps patches"])
-    found: list[tuple[Record, Pattern]] = []
+        return FamilyResult(notes=["depth skipped: it needs a record of a method that keeps patches"])
+    found: list[tuple[Record, MeanDepth]] = []
     for record in standing:
         depths = depth_map(record.kept(), record.blocks, record.header["num_layers"])
-        found.append((record, mean_pattern(depths)))
+        found.append((record, mean_depth(depths)))
     overall = [
         (
             *(record.name, len(record), pattern.overall_mean, pattern.overall_std),
@@ -41,27 +247,105 @@ def depth(records: Sequence[Record]) -> Outcome:
     tables = [
         Table("depth", "Depth at which patches are dropped; blocks of the model where they never are", OVERALL, overall)
     ]
-    places = [row for record, pattern in found for row in _places(record, pattern)]
+    places = [
+        (record.name, *divmod(place, record.header["grid"][1]), *pair)
+        for record, pattern in found
+        for place, pair in enumerate(zip(pattern.mean.tolist(), pattern.std.tolist(), strict=True))
+    ]
     tables.append(Table("depth_maps", "Depth of every patch", PLACES, places, ()))
-    alike = [_pair(one, other) for one, other in combinations(found, 2) if _same_model(one[0], other[0])]
+    alike: list[tuple[object, ...]] = []
+    for (one, of_one), (other, of_other) in combinations(found, 2):
+        if all(one.header[key] == other.header[key] for key in ("grid", "num_layers")):  # else the maps differ in kind
+            a, b = (pattern.mean.reshape(one.header["grid"]) for pattern in (of_one, of_other))
+            measures = (kl_bits(a, b), kl_bits(b, a), js_bits(a, b), pcc(a, b), scc(a, b), sim(a, b), emd(a, b))
+            alike.append((one.name, other.name, *measures))
     if not alike:
-        return Outcome(tables)
+        return FamilyResult(tables)
     tables.append(Table("depth_pairs", "Similarity of the mean maps of depth", PAIRS, alike))
     note = "Jensen-Shannon divergences are the textbook's; those of the study have reversed arguments"
-    return Outcome(tables, [note])
+    return FamilyResult(tables, [note])
 
 
-def _places(record: Record, pattern: Pattern) -> list[tuple[object, ...]]:
-    columns = record.header["grid"][1]
-    numbers = zip(pattern.mean.tolist(), pattern.std.tolist(), strict=True)
-    return [(record.name, *divmod(place, columns), *pair) for place, pair in enumerate(numbers)]
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+ACROSS = 5
+"""Maps in a row."""
+LIKENESS = {
+    "pcc": ("PCC", "pcc"),
+    "scc": ("SCC", "scc"),
+    "sim": ("SIM", "sim"),
+    "kl_bits_ab": ("KL, bits", "kl_bits_ba"),
+    "js_bits": ("JS, bits", "js_bits"),
+    "emd_patches": ("EMD, patches", "emd_patches"),
+}
+"""Of every measure its name, and the column of a pair turned round."""
+SAME = {"pcc": 1.0, "scc": 1.0, "sim": 1.0}
+"""The value of a map with itself; 0 otherwise."""
 
 
-def _same_model(a: Record, b: Record) -> bool:
-    return all(a.header[key] == b.header[key] for key in ("grid", "num_layers"))
+@draws(
+    "depth",
+    "depth_maps",
+    title="Depth that patches reach",
+    alt="Maps over the image, in pairs of rows: the mean over the images of the block at which each patch is dropped, "
+    "and below it the standard deviation. All means share one colour scale, and all deviations another.",
+)
+def draw_depth_maps(tables: Tables) -> Any:
+    """Mean and standard deviation of the depth of every patch, a column per record."""
+    table = tables["depth_maps"]
+    names = names_of({table.name: table})
+    grids = {name: _grids([row for row in table.rows if row[0] == name]) for name in names}
+    stacks = [np.stack([pair[kind] for pair in grids.values()]) for kind in (0, 1)]
+    limits = [(float(stack.min()), float(stack.max())) for stack in stacks]
+    across = min(ACROSS, len(names))
+    chunks = [names[start : start + across] for start in range(0, len(names), across)]
+    figure = sheet(1.6 * across + 1.1, 3.5 * len(chunks) + 0.1)
+    axes = figure.subplots(2 * len(chunks), across, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for place, chunk in enumerate(chunks):
+        for kind, (label, cmap) in enumerate((("mean depth", "viridis"), ("std", "cividis"))):
+            row = axes[2 * place + kind]
+            for axis, name in zip(row, chunk, strict=False):
+                image = heat(axis, grids[name][kind], limits=limits[kind], cmap=cmap)
+                if kind == 0:
+                    axis.set_title(short(name).replace(" ", "\n", 1), fontsize=SMALL)
+            colour_bar(figure, image, row.tolist(), label)
+    return figure
 
 
-def _pair(one: tuple[Record, Pattern], other: tuple[Record, Pattern]) -> tuple[object, ...]:
-    a, b = (np.reshape(pattern.mean, record.header["grid"]) for record, pattern in (one, other))
-    measures = (kl_bits(a, b), kl_bits(b, a), js_bits(a, b), pcc(a, b), scc(a, b), sim(a, b), emd(a, b))
-    return (one[0].name, other[0].name, *measures)
+def _grids(rows: list[tuple[Any, ...]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation as maps."""
+    height, width = (1 + max(row[place] for row in rows) for place in (1, 2))
+    mean, std = np.full((height, width), np.nan), np.full((height, width), np.nan)
+    for _, y, x, value, deviation in rows:
+        mean[y, x], std[y, x] = value, deviation
+    return mean, std
+
+
+@draws(
+    "depth",
+    "depth_pairs",
+    title="Similarity of the maps of depth",
+    alt="Heat maps of the likeness of the mean maps of depth for every pair: Pearson and Spearman correlation and "
+    "similarity, which are 1 for equal maps; Kullback-Leibler and Jensen-Shannon divergence and earth mover's "
+    "distance, which are 0.",
+)
+def draw_depth_pairs(tables: Tables) -> Any:
+    """Six measures of every pair of mean maps."""
+    table = tables["depth_pairs"]
+    names = names_of({table.name: table})
+    side, across = square(names, 3)
+    figure, axes = panels(len(LIKENESS), across=across, size=(side + 0.7, side + 0.35), above=1.4)
+    figure.set_figwidth(figure.get_figwidth() + 1.4)
+    figure.set_layout_engine("compressed")  # else names below squares are cut off
+    for place, (axis, (measure, (label, turned))) in enumerate(zip(axes, LIKENESS.items(), strict=True)):
+        grid = matrix(table.records(), names, measure, turned)
+        np.fill_diagonal(grid, SAME.get(measure, 0.0))
+        finite = grid[np.isfinite(grid)]
+        limits = (min(0.0, float(finite.min())), 1.0) if measure in SAME else (0.0, float(finite.max()) or 1.0)
+        image = heat(axis, grid, rows=names, columns=names, limits=limits)
+        axis.tick_params(labelleft=place % across == 0, labelbottom=place + across >= len(axes))
+        axis.set_title(label, fontsize=TITLE)
+        figure.colorbar(image, ax=axis, shrink=0.8, aspect=18).ax.tick_params(labelsize=SMALL)
+    return figure

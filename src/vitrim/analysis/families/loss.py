@@ -1,37 +1,162 @@
-"""The information that blocks lose: reduced one at a time, by their class tokens, and by errors of merging."""
+"""Loss: what blocks lose, by their class tokens, reduced one at a time, and by errors of merging.
+
+ATM is Lee and Choi, Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025); MCTF is Lee et
+al., Multi-criteria Token Fusion with One-step-ahead Attention (CVPR 2024)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.loss import cosine_distance, merging_error, spread_in_groups
+from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of, styles
 from vitrim.analysis.record import Record
-from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import Outcome, Table, named, summary
-from vitrim.analysis.watch import Decision, Watch
+from vitrim.analysis.statistics import columns_of, summary
+from vitrim.analysis.subject import Decision, Subject, Watch
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import plan
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.probes import are_logits, divergence
 from vitrim.measure.records import Batch
+from vitrim.plots.charts import Line, line, short
+from vitrim.plots.style import BOUND, SMALL, TEXT, below, panels
+from vitrim.report import Table
 
-__all__ = ["class_tokens", "loss"]
+Floats = NDArray[np.float64]
+
+
+class MergingError(NamedTuple):
+    """The merging error of every image (...,), and the ends of the range in which it must lie."""
+
+    error: Floats
+    least: Floats
+    most: Floats
+
+
+def cosine_distance(a: ArrayLike, b: ArrayLike) -> Floats:
+    """1 - a . b / (|a| |b|) of vectors, in [0, 2]; nan where one is zero. ATM, section 3.2 (Figure 2).
+
+    Args:
+        a, b: (..., C).
+
+    Returns:
+        (...), float64.
+
+    Example:
+        >>> cosine_distance([[1.0, 0.0], [1.0, 1.0]], [[0.0, 2.0], [3.0, 3.0]]).round(12).tolist()
+        [1.0, 0.0]
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    product = (first * second).sum(-1)
+    found: Floats = 1 - np.divide(product, lengths, out=np.full_like(product, np.nan), where=lengths > 0)
+    return found
+
+
+def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> MergingError:
+    """The loss of one merging step, summed over its groups, and its bounds by ATM's Theorem 1.
+
+    With tokens scaled to length 1, m the mean of a group weighted by the sizes n_i, and N the sum of these,
+
+        E = sum_i n_i (1 - cos(x_i, m)) = N (1 - |m|)        (Definition 2)
+        D = sum_i n_i |x_i - m|^2 = N (1 - |m|^2)
+
+    so that D / 2 <= E <= D. Of a pair, D is 2 n_i n_j / (n_i + n_j) times the cosine distance, and this is Theorem 1:
+    here it holds for groups of any number.
+
+    Args:
+        tokens: (..., N, C), before the step.
+        sizes: (..., N), input tokens that each stands for.
+        groups: (..., N), the token that each becomes part of, -1 for none.
+
+    Returns:
+        Three arrays (...,), float64.
+
+    Raises:
+        VitrimError: other numbers of tokens, sizes and groups.
+
+    Example:
+        >>> found = merging_error([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [1, 3, 1], [0, 0, 1])
+        >>> [round(float(number), 4) for number in found]
+        [0.8377, 0.75, 1.5]
+    """
+    vectors, weights, labels = _checked(tokens, sizes, groups)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    means, total = _means(unit, weights, labels)
+    squared = np.minimum((means**2).sum(-1), 1.0)
+    error, most = (total * (1 - np.sqrt(squared))).sum(-1), (total * (1 - squared)).sum(-1)
+    return MergingError(error, most / 2, most)
+
+
+def spread_in_groups(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike, merged: ArrayLike) -> Floats:
+    """The size-weighted squared distance of tokens to what they become, over their size-weighted squared length.
+
+    sum_i n_i |x_i - y_g(i)|^2 / sum_i n_i |x_i|^2 over the tokens that become something: 0 where nothing is lost.
+
+    Args:
+        tokens, sizes, groups: as for `merging_error`.
+        merged: (..., M, C), the new tokens y.
+
+    Returns:
+        (...), float64; nan without tokens.
+
+    Raises:
+        VitrimError: as `merging_error`.
+
+    Example:
+        >>> round(float(spread_in_groups([[1.0], [3.0]], [1, 1], [0, 0], [[2.0]])), 4)
+        0.2
+    """
+    vectors, weights, labels = _checked(tokens, sizes, groups)
+    after = np.asarray(merged, dtype=np.float64)
+    weights = np.where(labels >= 0, weights, 0.0)
+    gone = np.maximum(labels, 0)[..., None]
+    apart = ((vectors - np.take_along_axis(after, gone, axis=-2)) ** 2).sum(-1)
+    above, below = (weights * apart).sum(-1), (weights * (vectors**2).sum(-1)).sum(-1)
+    found: Floats = np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+    return found
+
+
+def _checked(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    vectors, weights = np.asarray(tokens, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
+    labels = np.asarray(groups, dtype=np.int64)
+    if not vectors.shape[:-1] == weights.shape == labels.shape or labels.ndim == 0:
+        raise VitrimError(
+            f"expected a size and a group of every token, got tokens {vectors.shape}, sizes {weights.shape} and groups "
+            f"{labels.shape}"
+        )
+    return vectors, weights, labels
+
+
+def _means(vectors: Floats, weights: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Weighted means (..., M, C) of the groups and the sums (..., M) of their weights; of empty groups zeros."""
+    shape, (tokens, channels) = labels.shape[:-1], vectors.shape[-2:]
+    rows, count = labels.reshape(-1, tokens), int(labels.max(initial=0)) + 1
+    image, token = np.nonzero(rows >= 0)
+    flat, weight = vectors.reshape(-1, tokens, channels)[image, token], weights.reshape(-1, tokens)[image, token]
+    sums, total = np.zeros((len(rows), count, channels)), np.zeros((len(rows), count))
+    np.add.at(sums, (image, rows[image, token]), weight[:, None] * flat)
+    np.add.at(total, (image, rows[image, token]), weight)
+    means = np.divide(sums, total[..., None], out=np.zeros_like(sums), where=total[..., None] > 0)
+    return means.reshape(*shape, count, channels), total.reshape(*shape, count)
+
+
+# ---- from records ----------------------------------------------------------------------------------------------------
 
 IMAGES = 256
 THRESHOLDS = (0.80, 0.85, 0.90, 0.95)
 SHARES = (0.125, 0.25, 0.375, 0.5)
 
-TOKENS = ("method", "block", "images", *named("cosine"))
+TOKENS = ("method", "block", "images", *columns_of("cosine"))
 
 
-def class_tokens(records: Sequence[Record]) -> Outcome:
+def class_tokens(records: Sequence[Record]) -> FamilyResult:
     """Cosine of the class token to the dense model's after every block (MCTF, Table B), from records."""
     rows = []
     for record in records:
@@ -40,40 +165,50 @@ def class_tokens(records: Sequence[Record]) -> Outcome:
         for block, numbers in enumerate(summary(record.arrays["cosine"])):
             rows.append((record.name, block, len(record), *numbers))
     if not rows:
-        return Outcome(notes=["cosines of class tokens skipped: they need a method, and a model with a class token"])
-    return Outcome([Table("class_tokens", "Cosine of the class token to the dense model's", TOKENS, rows)])
+        return FamilyResult(
+            notes=["cosines of class tokens skipped: they need a method, and a model with a class token"]
+        )
+    return FamilyResult([Table("class_tokens", "Cosine of the class token to the dense model's", TOKENS, rows)])
 
 
-def loss(subject: Subject) -> Outcome:
+def loss(subject: Subject) -> FamilyResult:
     """The cost of merging or pruning in one block alone (ATM, Figure 2), and the error of merging in every block."""
-    outcome = Outcome(images=subject.count(IMAGES))
-    _alone(subject, outcome)
-    _merging(subject, outcome)
-    return outcome
+    result = FamilyResult(images=subject.count(IMAGES))
+    _alone(subject, result)
+    _merging(subject, result)
+    return result
 
 
 # ---- one block at a time ---------------------------------------------------------------------------------------------
 
-ALONE = ("method", "setting", "value", "block", "images", *named("cosine_distance"), *named("kl_nats"))
+ALONE = (
+    "method",
+    "setting",
+    "value",
+    "block",
+    "images",
+    *columns_of("cosine_distance"),
+    *columns_of("kl_nats"),
+)
 ALONE_SHOWN = (*ALONE[:4], "cosine_distance", "kl_nats", "kl_nats_low", "kl_nats_high")
 OVERALL = ("method", "setting", "block", "cosine_distance", "kl_nats")
 
 
-def _alone(subject: Subject, outcome: Outcome) -> None:
+def _alone(subject: Subject, result: FamilyResult) -> None:
     """Add the tables of one block at a time, one row per method, amount and block, and their means over amounts."""
     rows: list[tuple[object, ...]] = []
     for method in subject.methods:
-        rows += _alone_under(subject, method, outcome.notes)
+        rows += _alone_under(subject, method, result.notes)
     if not rows:
         return
     title = "One block reduced alone: distance of what the head reads, and of the predictions"
-    outcome.tables.append(Table("loss_alone", title, ALONE, rows, ALONE_SHOWN))
+    result.tables.append(Table("loss_alone", title, ALONE, rows, ALONE_SHOWN))
     groups: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
     distance, kl = ALONE.index("cosine_distance"), ALONE.index("kl_nats")
     for row in rows:
         groups[row[0], row[1], row[3]].append((float(str(row[distance])), float(str(row[kl]))))
     means = [(*key, *np.mean(numbers, axis=0).tolist()) for key, numbers in groups.items()]
-    outcome.tables.append(Table("loss_alone_mean", "The same, mean of all values", OVERALL, means))
+    result.tables.append(Table("loss_alone_mean", "The same, mean of all values", OVERALL, means))
 
 
 def _alone_under(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tuple[object, ...]]:
@@ -96,12 +231,12 @@ def _alone_under(subject: Subject, method: MethodConfig, notes: list[str]) -> li
             elif amount in (THRESHOLDS[0], SHARES[0]):
                 notes.append(f"{name} alone in block {depth} is left out: {problem}")
     models = subject.contestants([config for *_, config in settings])
-    damages = {place: _Damage() for place in range(1, len(models))}
-    subject.follow(models, {place: damage.see for place, damage in damages.items()}, subject.batches(IMAGES))
+    distances = {place: _Distances() for place in range(1, len(models))}
+    subject.follow(models, {place: one.see for place, one in distances.items()}, subject.batches(IMAGES))
     kind = "threshold" if tunable.similarity else "share removed"
     return [
-        (name, kind, amount, depth, damage.images, *(number for numbers in damage.summary() for number in numbers))
-        for (amount, depth, _), damage in zip(settings, damages.values(), strict=True)
+        (name, kind, amount, depth, one.images, *(number for numbers in one.summary() for number in numbers))
+        for (amount, depth, _), one in zip(settings, distances.values(), strict=True)
     ]
 
 
@@ -114,7 +249,7 @@ def _problem(config: MethodConfig, subject: Subject) -> str | None:
     return None
 
 
-class _Damage:
+class _Distances:
     """Distances to the dense model of every image."""
 
     def __init__(self) -> None:
@@ -139,15 +274,24 @@ class _Damage:
 
 # ---- errors of merging -----------------------------------------------------------------------------------------------
 
-ERRORS = ("method", "block", "images", "merged", *named("error"), "error_least", "error_most", "squared_distance")
+ERRORS = (
+    "method",
+    "block",
+    "images",
+    "merged",
+    *columns_of("error"),
+    "error_least",
+    "error_most",
+    "squared_distance",
+)
 ERRORS_SHOWN = (*ERRORS[:5], "error_least", "error_most", "squared_distance")
 
 
-def _merging(subject: Subject, outcome: Outcome) -> None:
+def _merging(subject: Subject, result: FamilyResult) -> None:
     """Add the table of ATM's merging errors, for methods that merge."""
     merging = [method for method in subject.methods if method.kind in ("merge", "mixed")]
     if not merging:
-        outcome.notes.append("errors of merging skipped: they need a method that merges tokens into means")
+        result.notes.append("errors of merging skipped: they need a method that merges tokens into means")
         return
     models = subject.contestants(merging)
     errors = {place: _Errors(models[place]) for place in range(1, len(models))}
@@ -155,7 +299,7 @@ def _merging(subject: Subject, outcome: Outcome) -> None:
     rows = [row for error in errors.values() for row in error.rows()]
     if rows:
         title = "Errors of merging, summed over the groups of an image, and the range of Theorem 1"
-        outcome.tables.append(Table("merging_error", title, ERRORS, rows, ERRORS_SHOWN))
+        result.tables.append(Table("merging_error", title, ERRORS, rows, ERRORS_SHOWN))
 
 
 class _Errors:
@@ -191,3 +335,98 @@ def _of_decision(decision: Decision) -> NDArray[np.float64]:
     joined = [int((row >= 0).sum()) - len(np.unique(row[row >= 0])) for row in groups]
     squared = spread_in_groups(tokens, sizes, groups, merged.detach().double().cpu().numpy())
     return np.stack([np.array(joined, np.float64), *merging_error(tokens, sizes, groups), squared], 1)
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+METHODS_DRAWN = 4
+"""Methods with panels of their own."""
+
+
+@draws(
+    "loss",
+    "class_tokens",
+    title="Cosine of the class token to the dense model's",
+    alt="Lines over the blocks: cosine similarity of the class token to the dense model's, with 95 % bootstrap "
+    "intervals as bands.",
+)
+def draw_class_tokens(tables: Tables) -> Any:
+    """Cosine after each block, a line per record."""
+    table = tables["class_tokens"]
+    figure, axis, handles = _lines(tables, "class_tokens", "cosine", "cosine")
+    axis.set_ylim(top=1.0 + 0.02 * (1 - min(table.column("cosine"))))
+    below(figure, handles, 2)
+    return figure
+
+
+@draws(
+    "loss",
+    "merging_error",
+    title="Error of merging",
+    alt="Lines over the blocks: mean error of the tokens that the block merges. Dashes are the bounds of Theorem 1.",
+)
+def draw_merging_error(tables: Tables) -> Any:
+    """Merging error in each block, a line per record, between its bounds."""
+    figure, axis, handles = _lines(tables, "merging_error", "error", "merging error")
+    colour, _ = styles(tables)
+    for name in names_of({"merging_error": tables["merging_error"]}):
+        rows = [row for row in tables["merging_error"].records() if row["method"] == name]
+        for bound in ("error_least", "error_most"):
+            values = [float("nan") if row[bound] is None else row[bound] for row in rows]
+            axis.plot([row["block"] for row in rows], values, color=colour[name], linestyle=BOUND, linewidth=1)
+    axis.set_ylim(bottom=0)
+    below(figure, handles, 2)
+    return figure
+
+
+def _lines(tables: Tables, table: str, measure: str, label: str) -> tuple[Any, Any, list[Any]]:
+    """One panel with a line per record over the blocks."""
+    names = names_of({table: tables[table]})
+    figure, (axis,) = panels(1, across=1, size=(6.0, 3.0), above=0.2 + 0.09 * len(names))
+    handles = lines(axis, tables, table, ("block", measure, f"{measure}_low", f"{measure}_high"))
+    axis.set_ylabel(label, fontsize=TEXT)
+    return figure, axis, handles
+
+
+@draws(
+    "loss",
+    "loss_alone",
+    title="Reducing in one block alone",
+    alt="Lines over the blocks, one column per method and one line per amount: cosine distance of the class token at "
+    "the end, and divergence of the prediction, where only that block reduces. Bars are the means over the amounts.",
+)
+def draw_loss_alone(tables: Tables) -> Any:
+    """Cosine distance and KL of each block alone: a line per amount, their mean as bars."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    rows = tables["loss_alone"].records()
+    groups = list(dict.fromkeys((row["method"], row["setting"]) for row in rows))[:METHODS_DRAWN]
+    colour, _ = styles(tables)
+    measures = {"cosine_distance": "cosine distance", "kl_nats": "KL, nats"}
+    figure, axes = panels(2 * len(groups), across=len(groups), size=(max(2.5, 6.0 / len(groups)), 2.1), above=0.2)
+    for place, axis in enumerate(axes):
+        (measure, label), (method, setting) = list(measures.items())[place // len(groups)], groups[place % len(groups)]
+        own = [row for row in rows if (row["method"], row["setting"]) == (method, setting)]
+        values = sorted({row["value"] for row in own})
+        blocks = sorted({row["block"] for row in own})
+        known = {block: [row[measure] for row in own if row["block"] == block] for block in blocks}
+        known = {block: [number for number in numbers if number is not None] for block, numbers in known.items()}
+        means = [sum(numbers) / len(numbers) if numbers else 0.0 for numbers in known.values()]
+        axis.bar(blocks, means, color=colour[method], alpha=0.3, width=0.8)
+        for number, value in enumerate(values):
+            some = [row for row in own if row["value"] == value]
+            shade = to_hex(colormaps["cividis"](0.9 * number / max(len(values) - 1, 1)))
+            given = Line([row["block"] for row in some], [row[measure] for row in some])
+            line(axis, given, colour=shade, label=f"{setting} = {value:g}")
+        axis.set_ylim(bottom=0)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        if place < len(groups):
+            axis.set_title(short(method), fontsize=TEXT)
+            axis.set_ylim(top=1.8 * axis.get_ylim()[1])  # the legend stands above the lines
+            axis.legend(fontsize=SMALL, frameon=False, loc="upper right")
+        else:
+            axis.set_xlabel("block that reduces alone", fontsize=TEXT)
+        if place % len(groups) == 0:
+            axis.set_ylabel(label, fontsize=TEXT)
+    return figure

@@ -1,19 +1,462 @@
-"""Which patches methods keep, and how they group them: every pair of records, block by block."""
+"""Patterns: which patches methods keep, and how they group them, for every pair of records, block by block.
+
+"Which Tokens to Use?" is Haurum et al., Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCV
+workshops 2023); algorithms and sections are those of its supplement."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.clusters import ami, completeness, homogeneity, permuted, v_measure
-from vitrim.analysis.patterns import chance_ioa, chance_iou, ioa, iou, least_ioa, least_iou
+from vitrim.analysis.family import (
+    FamilyResult,
+    TableRow,
+    Tables,
+    draws,
+    fullest,
+    matrix,
+    names_of,
+    styles,
+    whole_numbers,
+)
 from vitrim.analysis.record import Record, check_comparable
-from vitrim.analysis.tables import Outcome, Table, named, summary
+from vitrim.analysis.statistics import columns_of, summary
+from vitrim.core.schedule import KEEP_RULES
+from vitrim.errors import VitrimError
+from vitrim.plots.charts import Line, colour_bar, heat, line, short, square
+from vitrim.plots.style import TEXT, TITLE, below, method_of, panels
+from vitrim.report import Table
 
-__all__ = ["patterns"]
+# ---- overlap of sets -------------------------------------------------------------------------------------------------
+
+Floats = NDArray[np.float64]
+
+
+def iou(a: ArrayLike, b: ArrayLike) -> Floats:
+    """Intersection over union of sets of patches, |A & B| / |A | B|; 0 where both are empty.
+
+    Symmetric. Source: "Which Tokens to Use?", section 5.
+
+    Args:
+        a: (..., P) bool, True for the patches of the set.
+        b: the same for the other set.
+
+    Returns:
+        (...), float64 in [0, 1].
+
+    Raises:
+        VitrimError: sets over other numbers of patches.
+
+    Example:
+        >>> float(iou([True, True, False, False], [True, False, True, False]))
+        0.3333333333333333
+    """
+    first, second = _sets(a, b)
+    return _ratio((first & second).sum(-1), (first | second).sum(-1))
+
+
+def ioa(a: ArrayLike, b: ArrayLike) -> Floats:
+    """Share of the second set that lies in the first, |A & B| / |B|; 0 where B is empty.
+
+    Source: "Which Tokens to Use?", section 5; there B is the set of the lower keep rate, so that 1 means that it lies
+    within the other.
+
+    Args:
+        a: (..., P) bool, True for the patches of the set.
+        b: the same for the set that is divided by.
+
+    Returns:
+        (...), float64 in [0, 1].
+
+    Raises:
+        VitrimError: sets over other numbers of patches.
+
+    Example:
+        >>> float(ioa([True, True, True, False], [True, False, False, True]))
+        0.5
+    """
+    first, second = _sets(a, b)
+    return _ratio((first & second).sum(-1), second.sum(-1))
+
+
+def _sets(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    first, second = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
+    if first.shape[-1:] != second.shape[-1:]:
+        raise VitrimError(f"expected two sets of the same patches, got sets over {first.shape} and {second.shape}")
+    return first, second
+
+
+def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
+    """``part / whole``, 0 where the whole is 0."""
+    above, below = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
+    return np.divide(above, below, out=np.zeros(np.broadcast_shapes(above.shape, below.shape)), where=below != 0)
+
+
+# ---- lower bounds ----------------------------------------------------------------------------------------------------
+
+
+def least_overlap(patches: int, a: int, b: int) -> int:
+    """The smallest intersection that sets of ``a`` and ``b`` of ``patches`` patches can have, max(0, a + b - P).
+
+    Example:
+        >>> least_overlap(196, 176, 137)
+        117
+    """
+    return max(0, a + b - patches)
+
+
+def least_ioa(patches: int, a: int, b: int) -> float:
+    """The smallest `ioa` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / b; 0 for ``b == 0``. It is reached.
+
+    Example:
+        >>> round(least_ioa(196, 176, 137), 3)
+        0.854
+    """
+    return least_overlap(patches, a, b) / b if b else 0.0
+
+
+def least_iou(patches: int, a: int, b: int) -> float:
+    """The smallest `iou` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / P. It is reached.
+
+    Sets that overlap although they overlap as little as they can have all P patches as their union.
+
+    Example:
+        >>> least_iou(196, 24, 24), round(least_iou(196, 158, 96), 3)
+        (0.0, 0.296)
+    """
+    return least_overlap(patches, a, b) / patches
+
+
+def ioa_lower_bound(patches: int, r1: float, r2: float, stage: int) -> float:
+    """The smallest `ioa` after ``stage`` stages of static pruning, "Which Tokens to Use?", Algorithm 1.
+
+    I / floor(P r2^s) with I = max(0, floor(P r1^s) + floor(P r2^s) - P). It holds for methods that keep exactly these
+    counts, not for merging or for counts that follow the image.
+
+    Args:
+        patches: P, patches of an image.
+        r1: keep rate of the first set, in [0, 1].
+        r2: keep rate of the second, which is divided by.
+        stage: s, stages so far, from 1.
+
+    Raises:
+        VitrimError: rates outside [0, 1] or a stage below 1.
+
+    Example:
+        >>> [round(ioa_lower_bound(196, 0.9, 0.7, stage), 3) for stage in (1, 2, 3)]
+        [0.854, 0.604, 0.194]
+    """
+    return least_ioa(patches, *(_kept(patches, rate, stage) for rate in (r1, r2)))
+
+
+def iou_lower_bound(patches: int, r1: float, r2: float, stage: int) -> float:
+    """The smallest `iou` after ``stage`` stages of static pruning, "Which Tokens to Use?", Algorithm 2.
+
+    I / P with I = max(0, floor(P r1^s) + floor(P r2^s) - P). It holds where `ioa_lower_bound` does.
+
+    Args:
+        patches, r1, r2, stage: as for `ioa_lower_bound`.
+
+    Raises:
+        VitrimError: rates outside [0, 1] or a stage below 1.
+
+    Example:
+        >>> [round(iou_lower_bound(196, 0.9, 0.7, stage), 3) for stage in (1, 2, 3)]
+        [0.597, 0.296, 0.066]
+    """
+    return least_iou(patches, *(_kept(patches, rate, stage) for rate in (r1, r2)))
+
+
+def _kept(patches: int, rate: float, stage: int) -> int:
+    """floor(P r^s), rounded as the methods with the study's rule do."""
+    if not 0.0 <= rate <= 1.0:
+        raise VitrimError(f"expected a keep rate in [0, 1], got {rate}")
+    if stage < 1:
+        raise VitrimError(f"expected a stage from 1, got {stage}")
+    return KEEP_RULES["floor_initial_power"](rate, stage, patches, patches)
+
+
+# ---- chance ----------------------------------------------------------------------------------------------------------
+
+
+def chance_ioa(patches: int, a: int) -> float:
+    """The mean `ioa` of a random set of ``a`` patches with any non-empty set: a / P.
+
+    Example:
+        >>> chance_ioa(196, 49)
+        0.25
+    """
+    return a / patches
+
+
+def chance_iou(patches: int, a: int, b: int) -> float:
+    """The mean `iou` of two random sets of ``a`` and ``b`` patches, in closed form.
+
+    sum over k of Hypergeometric(k; P, a, b) k / (a + b - k): the intersection k of two independent sets of fixed sizes
+    is hypergeometric.
+
+    Example:
+        >>> round(chance_iou(4, 2, 2), 4)  # 1/6 * 0 + 4/6 * 1/3 + 1/6 * 1
+        0.3889
+    """
+    from scipy.stats import hypergeom
+
+    overlap = np.arange(least_overlap(patches, a, b), min(a, b) + 1)
+    return float(hypergeom.pmf(overlap, patches, a, b) @ _ratio(overlap, a + b - overlap))
+
+
+# ---- agreement of clusters -------------------------------------------------------------------------------------------
+
+Labels = NDArray[np.int64]
+EPS = float(np.finfo(np.float64).eps)
+
+
+def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
+    """The degree to which every cluster of ``b`` holds patches of one cluster of ``a`` only: 1 - H(A|B) / H(A).
+
+    1 where ``a`` is a single cluster. As scikit-learn's ``homogeneity_score(labels_true=a, labels_pred=b)``, for all
+    images at once: that takes a millisecond per image, which is minutes for the pairs and blocks of one analysis.
+
+    Rosenberg and Hirschberg, V-Measure (EMNLP 2007). "Which Tokens to Use?" compares a higher rate M1 with a lower one
+    M2 by 1 - H(M2|M1) / H(M2), which is ``homogeneity(M2, M1)``; the formula in section E of its supplement is what its
+    code calls completeness.
+
+    Args:
+        a: (..., P) integers, the cluster of every patch; -1, a patch that is gone, counts as a cluster.
+        b: the same for the other clustering.
+
+    Returns:
+        (...), float64 in [0, 1].
+
+    Raises:
+        VitrimError: clusterings of other patches.
+
+    Example:
+        >>> homogeneity([[0, 0, 1, 1], [0, 1, 2, 3]], [[0, 1, 2, 3], [0, 0, 1, 1]]).round(4).tolist()
+        [1.0, 0.5]
+    """
+    of_a, of_b, of_both = _entropies(a, b)
+    return _share(of_a + of_b - of_both, of_a)
+
+
+def completeness(a: ArrayLike, b: ArrayLike) -> Floats:
+    """The degree to which every cluster of ``a`` lies in one of ``b``: 1 - H(B|A) / H(B), `homogeneity` the other way.
+
+    Args:
+        a, b: as for `homogeneity`.
+
+    Returns:
+        (...), float64 in [0, 1].
+
+    Raises:
+        VitrimError: clusterings of other patches.
+
+    Example:
+        >>> round(float(completeness([0, 0, 1, 1], [0, 1, 2, 3])), 4)
+        0.5
+    """
+    return homogeneity(b, a)
+
+
+def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
+    """The harmonic mean of `homogeneity` h and `completeness` c, 2 h c / (h + c); 0 where both are 0. Symmetric.
+
+    This is the normalised mutual information 2 I(A; B) / (H(A) + H(B)) with the arithmetic mean, the NMI of "Which
+    Tokens to Use?". It is not corrected for chance; see `permuted` and `ami`.
+
+    Args:
+        a, b: as for `homogeneity`.
+
+    Returns:
+        (...), float64 in [0, 1].
+
+    Raises:
+        VitrimError: clusterings of other patches.
+
+    Example:
+        >>> round(float(v_measure([0, 0, 1, 1], [0, 1, 2, 3])), 4)
+        0.6667
+    """
+    of_a, of_b, of_both = _entropies(a, b)
+    shared = of_a + of_b - of_both
+    h, c = _share(shared, of_a), _share(shared, of_b)
+    return np.divide(2 * h * c, h + c, out=np.zeros_like(h), where=h + c > 0)
+
+
+def ami(a: ArrayLike, b: ArrayLike) -> Floats:
+    """Adjusted mutual information, (I - E[I]) / ((H(A) + H(B)) / 2 - E[I]): about 0 for unrelated clusterings.
+
+    I is the mutual information of the two, and E[I] its mean over all pairs of clusterings with clusters of the same
+    sizes. Vinh et al., Information Theoretic Measures for Clusterings Comparison (JMLR 2010). As scikit-learn's
+    ``adjusted_mutual_info_score``, for all images at once.
+
+    Args:
+        a, b: (..., P), as for `homogeneity`.
+
+    Returns:
+        (...), float64, at most 1; 1 where both are a single cluster, 0 where one of them is.
+
+    Raises:
+        VitrimError: clusterings of other patches.
+
+    Example:
+        >>> float(ami([0, 0, 1, 1], [1, 1, 0, 0]))
+        1.0
+    """
+    of_a, of_b, of_both = _entropies(a, b)
+    first, second = _labels(a, b)
+    expected = _expected_information(*(one.reshape(-1, one.shape[-1]) for one in (first, second)))
+    gained = of_a + of_b - of_both - expected.reshape(of_a.shape)
+    possible = (of_a + of_b) / 2 - expected.reshape(of_a.shape)
+    gained, possible = (np.where(one < 0, np.minimum(one, -EPS), np.maximum(one, EPS)) for one in (gained, possible))
+    single = np.where((of_a == 0) & (of_b == 0), 1.0, 0.0)
+    return np.where((of_a == 0) | (of_b == 0), single, gained / possible)
+
+
+def _expected_information(a: Labels, b: Labels) -> Floats:
+    """(I,) in nats: E[I] of clusters of the sizes in rows (I, P), which are hypergeometric.
+
+    It is a sum over pairs of clusters of a number that follows from their two sizes alone: these are worked out once.
+    """
+    from scipy.stats import hypergeom
+
+    patches = a.shape[1]
+    of_a, of_b = _sizes(a), _sizes(b)
+    sizes_a, sizes_b = (np.flatnonzero(counts.any(0)) for counts in (of_a, of_b))
+
+    def shared(a: int, b: int) -> float:
+        """The mean of n / P log(P n / (a b)), n being the overlap of random clusters of a and b of P patches."""
+        overlap = np.arange(max(1, a + b - patches), min(a, b) + 1)
+        terms = overlap / patches * np.log(patches * overlap / (a * b))
+        return float(hypergeom.pmf(overlap, patches, a, b) @ terms)
+
+    table = np.array([[shared(int(i), int(j)) for j in sizes_b] for i in sizes_a])
+    found: Floats = np.einsum("ki,ij,kj->k", of_a[:, sizes_a], table, of_b[:, sizes_b])
+    return found
+
+
+def _sizes(labels: Labels) -> NDArray[np.int64]:
+    """(I, P + 1), the number of clusters of each size in rows (I, P) of labels."""
+    images, patches = labels.shape
+    wide = int(labels.max(initial=0)) + 2
+    cluster, size = np.unique(np.arange(images)[:, None] * wide + labels + 1, return_counts=True)
+    found = np.bincount(cluster // wide * (patches + 1) + size, minlength=images * (patches + 1))
+    return found.reshape(images, patches + 1)
+
+
+def permuted(labels: ArrayLike, seed: int = 0) -> NDArray[Any]:
+    """The clusters of every image dealt out to its patches at random: the same sizes, and no relation to the image.
+
+    What a measure gives on these is its level by chance.
+
+    Args:
+        labels: (..., P).
+        seed: of the permutations, one for every image.
+
+    Example:
+        >>> sorted(permuted([0, 0, 1, 2]).tolist())
+        [0, 0, 1, 2]
+    """
+    return np.random.default_rng(seed).permuted(np.asarray(labels), axis=-1)
+
+
+def _labels(a: ArrayLike, b: ArrayLike) -> tuple[Labels, Labels]:
+    first, second = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
+    if first.shape[-1:] != second.shape[-1:] or first.ndim == 0:
+        raise VitrimError(f"expected clusters of the same patches, got labels {first.shape} and {second.shape}")
+    one, other = np.broadcast_arrays(first, second)
+    return one, other
+
+
+def _entropies(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    """H(A), H(B) and H(A, B) of every image, in nats."""
+    first, second = _labels(a, b)
+    shape, patches = first.shape[:-1], first.shape[-1]
+    first, second = (one.reshape(-1, patches) - min(0, one.min(initial=0)) for one in (first, second))
+    wide = int(second.max(initial=0)) + 1
+    found = (_entropy(one).reshape(shape) for one in (first, second, first * wide + second))
+    return next(found), next(found), next(found)
+
+
+def _entropy(labels: Labels) -> Floats:
+    """Entropies of rows (I, P) of labels from 0, in nats: log P - sum over clusters of n log n / P."""
+    images, patches = labels.shape
+    wide = int(labels.max(initial=0)) + 1
+    cluster, size = np.unique(np.arange(images)[:, None] * wide + labels, return_counts=True)
+    total = np.bincount(cluster // wide, weights=size * np.log(size), minlength=images)
+    found: Floats = np.log(patches) - total / patches
+    found[total == patches * np.log(patches)] = 0.0  # a single cluster, to the bit
+    return found
+
+
+def _share(shared: Floats, of: Floats) -> Floats:
+    """``shared / of`` within [0, 1], 1 where nothing is to be known."""
+    return np.clip(np.divide(shared, of, out=np.ones_like(shared), where=of > 0), 0.0, 1.0)
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+def compose(labels: ArrayLike, stage_map: ArrayLike) -> Labels:
+    """The tokens of patches after one more stage: ``stage_map[labels]``, -1 where a patch is gone.
+
+    Args:
+        labels: (..., P), the token that holds each patch before the stage, -1 for none.
+        stage_map: (..., M), the token that each of the M tokens goes to, -1 for none.
+
+    Returns:
+        (..., P) int64.
+
+    Raises:
+        VitrimError: labels of tokens that the map does not have.
+
+    Example:
+        >>> compose([0, 1, 1, 2, -1], [1, 0, -1]).tolist()
+        [1, 0, 0, -1, -1]
+    """
+    before, onward = np.asarray(labels, dtype=np.int64), np.asarray(stage_map, dtype=np.int64)
+    if before.max(initial=-1) >= onward.shape[-1]:
+        raise VitrimError(f"token {before.max()} goes nowhere: the map of the stage has {onward.shape[-1]} tokens")
+    onward = np.broadcast_to(onward, (*before.shape[:-1], onward.shape[-1]))
+    return np.where(before < 0, -1, np.take_along_axis(onward, np.maximum(before, 0), axis=-1))
+
+
+def relabel(before: ArrayLike, after: ArrayLike, num_tokens: int | None = None) -> Labels:
+    """The map of one stage from the composed labels on its both sides; `compose` of it and ``before`` is ``after``.
+
+    Args:
+        before: (..., P), the token that holds each patch before the stage, -1 for none.
+        after: the same after it.
+        num_tokens: M, tokens before the stage; by default the largest label says.
+
+    Returns:
+        (..., M) int64, the token that each token goes to, -1 where none of its patches is left, or it has none.
+
+    Raises:
+        VitrimError: a token whose patches go different ways, or a patch that comes back.
+
+    Example:
+        >>> relabel([0, 1, 1, 2], [1, 0, 0, -1]).tolist()
+        [1, 0, -1]
+    """
+    first, second = _labels(before, after)
+    shape, patches = first.shape[:-1], first.shape[-1]
+    tokens = int(first.max(initial=-1)) + 1 if num_tokens is None else num_tokens
+    first, second = first.reshape(-1, patches), second.reshape(-1, patches)
+    found = np.full((len(first), tokens), -1, dtype=np.int64)
+    image, patch = np.nonzero(first >= 0)
+    found[image, first[image, patch]] = second[image, patch]
+    if not np.array_equal(compose(first, found), second):
+        raise VitrimError("these are no labels of one reduction: a token is divided, or a patch comes back")
+    return found.reshape(*shape, tokens)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 AMI_IMAGES = 200
 """Images of which adjusted mutual information is the mean."""
@@ -21,7 +464,7 @@ AMI_IMAGES = 200
 PAIR = ("method_a", "method_b", "block", "images")
 
 
-def patterns(records: Sequence[Record]) -> Outcome:
+def patterns(records: Sequence[Record]) -> FamilyResult:
     """Overlap of kept patches, and agreement of clusters, of every pair of records after every block of either.
 
     Raises:
@@ -29,27 +472,27 @@ def patterns(records: Sequence[Record]) -> Outcome:
     """
     reduced = [record for record in records if record.blocks]
     if len(reduced) < 2:
-        return Outcome(notes=["patterns skipped: they need two records of methods that reduce"])
+        return FamilyResult(notes=["patterns skipped: they need two records of methods that reduce"])
     check_comparable(reduced)
-    outcome = Outcome()
+    result = FamilyResult()
     standing = [record for record in reduced if "kept" in record.arrays]
     rows = [row for pair in combinations(standing, 2) for row in _overlap(*pair)]
     if rows:
-        outcome.tables.append(Table("overlap", "Overlap of the kept patches", OVERLAP, rows, OVERLAP_SHOWN))
+        result.tables.append(Table("overlap", "Overlap of the kept patches", OVERLAP, rows, OVERLAP_SHOWN))
     grouping = [record for record in reduced if record.header["kind"] != "prune"]
     rows = [row for pair in combinations(grouping, 2) for row in _clusters(*pair)]
     if rows:
-        outcome.tables.append(Table("clusters", "Agreement of the clusters", CLUSTERS, rows, CLUSTERS_SHOWN))
+        result.tables.append(Table("clusters", "Agreement of the clusters", CLUSTERS, rows, CLUSTERS_SHOWN))
     else:
-        outcome.notes.append("clusters skipped: they need two records of methods that merge")
+        result.notes.append("clusters skipped: they need two records of methods that merge")
     if len(standing) < len(reduced):
-        outcome.notes.append("methods with soft tokens keep no patches, and are left out of the overlap")
-    return outcome
+        result.notes.append("methods with soft tokens keep no patches, and are left out of the overlap")
+    return result
 
 
 OVERLAP = (
     *(*PAIR, "kept_a", "kept_b"),
-    *(*named("iou"), "iou_least", "iou_chance", *named("ioa"), "ioa_least", "ioa_chance"),
+    *(*columns_of("iou"), "iou_least", "iou_chance", *columns_of("ioa"), "ioa_least", "ioa_chance"),
 )
 OVERLAP_SHOWN = (*PAIR[:3], "iou", "iou_low", "iou_high", "iou_least", "iou_chance", "ioa", "ioa_least", "ioa_chance")
 
@@ -61,14 +504,22 @@ def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
     of_a, of_b = a.kept(), b.kept()
     rows: list[tuple[object, ...]] = []
     blocks = sorted({*a.blocks, *b.blocks})
-    pairs_of_sets = [(_after(of_a, a.blocks, block), _after(of_b, b.blocks, block)) for block in blocks]
+    every = np.ones(a.num_patches, dtype=bool)
+    pairs_of_sets = [(_after(of_a, a.blocks, block, every), _after(of_b, b.blocks, block, every)) for block in blocks]
     numbers_of = summary(np.stack([measure(*sets) for sets in pairs_of_sets for measure in (iou, ioa)], 1))
     for place, (block, (one, other)) in enumerate(zip(blocks, pairs_of_sets, strict=True)):
         union, within = numbers_of[2 * place : 2 * place + 2]
         patches = a.num_patches
         sizes = np.stack([np.broadcast_to(mask.sum(-1), len(a)) for mask in (one, other)], 1)
         pairs, counts = np.unique(sizes, axis=0, return_counts=True)
-        levels = np.average([_levels(patches, *pair) for pair in pairs.tolist()], axis=0, weights=counts).tolist()
+        of_sizes = [
+            (
+                *(least_iou(patches, a_size, b_size), least_ioa(patches, a_size, b_size)),
+                *(chance_iou(patches, a_size, b_size), chance_ioa(patches, a_size) if b_size else 0.0),
+            )
+            for a_size, b_size in pairs.tolist()
+        ]
+        levels = np.average(of_sizes, axis=0, weights=counts).tolist()
         static = all(record.header["kind"] == "prune" and not record.header.get("adaptive") for record in (a, b))
         least = levels[:2] if static else (None, None)
         numbers = (*union, least[0], levels[2], *within, least[1], levels[3])
@@ -76,21 +527,21 @@ def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
     return rows
 
 
-def _levels(patches: int, a: int, b: int) -> tuple[float, float, float, float]:
-    """Lower bounds of IoU and IoA of sets of ``a`` and ``b`` patches, and their means over random ones."""
-    chance = (chance_iou(patches, a, b), chance_ioa(patches, a) if b else 0.0)
-    return (least_iou(patches, a, b), least_ioa(patches, a, b), *chance)
-
-
 CLUSTERS = (
     *(*PAIR, "clusters_a", "clusters_b"),
-    *(*named("homogeneity"), *named("completeness"), *named("v_measure"), "v_chance", "ami"),
+    *(
+        *columns_of("homogeneity"),
+        *columns_of("completeness"),
+        *columns_of("v_measure"),
+        "v_chance",
+        "ami",
+    ),
 )
 CLUSTERS_SHOWN = (
     *PAIR[:3],
     "homogeneity",
     "completeness",
-    *named("v_measure", ("", "_low", "_high")),
+    *columns_of("v_measure", ("", "_low", "_high")),
     "v_chance",
     "ami",
 )
@@ -101,7 +552,8 @@ def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
     of_a, of_b = a.labels(), b.labels()
     rows: list[tuple[object, ...]] = []
     blocks, measures = sorted({*a.blocks, *b.blocks}), (homogeneity, completeness, v_measure)
-    pairs = [(_labels_after(of_a, a.blocks, block), _labels_after(of_b, b.blocks, block)) for block in blocks]
+    apart = np.arange(of_a.shape[-1], dtype=np.int32)  # each patch in a token of its own
+    pairs = [(_after(of_a, a.blocks, block, apart), _after(of_b, b.blocks, block, apart)) for block in blocks]
     numbers_of = summary(np.stack([measure(*pair) for pair in pairs for measure in measures], 1))
     for place, (block, (one, other)) in enumerate(zip(blocks, pairs, strict=True)):
         numbers = [number for numbers in numbers_of[3 * place : 3 * place + 3] for number in numbers]
@@ -113,19 +565,182 @@ def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
     return rows
 
 
-def _distinct(labels: NDArray[np.int32]) -> float:
+def _distinct(labels: NDArray[Any]) -> float:
     """The mean number of clusters of an image."""
     ordered = np.sort(labels, axis=1)
     return float(1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1).mean())
 
 
-def _after(kept: NDArray[np.bool_], blocks: Sequence[int], block: int) -> NDArray[np.bool_]:
-    """(I, P), what is kept after a block: after the last one before it that changed something, or everything."""
+def _after(found: NDArray[Any], blocks: Sequence[int], block: int, start: NDArray[Any]) -> NDArray[Any]:
+    """(I, P) of (I, S, P) after a block: what the last one up to it that changed something left, or ``start`` (P,)."""
     stage = int(np.searchsorted(blocks, block, side="right")) - 1
-    return kept[:, stage] if stage >= 0 else np.ones_like(kept[:, 0])
+    return found[:, stage] if stage >= 0 else np.broadcast_to(start, found[:, 0].shape)
 
 
-def _labels_after(labels: NDArray[np.int32], blocks: Sequence[int], block: int) -> NDArray[np.int32]:
-    stage = int(np.searchsorted(blocks, block, side="right")) - 1
-    start = np.arange(labels.shape[-1], dtype=np.int32)
-    return labels[:, stage] if stage >= 0 else np.broadcast_to(start, labels[:, 0].shape)
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+STAGES = 4
+"""Blocks of which a heat map is drawn."""
+ANCHORS = 6
+"""Records that all others are drawn against."""
+
+
+@draws(
+    "patterns",
+    "overlap",
+    title="Overlap of the kept patches (IoU)",
+    alt="Heat maps, one per stage: intersection over union of the patches that each pair of methods keeps. Grey: "
+    "neither of the two changes tokens in that block.",
+)
+def draw_overlap(tables: Tables) -> Any:
+    """IoU of every pair of records, a heat map per stage."""
+    return _maps(tables["overlap"], {"iou": "iou"}, "IoU")
+
+
+@draws(
+    "patterns",
+    "overlap",
+    title="Overlap block by block",
+    alt="Lines over the blocks: intersection over union with an anchor, one panel per anchor. Bands are 95 % bootstrap "
+    "intervals, dashes lower bounds, dots the overlap of random patches.",
+)
+def draw_overlap_blocks(tables: Tables) -> Any:
+    """IoU after every block, against each of the first records in turn."""
+    return _against(tables, tables["overlap"], "iou", "IoU")
+
+
+@draws(
+    "patterns",
+    "overlap",
+    title="Overlap across rates",
+    alt="Lines over the number of patches kept: how much of what a milder setting of the same method keeps a stronger "
+    "one keeps too (IoA), and their IoU. Dashes are lower bounds, dots the overlap of random patches.",
+)
+def draw_overlap_rates(tables: Tables) -> Any:
+    """IoA and IoU of every setting with the mildest one of its method; None where no method has two settings."""
+    table = tables["overlap"]
+    same = [row for row in table.records() if method_of(row["method_a"]) == method_of(row["method_b"])]
+    if not same:
+        return None
+    blocks = fullest((row["block"] for row in same), STAGES)
+    colour, _ = styles(tables)
+    handles: dict[str, Any] = {}
+    figure, axes = panels(2 * len(blocks), across=len(blocks), size=(2.3, 2.1), above=0.6)
+    for place, axis in enumerate(axes):
+        measure, block = ("ioa", "iou")[place // len(blocks)], blocks[place % len(blocks)]
+        _over_kept(axis, [row for row in same if row["block"] == block], measure, colour, handles)
+        axis.set_title(f"{'IoA' if measure == 'ioa' else 'IoU'}, block {block}", fontsize=TITLE)
+    for axis in axes[len(blocks) :]:
+        axis.set_xlabel("patches kept", fontsize=TEXT)
+    below(figure, list(handles.values()))
+    return figure
+
+
+def _over_kept(
+    axis: Any, rows: Sequence[TableRow], measure: str, colour: dict[str, str], handles: dict[str, Any]
+) -> None:
+    by_method: dict[str, list[TableRow]] = defaultdict(list)
+    for row in rows:
+        by_method[method_of(row["method_a"])].append(row)
+    for method, own in by_method.items():
+        mildest = max(own, key=lambda row: row["kept_a"])["method_a"]
+        points = sorted((row for row in own if row["method_a"] == mildest), key=lambda row: row["kept_b"])
+        handles[method] = line(
+            axis, _line(points, measure, "kept_b"), colour=colour[mildest], label=f"{method}, with {short(mildest)}"
+        )
+    axis.set_ylim(-0.02, 1.03)
+    axis.set_xlim(0, 1.05 * max(row["kept_a"] for row in rows))
+
+
+@draws(
+    "patterns",
+    "clusters",
+    title="Agreement of the clusters (NMI)",
+    alt="Heat maps, one per stage: normalised mutual information of the clusters of each pair of methods. Grey: "
+    "neither of the two changes tokens in that block.",
+)
+def draw_clusters(tables: Tables) -> Any:
+    """V measure of every pair of records that merge, a heat map per stage."""
+    return _maps(tables["clusters"], {"v_measure": "v_measure"}, "NMI")
+
+
+@draws(
+    "patterns",
+    "clusters",
+    title="Homogeneity of the clusters",
+    alt="Heat maps, one per stage: homogeneity of the clusters of the column's method, taken against those of the "
+    "row's: whether each of its clusters lies within one of theirs.",
+)
+def draw_homogeneity(tables: Tables) -> Any:
+    """Homogeneity: of a pair turned round it is the completeness."""
+    return _maps(tables["clusters"], {"homogeneity": "completeness"}, "homogeneity")
+
+
+@draws(
+    "patterns",
+    "clusters",
+    title="Agreement of the clusters block by block",
+    alt="Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands "
+    "are 95 % bootstrap intervals, dots the level of clusters put at random.",
+)
+def draw_clusters_blocks(tables: Tables) -> Any:
+    """V measure after every block, against each of the first records in turn."""
+    return _against(tables, tables["clusters"], "v_measure", "NMI")
+
+
+def _maps(table: Table, columns: dict[str, str], label: str) -> Any:
+    """A heat map per stage; ``columns`` has the column of a pair, and that of the pair turned round."""
+    [(straight, turned)] = columns.items()
+    names, rows = names_of({table.name: table}), table.records()
+    blocks = fullest((row["block"] for row in rows), STAGES)
+    side, across = square(names, STAGES)
+    figure, axes = panels(len(blocks), across=across, size=(side + 0.2, side + 0.3), above=1.5)
+    figure.set_figwidth(figure.get_figwidth() + 2.2)
+    figure.set_layout_engine("compressed")  # else names below squares are cut off
+    image = None
+    for place, (axis, block) in enumerate(zip(axes, blocks, strict=True)):
+        grid = matrix([row for row in rows if row["block"] == block], names, straight, turned)
+        lowest = place + across >= len(blocks)
+        image = heat(axis, grid, rows=names, columns=names, limits=(0, 1))
+        axis.tick_params(labelleft=place % across == 0, labelbottom=lowest)
+        axis.set_title(f"after block {block}", fontsize=TITLE)
+    colour_bar(figure, image, axes, label)
+    return figure
+
+
+def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
+    """A panel per anchor with a line for each other record."""
+    names = names_of({table.name: table})
+    colour, marker = styles(tables)
+    anchors = names[:ANCHORS] if len(names) > 2 else names[:1]
+    figure, axes = panels(len(anchors), across=3, size=(2.7, 2.2), above=0.4 + 0.17 * len(names))
+    handles = {}
+    for axis, anchor in zip(axes, anchors, strict=True):
+        pairs: dict[str, list[TableRow]] = defaultdict(list)
+        for row in table.records():
+            if anchor in (row["method_a"], row["method_b"]):
+                pairs[row["method_b"] if row["method_a"] == anchor else row["method_a"]].append(row)
+        for name in sorted(pairs, key=names.index):
+            given = _line(sorted(pairs[name], key=lambda row: row["block"]), measure, "block")
+            handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+        axis.set_title(f"with {short(anchor)}", fontsize=TEXT)
+        axis.set_ylim(-0.02, 1.03)
+        whole_numbers(axis, "after block")
+    axes[0].set_ylabel(label, fontsize=TEXT)
+    below(figure, [handles[name] for name in names if name in handles])
+    return figure
+
+
+def _line(rows: Sequence[TableRow], measure: str, over: str) -> Line:
+    def column(name: str) -> list[Any] | None:
+        return [row.get(name) for row in rows] if rows and name in rows[0] else None
+
+    stem = measure.removesuffix("_measure")  # the chance level of the V measure is v_chance
+    return Line(
+        [row[over] for row in rows],
+        [row[measure] for row in rows],
+        column(f"{measure}_low"),
+        column(f"{measure}_high"),
+        column(f"{measure}_least"),
+        column(f"{stem}_chance"),
+    )

@@ -1,33 +1,57 @@
-"""The scores by which methods keep patches, over the image and block by block."""
+"""Router: the scores by which methods keep patches, over the image and block by block."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.families.attention import EXAMPLES, images_of
-from vitrim.analysis.loss import concordance
-from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import Outcome, Table, named, summary
-from vitrim.analysis.watch import Decision, Watch
+from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, methods_with
+from vitrim.analysis.statistics import columns_of, summary
+from vitrim.analysis.subject import EXAMPLES, Subject, Watch
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
-
-__all__ = ["router"]
+from vitrim.plots.charts import short
+from vitrim.plots.kept import in_colour
+from vitrim.plots.overlays import gallery, grid_of, overlay
+from vitrim.report import Table
 
 IMAGES = 32
 COLUMNS = (
     *("method", "block", "images", "scored", "kept", "score", "score_std", "score_kept", "score_removed"),
-    *named("persistence"),
+    *columns_of("persistence"),
 )
 SHOWN = (*COLUMNS[:-4], "persistence")
 
 
-def router(subject: Subject) -> Outcome:
+def concordance(a: ArrayLike, b: ArrayLike) -> float:
+    """The probability that two items are in the same order by ``a`` as by ``b``, ties counting half: (1 + tau) / 2.
+
+    tau is Kendall's (tau-a), over the items for which both numbers are known.
+
+    Args:
+        a, b: (P,), nan where not known.
+
+    Returns:
+        In [0, 1], 0.5 by chance; nan for fewer than two items.
+
+    Example:
+        >>> concordance([1, 2, 3, np.nan], [10, 30, 20, 0]), concordance([1, 2], [5, 5])
+        (0.6666666666666666, 0.5)
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    known = np.isfinite(first) & np.isfinite(second)
+    signs = [np.sign(one[known][:, None] - one[known][None, :]) for one in (first, second)]
+    count = int(known.sum())
+    if count < 2:
+        return float("nan")
+    return float((1 + (signs[0] * signs[1]).sum() / (count * (count - 1))) / 2)
+
+
+def router(subject: Subject) -> FamilyResult:
     """Scores of the patches in every block that ranks them: Cropr's and DynamicViT's routers, the class attention of
     Top-K and EViT, what is left of A-ViT's halting probability, and those of any other method that ranks.
 
@@ -42,19 +66,19 @@ def router(subject: Subject) -> Outcome:
     watches = {place: _Scores(models[place], subject.num_layers) for place in range(1, len(models))}
     subject.follow(models, {place: watch.see for place, watch in watches.items()}, subject.batches(IMAGES))
     found = [watch for watch in watches.values() if watch.parts]
-    outcome = Outcome(images=subject.count(IMAGES))
-    outcome.notes += [
+    result = FamilyResult(images=subject.count(IMAGES))
+    result.notes += [
         f"{watch.name} is left out of router: it does not rank patches" for watch in watches.values() if not watch.parts
     ]
     if not found:
-        outcome.notes.append("router skipped: it needs a method that ranks patches, such as topk or cropr")
-        return outcome
+        result.notes.append("router skipped: it needs a method that ranks patches, such as topk or cropr")
+        return result
     rows = [row for watch in found for row in watch.table()]
-    outcome.tables.append(Table("router", "Scores by which patches are kept", COLUMNS, rows, SHOWN))
-    outcome.arrays["images"] = images_of(subject)
+    result.tables.append(Table("router", "Scores by which patches are kept", COLUMNS, rows, SHOWN))
+    result.arrays["images"] = subject.examples(IMAGES)
     for watch in found:
-        outcome.arrays |= watch.arrays()
-    return outcome
+        result.arrays |= watch.arrays()
+    return result
 
 
 class _Scores:
@@ -70,7 +94,7 @@ class _Scores:
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         for decision in self.watch.take():
             if decision.scores is not None:
-                scores, stays = on_grid(decision)
+                scores, stays = decision.on_grid()
                 self.parts[decision.depth].append(scores)
                 self.stays[decision.depth].append(stays)
 
@@ -108,27 +132,33 @@ class _Scores:
         }
 
 
-def on_grid(decision: Decision) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(B, P) of the input patches: their scores, nan for those that stand for no token, and which of them stay."""
-    state, p = decision.state, decision.state.num_prefix
-    assert decision.scores is not None
-    images, patches = len(decision.x), state.initial_patches
-    place = (state.position[:, p:] - p).expand(images, -1).cpu().numpy()
-    real = np.ones_like(place, dtype=bool) if state.mask is None else state.mask[:, p:].expand(images, -1).cpu().numpy()
-    scores, stays = np.full((images, patches), np.nan), np.zeros((images, patches), dtype=bool)
-    image, token = np.nonzero(real)
-    scores[image, place[image, token]] = decision.scores.double().cpu().numpy()[image, token]
-    survives = np.zeros_like(real)
-    if decision.assignment is None:
-        survives[:] = True
-    else:
-        anchor, valid = decision.assignment.anchor, decision.assignment.valid
-        own = torch.ones_like(anchor, dtype=torch.bool) if valid is None else valid.clone()
-        if decision.assignment.into is not None and not decision.assignment.normalise:
-            own.scatter_(1, decision.assignment.into, False)  # a sum of many is none of them
-        rows, columns = np.nonzero(own.cpu().numpy())
-        old = anchor.cpu().numpy()[rows, columns]
-        survives[rows[old >= p], old[old >= p] - p] = True
-    image, token = np.nonzero(real & survives)
-    stays[image, place[image, token]] = True
-    return scores, stays
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 4, 5
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@draws(
+    "router",
+    "router",
+    title="Scores over the image",
+    alt="Rows of pictures, two per method: an image, the scores of its patches in each block that ranks them, pale "
+    "where a patch is gone, and the block at which each patch is removed. Dark is low, yellow is high.",
+)
+def draw_router(tables: Tables) -> Any:
+    """Scores of the first images, a column per block; None where there are no arrays."""
+    arrays = tables.arrays.get("router")
+    if not arrays:
+        return None
+    rows = []
+    for name in methods_with(arrays, "scores")[:METHODS_DRAWN]:
+        blocks = arrays[f"{name}/blocks"].tolist()
+        shown = fullest(blocks, BLOCKS_DRAWN)
+        for example in range(min(EXAMPLES_DRAWN, len(arrays["images"]))):
+            image = arrays["images"][example]
+            grid = grid_of(arrays[f"{name}/depth"].shape[-1], image)
+            scores = arrays[f"{name}/scores"][example]
+            parts = [(f"block {block}", overlay(image, scores[blocks.index(block)], grid)) for block in shown]
+            depth = overlay(image, arrays[f"{name}/depth"][example], grid, cmap="cividis")
+            rows.append((short(name), [("image", in_colour(image)), *parts, ("depth", depth)]))
+    return gallery(rows)

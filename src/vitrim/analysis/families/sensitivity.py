@@ -1,19 +1,19 @@
-"""Dependence of results on what should not matter: batch mates, their order, where the matching changes."""
+"""Sensitivity: how results depend on what should not matter: batch mates, their order, where the matching changes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of
 from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import Outcome, Table
 from vitrim.core.method import MethodConfig
 from vitrim.measure.probes import Agreement, MacsProbe, Probe, TaskMetrics
-from vitrim.measure.records import Row
-
-__all__ = ["sensitivity"]
+from vitrim.plots.style import TEXT, below, panels
+from vitrim.report import Table
 
 IMAGES = 1024
 SHUFFLES = 3
@@ -21,22 +21,22 @@ SPLITTING = "splitting_layer"
 """The option of a method that is a number of blocks, after which it matches in another way."""
 
 
-def sensitivity(subject: Subject) -> Outcome:
+def sensitivity(subject: Subject) -> FamilyResult:
     """Scores and MACs over batch sizes (ATM, Table A1) and orders of the images, for methods whose decisions depend on
     the batch, and over the blocks after which a method changes its matching (ATM, Table 3)."""
-    outcome = Outcome(images=subject.count(IMAGES))
+    result = FamilyResult(images=subject.count(IMAGES))
     dependent = [method for method in subject.methods if method.batch_dependent]
     if dependent:
-        outcome.tables.append(_batch_sizes(subject, dependent))
-        outcome.tables += _orders(subject, dependent)
+        result.tables.append(_batch_sizes(subject, dependent))
+        result.tables += _orders(subject, dependent)
     else:
-        outcome.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
+        result.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
     changing = [method for method in subject.methods if SPLITTING in type(method).model_fields]
     if changing:
-        outcome.tables.append(_depths(subject, changing))
+        result.tables.append(_depths(subject, changing))
     else:
-        outcome.notes.append("splitting layers skipped: they need a method with one, such as atm")
-    return outcome
+        result.notes.append("splitting layers skipped: they need a method with one, such as atm")
+    return result
 
 
 def _scores(subject: Subject) -> tuple[str, ...]:
@@ -52,31 +52,20 @@ def _measured(
     """Images, score, agreement and 10^9 MACs of each method."""
     probes: list[Probe] = [TaskMetrics(subject.task), Agreement(subject.task), MacsProbe()]
     batches = subject.batches(IMAGES, batch_size=batch_size, order=order)
-    return [_numbers(row, subject.task.selects_by) for row in subject.rows(methods, probes, batches)[1:]]
-
-
-def _numbers(row: Row, score: str) -> tuple[int, float, float, float]:
-    return row["images"], float(row[score]), float(row["agreement"]), float(sum(row["gmacs"].values()))
+    return [
+        (row["images"], float(row[subject.task.selects_by]), float(row["agreement"]), float(sum(row["gmacs"].values())))
+        for row in subject.rows(methods, probes, batches)[1:]
+    ]
 
 
 def _batch_sizes(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
     images = subject.count(IMAGES)
     rows = []
-    for batch_size in sizes(images):
+    for batch_size in (2**power for power in range(images.bit_length())):
         for method, numbers in zip(methods, _measured(subject, methods, batch_size), strict=True):
             rows.append((method.describe(), batch_size, *numbers))
     columns = ("method", "batch_size", "images", *_scores(subject))
     return Table("batch_sizes", "Sensitivity to the batch size", columns, sorted(rows, key=lambda row: row[0]))
-
-
-def sizes(images: int) -> list[int]:
-    """The powers of two up to a number of images.
-
-    Example:
-        >>> sizes(12)
-        [1, 2, 4, 8]
-    """
-    return [2**power for power in range(images.bit_length())]
 
 
 def _orders(subject: Subject, methods: Sequence[MethodConfig]) -> list[Table]:
@@ -115,3 +104,48 @@ def _depths(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
     ]
     columns = ("method", "option", "blocks", "images", *_scores(subject))
     return Table("splitting_layers", "Sensitivity to the block after which the matching changes", columns, rows)
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+@draws(
+    "sensitivity",
+    "batch_sizes",
+    title="Sensitivity to the batch size",
+    alt="Lines over the batch size: score, agreement with the dense model, and 10^9 multiply-accumulates per image, of "
+    "methods that decide by the whole batch.",
+)
+def draw_batch_sizes(tables: Tables) -> Any:
+    """Score, agreement and MACs over the batch size."""
+    figure, axes = _over(tables, "batch_sizes", "batch_size", "images per batch")
+    for axis in axes:
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:.0f}")
+    return figure
+
+
+@draws(
+    "sensitivity",
+    "splitting_layers",
+    title="Sensitivity to the splitting layer",
+    alt="Lines over the block after which the method decides in another way: score, agreement with the dense model, "
+    "and 10^9 multiply-accumulates per image.",
+)
+def draw_splitting_layers(tables: Tables) -> Any:
+    """Score, agreement and MACs over the splitting layer."""
+    return _over(tables, "splitting_layers", "blocks", "splitting layer")[0]
+
+
+def _over(tables: Tables, table: str, over: str, label: str) -> tuple[Any, list[Any]]:
+    """A panel per measure, which are the columns behind the number of images."""
+    columns = tables[table].columns
+    measures = columns[columns.index("images") + 1 :]
+    names = names_of({table: tables[table]})
+    figure, axes = panels(len(measures), across=3, size=(2.9, 2.3), above=0.2 + 0.2 * -(-len(names) // 3))
+    handles: list[Any] = []
+    for axis, measure in zip(axes, measures, strict=True):
+        handles = lines(axis, tables, table, (over, measure), label)
+        axis.set_title("GMACs" if measure == "gmacs" else measure, fontsize=TEXT)
+    below(figure, handles)
+    return figure, axes

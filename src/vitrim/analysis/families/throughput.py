@@ -1,8 +1,8 @@
-"""Speed over image sizes, precisions, attention kernels and numbers of tokens (Cropr, Figures 1 to 3 and Table 5)."""
+"""Throughput: speed over sizes, precisions, attention kernels and numbers of tokens (Cropr, Fig. 1-3 and Tab. 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import Outcome, Table
-from vitrim.analysis.watch import reduced_blocks
+from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
+from vitrim.analysis.subject import Subject, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import ask, host_of
@@ -31,9 +30,10 @@ from vitrim.measure.latency import (
 )
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE
+from vitrim.plots.charts import Line, line
+from vitrim.plots.style import SMALL, TEXT, below, panels
+from vitrim.report import Table
 from vitrim.speed.bench import DTYPES, random_images
-
-__all__ = ["align", "throughput"]
 
 MULTIPLE = 8
 BUDGET = Budget(min_rounds=10, min_seconds=0.5, warmup_rounds=2)
@@ -46,7 +46,7 @@ Context = Callable[[], AbstractContextManager[Any]]
 SHOWN = tuple(name for name in COLUMNS if name not in ("batch_size", "latency_iqr_ms", "rounds"))
 
 
-def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
+def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
     """Images per second of the dense model and the methods, on fused and unfused attention.
 
     A float32 model is timed under autocast, too.
@@ -55,7 +55,7 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
     ``speedup`` is over the dense model of that size, precision and kernel with all its tokens: median and quartiles of
     the ratios within rounds. Memory is the peak of one forward beyond weights and images. Images are random.
     """
-    outcome = Outcome()
+    result = FamilyResult()
     own = subject.facts.input_size[-1]
     rows: list[tuple[object, ...]] = []
     sizes = subject.sizes or (own,)
@@ -65,24 +65,20 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> Outcome:
             raise VitrimError(
                 f"this {type(subject.model).__name__} cannot be given images of {size} pixels: leave it out"
             )
-        runners = list(_runners(model, subject.methods, outcome.notes if size == sizes[0] else []))
-        for precision in _precisions(next(model.parameters()).dtype):
+        variants = list(_variants(model, subject.methods, result.notes if size == sizes[0] else []))
+        dtype = next(model.parameters()).dtype
+        named = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
+        for precision in (named, AUTOCAST) if dtype == torch.float32 else (named,):  # where autocast lowers it
             with one_line_errors(f"{size} pixels, {precision}"):
-                rows += _timed(runners, precision, size, subject, budget)
-    outcome.tables.append(
+                rows += _timed(variants, precision, size, subject, budget)
+    result.tables.append(
         Table("throughput", "Speed, timed in turn; speed-up over the dense model", COLUMNS, rows, SHOWN)
     )
-    return outcome
-
-
-def _precisions(dtype: torch.dtype) -> tuple[str, ...]:
-    """The model's own, and autocast where that would lower it."""
-    own = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
-    return (own, AUTOCAST) if dtype == torch.float32 else (own,)
+    return result
 
 
 @dataclass(frozen=True)
-class _Runner:
+class _Variant:
     """One model to be timed: a method with a kernel and a choice of tokens."""
 
     method: str
@@ -95,48 +91,48 @@ class _Runner:
             return self.model(images)
 
 
-def _runners(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]) -> Iterator[_Runner]:
+def _variants(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]) -> Iterator[_Variant]:
     """Every method with every kernel and choice of tokens that it can have, the dense model first."""
     for number, (kernel, dense) in enumerate(dense_copies(model).items()):
-        told = notes if number == 0 else []
-        yield _Runner(DENSE, kernel, "M", dense)
-        yield _Runner(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
+        left_out = notes if number == 0 else []
+        yield _Variant(DENSE, kernel, "M", dense)
+        yield _Variant(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
         for method in methods:
             name = method.describe()
-            yield _Runner(name, kernel, "M", reduced_copy(dense, method))
+            yield _Variant(name, kernel, "M", reduced_copy(dense, method))
             if method.needs().grid:
-                told.append(f"{name} is left out of M-1 tokens: it needs the whole grid")
+                left_out.append(f"{name} is left out of M-1 tokens: it needs the whole grid")
             else:
-                yield _Runner(name, kernel, "M-1", one_fewer(reduced_copy(dense, method)))
+                yield _Variant(name, kernel, "M-1", one_fewer(reduced_copy(dense, method)))
             reduced = reduced_copy(dense, method)
             if align(get_reduction(reduced), MULTIPLE):
-                yield _Runner(name, kernel, "aligned", reduced)
+                yield _Variant(name, kernel, "aligned", reduced)
             else:
-                told.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
+                left_out.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")
 
 
 def _timed(
-    runners: Sequence[_Runner], precision: str, size: int, subject: Subject, budget: Budget
+    variants: Sequence[_Variant], precision: str, size: int, subject: Subject, budget: Budget
 ) -> list[tuple[object, ...]]:
     """The rows of one size and precision."""
     like = next(subject.model.parameters())
-    images = random_images(runners[0].model, subject.batch_size, subject.seed).to(like.device, like.dtype)
+    images = random_images(variants[0].model, subject.batch_size, subject.seed).to(like.device, like.dtype)
     context: Context = partial(torch.autocast, like.device.type) if precision == AUTOCAST else nullcontext
-    runs = {str(place): partial(runner.called, images, context) for place, runner in enumerate(runners)}
+    runs = {str(place): partial(variant.called, images, context) for place, variant in enumerate(variants)}
     with torch.inference_mode():
         times = list(time_interleaved(runs, like.device, budget).values())
-        copies = [replace(runner, model=shared_copy(runner.model)) for runner in runners]
+        copies = [replace(variant, model=shared_copy(variant.model)) for variant in variants]
         peaks = [peak_memory_mib(partial(copy.called, images, context), like.device) for copy in copies]
     dense = {
-        runner.kernel: times[place]
-        for place, runner in enumerate(runners)
-        if (runner.method, runner.tokens) == (DENSE, "M")
+        variant.kernel: times[place]
+        for place, variant in enumerate(variants)
+        if (variant.method, variant.tokens) == (DENSE, "M")
     }
     rows: list[tuple[object, ...]] = []
-    for runner, measured, peak in zip(runners, times, peaks, strict=True):
-        latency, ratio = summarise(measured), paired_speedup(dense[runner.kernel], measured)
+    for variant, measured, peak in zip(variants, times, peaks, strict=True):
+        latency, ratio = summarise(measured), paired_speedup(dense[variant.kernel], measured)
         speed = (images_per_second(len(images), latency.p50_ms), latency.p50_ms, latency.iqr_ms, len(measured))
-        setting = (runner.method, size, precision, runner.kernel, runner.tokens, len(images))
+        setting = (variant.method, size, precision, variant.kernel, variant.tokens, len(images))
         rows.append((*setting, *speed, ratio.median, ratio.q1, ratio.q3, peak))
     return rows
 
@@ -151,12 +147,8 @@ def one_fewer(model: nn.Module) -> nn.Module:
     rows, columns = host.facts(model).grid_size
     if rows * columns < 2:
         raise VitrimError("a model of one patch cannot have one fewer")
-    host.blocks(model)[0].register_forward_pre_hook(_without_last)
+    host.blocks(model)[0].register_forward_pre_hook(lambda module, args: (args[0][:, :-1], *args[1:]))
     return model
-
-
-def _without_last(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (args[0][:, :-1], *args[1:])
 
 
 def align(reduction: Reduction, multiple: int) -> bool:
@@ -187,3 +179,73 @@ def align(reduction: Reduction, multiple: int) -> bool:
     for block in blocks:
         block.reducer.follow(config, replace(block.reducer.layer, amounts=plan))
     return True
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+OWN = "M"
+"""The rows in which every model has its own number of tokens."""
+WIDE = 0.3
+"""Width of a bar; its speed-up is written above it."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@draws(
+    "throughput",
+    "throughput",
+    title="Speed",
+    alt="One panel per precision and attention kernel. Of several sizes: the speed-up over the dense model, a line per "
+    "method, with the images per second of the dense model below each size. Of one size: images per second as bars for "
+    "the model's own number of tokens M, one less, and multiples of 8, with the speed-up above each.",
+)
+def draw_throughput(tables: Tables) -> Any:
+    """Speed-up over size, a line per method; bars of images per second where there is one size."""
+    rows = tables["throughput"].records()
+    groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
+    names = names_of({"throughput": tables["throughput"]})
+    several = len({row["size"] for row in rows}) > 1
+    figure, axes = panels(len(groups), across=2, size=(4.2, 2.6), above=0.2 + 0.2 * -(-len(names) // 3))
+    handles: dict[str, Any] = {}
+    for axis, group in zip(axes, groups, strict=True):
+        own = [row for row in rows if (row["precision"], row["kernel"]) == group]
+        handles |= _over_sizes(axis, own, names, tables) if several else _bars(axis, own, names, tables)
+        axis.set_title(" ".join(map(str, group)), fontsize=TEXT)
+    axes[0].set_ylabel("speed-up" if several else "images per second", fontsize=TEXT)
+    below(figure, list(handles.values()))
+    return figure
+
+
+def _over_sizes(axis: Any, rows: Rows, names: Sequence[str], tables: Tables) -> dict[str, Any]:
+    """Draw the speed-ups with each model's own number of tokens; sizes stand at equal distances."""
+    colour, marker = styles(tables)
+    found = {(row["method"], row["size"]): row for row in rows if row["tokens"] == OWN}
+    sizes = sorted({size for _, size in found})
+    handles = {}
+    for name in names:
+        y = [found[name, size]["speedup"] if (name, size) in found else float("nan") for size in sizes]
+        handles[name] = line(axis, Line(range(len(sizes)), y), colour=colour[name], marker=marker[name], label=name)
+    rates = [found[names[0], size]["images_per_second"] for size in sizes]  # the dense model comes first
+    labels = [f"{size} px\n{rate:.3g}/s" for size, rate in zip(sizes, rates, strict=True)]
+    axis.set_xticks(range(len(sizes)), labels, fontsize=SMALL)
+    axis.margins(x=0.1)
+    return handles
+
+
+def _bars(axis: Any, rows: Rows, names: Sequence[str], tables: Tables) -> dict[str, Any]:
+    """Draw images per second of one size, a bar for each number of tokens."""
+    colour, _ = styles(tables)
+    handles, ticks = {}, dict[float, str]()
+    for place, name in enumerate(names):
+        some = [row for row in rows if row["method"] == name]
+        x = [1.2 * place + (WIDE + 0.04) * number for number, _ in enumerate(some)]
+        handles[name] = axis.bar(
+            x, [row["images_per_second"] for row in some], color=colour[name], width=WIDE, label=name
+        )
+        ticks |= {left: str(row["tokens"]).replace("aligned", "x 8") for left, row in zip(x, some, strict=True)}
+        for left, row in zip(x, some, strict=True):
+            note = {"textcoords": "offset points", "xytext": (0, 4), "ha": "center", "fontsize": SMALL}
+            axis.annotate(f"{row['speedup']:.2f}", (left, row["images_per_second"]), **note)
+    axis.margins(y=0.15)
+    axis.set_xticks(list(ticks), list(ticks.values()), fontsize=SMALL)
+    return handles

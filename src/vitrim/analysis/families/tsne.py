@@ -1,4 +1,4 @@
-"""Pruned tokens before the head, in two dimensions: whether the block that pruned them still shows (Cropr, Fig. 4)."""
+"""t-SNE: pruned tokens before the head, and whether the block that pruned them still shows (Cropr, Figure 4)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from vitrim.analysis.families.router import on_grid
-from vitrim.analysis.subject import Subject
-from vitrim.analysis.tables import Outcome, Table
-from vitrim.analysis.watch import Watch, reduced_blocks
+from vitrim.analysis.family import FamilyResult, Tables, draws, methods_with
+from vitrim.analysis.subject import Subject, Watch, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
-
-__all__ = ["embedded", "silhouettes", "tsne"]
+from vitrim.plots.charts import colour_bar, short
+from vitrim.plots.style import SMALL, panels
+from vitrim.report import Table
 
 POINTS = 5000
 PERPLEXITY = 30
@@ -36,7 +35,7 @@ class Rejoins(Protocol):
         ...
 
 
-def tsne(subject: Subject) -> Outcome:
+def tsne(subject: Subject) -> FamilyResult:
     """Tokens before the head where pruned ones come back before the last block, and after it.
 
     Of each image and router the pruned token with the highest score, as it leaves the last block (or as a dense head
@@ -45,23 +44,23 @@ def tsne(subject: Subject) -> Outcome:
 
     Arrays, by method and fusion: ``NAME/FUSION/points`` (T, 2) and ``NAME/FUSION/blocks`` (T,).
     """
-    outcome, rows = Outcome(), list[tuple[object, ...]]()
+    result, rows = FamilyResult(), list[tuple[object, ...]]()
     for method in subject.methods:
         if not isinstance(method, Rejoins):
             continue
         forms = method.rejoining()
         if not method.training_free and subject.learned is None:
-            outcome.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
+            result.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
         models = subject.contestants(list(forms.values()))
         pruned = {place: _Pruned(models[place]) for place in range(1, len(models))}
         blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
         most = POINTS // max(blocks, 1)
         subject.follow(models, {place: one.see for place, one in pruned.items()}, subject.batches(most))
-        outcome.images = subject.count(most)
+        result.images = subject.count(most)
         for fusion, one in zip(forms, pruned.values(), strict=True):
             tokens, labels = one.found()
             if len(tokens) <= 3 * PERPLEXITY:
-                outcome.notes.append(
+                result.notes.append(
                     f"tsne needs more than {3 * PERPLEXITY} points, got {len(tokens)}: give more images"
                 )
                 break
@@ -69,14 +68,14 @@ def tsne(subject: Subject) -> Outcome:
             numbers = [silhouettes(space, labels) for space in (tokens, points)]
             for place, block in enumerate((ALL, *np.unique(labels).tolist())):
                 share = len(labels) if block == ALL else int((labels == block).sum())
-                rows.append((method.describe(), fusion, block, outcome.images, share, *(n[place] for n in numbers)))
+                rows.append((method.describe(), fusion, block, result.images, share, *(n[place] for n in numbers)))
             prefix = f"{method.describe()}/{fusion}"
-            outcome.arrays |= {f"{prefix}/points": points.astype(np.float32), f"{prefix}/blocks": labels}
+            result.arrays |= {f"{prefix}/points": points.astype(np.float32), f"{prefix}/blocks": labels}
     if rows:
-        outcome.tables.append(Table("tsne", "Separation of pruned tokens by the block that pruned", COLUMNS, rows))
-    if not outcome.tables and not outcome.notes:
-        outcome.notes.append("tsne skipped: it needs a method whose pruned tokens come back, such as cropr")
-    return outcome
+        result.tables.append(Table("tsne", "Separation of pruned tokens by the block that pruned", COLUMNS, rows))
+    if not result.tables and not result.notes:
+        result.notes.append("tsne skipped: it needs a method whose pruned tokens come back, such as cropr")
+    return result
 
 
 def embedded(tokens: ArrayLike, seed: int = 0) -> NDArray[np.float64]:
@@ -150,7 +149,7 @@ class _Pruned:
         for decision in self.watch.take():
             if decision.scores is None or decision.assignment is None:
                 continue
-            scores, stays = on_grid(decision)
+            scores, stays = decision.on_grid()
             scores[stays] = np.nan
             some = np.isfinite(scores).any(1)
             best = np.where(np.isfinite(scores), scores, -np.inf).argmax(1)
@@ -162,3 +161,40 @@ class _Pruned:
         tokens = [np.concatenate(self.parts[block]) for block in blocks]
         labels = np.repeat(blocks, [len(one) for one in tokens])
         return (np.concatenate(tokens) if tokens else np.zeros((0, 1))), labels
+
+
+# ---- figure ----------------------------------------------------------------------------------------------------------
+
+
+@draws(
+    "tsne",
+    "tsne",
+    title="Pruned tokens before the head",
+    alt="Scatter plots, one per form of bringing pruned tokens back: t-SNE of these tokens, coloured by the block that "
+    "pruned them. The silhouette by block, in the space of the tokens, stands above.",
+)
+def draw_tsne(tables: Tables) -> Any:
+    """A scatter per method and fusion; None where there are no arrays."""
+    arrays = tables.arrays.get("tsne")
+    if not arrays:
+        return None
+    found = {
+        (row["method"], row["fusion"]): row["silhouette_tokens"]
+        for row in tables["tsne"].records()
+        if row["block"] == "all"
+    }
+    names = methods_with(arrays, "points")
+    blocks = [arrays[f"{name}/blocks"] for name in names]
+    limits = {"vmin": min(own.min() for own in blocks), "vmax": max(own.max() for own in blocks)}
+    figure, axes = panels(len(names), across=2, size=(3.4, 3.2), above=0.1)
+    for axis, name, own in zip(axes, names, blocks, strict=True):
+        points = arrays[f"{name}/points"]
+        drawn = axis.scatter(*points.T, c=own, cmap="viridis", s=5, linewidths=0, **limits)
+        method, _, fusion = name.rpartition("/")
+        number = found.get((method, fusion))
+        silhouette = "" if number is None else f"\nsilhouette {number:.2f}"
+        axis.set_title(f"{short(method)}, {fusion.replace('_', ' ')}{silhouette}", fontsize=SMALL)
+        axis.set(xticks=[], yticks=[])
+    colour_bar(figure, drawn, axes, "block that pruned")
+    figure.axes[-1].yaxis.get_major_locator().set_params(integer=True)
+    return figure

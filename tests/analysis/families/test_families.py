@@ -1,4 +1,4 @@
-"""Finished analyses beside each other."""
+"""The table of families, and several analyses beside each other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,37 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
-from vitrim.analysis.compare import compare
+from made_subjects import subject
+from tiny import GEOMETRY
+from vitrim.analysis.families import across, of_model
+from vitrim.analysis.families.depth import depth_map, js_bits, mean_depth
 from vitrim.analysis.families.features import features
-from vitrim.analysis.maps import depth_map, js_bits, mean_pattern
 from vitrim.analysis.record import Record, titled
 from vitrim.errors import VitrimError
+
+
+def test_experiments_run_where_they_are_named(model: nn.Module, data: TensorDataset) -> None:
+    own = subject(model, data, "topk:keep_rate=0.5", limit=6)
+    assert of_model(own, []) == {}
+    found = of_model(own, ["router", "patterns", "attention"])
+    assert list(found) == ["attention", "router"]
+    assert "router: estimated from 6 images, fewer than 30" in found["router"].notes
+    with pytest.raises(VitrimError, match="unknown family 'speed'"):
+        of_model(own, ["speed"])
+
+
+def test_nothing_is_left_of_an_experiment(model: nn.Module, data: TensorDataset) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    of_model(subject(model, data, "mctf:r=4", "topk", limit=4), ["attention", "router", "loss"])
+    assert hooks == sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert set(GEOMETRY) <= {"img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes"}
+
 
 METHODS = ("dense", "topk", "tome")
 
@@ -42,16 +67,16 @@ def analyses() -> list[list[Record]]:
 
 
 def test_maps_are_compared_across_data(analyses: Sequence[Sequence[Record]]) -> None:
-    pairs = next(table for table in compare(analyses)["depth"].tables if table.name == "depth_pairs")
+    pairs = next(table for table in across(analyses)["depth"].tables if table.name == "depth_pairs")
     row = next(
         row for row in pairs.records() if {row["method_a"], row["method_b"]} == {"topk with cifar", "topk with camvid"}
     )
-    maps = [mean_pattern(depth_map(one[1].kept(), [1], 3)).mean.reshape(2, 2) for one in analyses]
+    maps = [mean_depth(depth_map(one[1].kept(), [1], 3)).mean.reshape(2, 2) for one in analyses]
     assert row["js_bits"] == pytest.approx(js_bits(*maps))
 
 
 def test_pairs_of_features_are_within_an_analysis_and_correlated_over_all(analyses: Sequence[Sequence[Record]]) -> None:
-    tables = {table.name: table for table in compare(analyses, ["features"])["features"].tables}
+    tables = {table.name: table for table in across(analyses, ["features"])["features"].tables}
     rows = tables["features"].records()
     assert len(rows) == 2 * 3
     assert all(row["method_a"].split(" with ")[1] == row["method_b"].split(" with ")[1] for row in rows)
@@ -85,16 +110,16 @@ def test_the_sign_of_an_anchor(analyses: Sequence[Sequence[Record]]) -> None:
 
 def test_analyses_that_cannot_be_compared(analyses: Sequence[Sequence[Record]]) -> None:
     with pytest.raises(VitrimError, match="needs two finished analyses or more, got 1"):
-        compare(analyses[:1])
+        across(analyses[:1])
     with pytest.raises(VitrimError, match="patterns needs records of the same images, which --from takes"):
-        compare(analyses, ["patterns"])
+        across(analyses, ["patterns"])
     with pytest.raises(VitrimError, match="there are two records of dense"):
-        compare([analyses[0], analyses[0]])
+        across([analyses[0], analyses[0]])
 
 
 def test_the_same_data_in_two_folders_is_told_apart_by_them(analyses: Sequence[Sequence[Record]]) -> None:
     named = [
         [Record({**record.header, "report": name}, record.arrays) for record in analyses[0]] for name in ("one", "two")
     ]
-    names = compare(named)["counts"].tables[0].column("method")
+    names = across(named)["counts"].tables[0].column("method")
     assert dict.fromkeys(names) == dict.fromkeys(f"{method} in {name}" for name in ("one", "two") for method in METHODS)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from browsers import Watched, chromium
-from made_tables import outcomes
-from vitrim.analysis.report import write_report
+from made_tables import results
+from vitrim.analysis.output import write_report
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -22,7 +22,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "models": [{"model": f"segmenter:vit_{long}", "weights": f"/data/{long}/{long}/weights.safetensors"}],
         "data": {"source": f"/data/{long}/images.parquet", "split": "test", "images": 40, "batch_size": 8},
     }
-    made = outcomes()
+    made = results()
     made["counts"].notes.append(f"a note on {long}{long}")
     write_report(out, made, found)
     return out / "index.html"

@@ -1,4 +1,4 @@
-"""Depth maps and the measures between maps."""
+"""Depth: maps against libraries, their tables and their figures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import entropy
 
 import golden_files as golden
 from golden_files import Reference
-from vitrim.analysis.maps import depth_map, emd, js_bits, kl_bits, mean_pattern, pcc, scc, sim
+from made_tables import HEADER, NAMES, grids, rows
+from vitrim.analysis.families.depth import (
+    depth,
+    depth_map,
+    draw_depth_maps,
+    draw_depth_pairs,
+    emd,
+    js_bits,
+    kl_bits,
+    mean_depth,
+    pcc,
+    scc,
+    sim,
+)
+from vitrim.analysis.family import Tables
+from vitrim.analysis.record import Record
 from vitrim.errors import VitrimError
 
 
@@ -89,7 +105,7 @@ def test_the_depth_of_a_known_schedule() -> None:
     depth = depth_map(kept, [3, 6, 9], 12)
     assert depth[0].tolist() == [12, 12, 9, 6, 3, 3, 3, 3, 3]
     assert depth[1].tolist() == [6] * 9
-    pattern = mean_pattern(depth)
+    pattern = mean_depth(depth)
     assert pattern.mean.tolist() == [9, 9, 7.5, 6, *[4.5] * 5]
     assert pattern.std[0] == 3
     assert (pattern.overall_mean, pattern.overall_std) == (depth.mean(), pytest.approx(depth.std()))
@@ -108,3 +124,42 @@ def test_maps_without_mass(wrong) -> None:
     for measure in (kl_bits, js_bits, emd):
         with pytest.raises(VitrimError, match="not all zero"):
             measure(np.array(wrong), np.ones((1, 2)))
+
+
+def test_divergences_of_maps_have_a_direction(records: list[Record]) -> None:
+    result = depth(records)
+    by_name = {record.name: record for record in records}
+    for row in rows(result, "depth_pairs"):
+        a, b = (np.where(by_name[str(row[key])].kept()[:, 0], 4, 1).mean(0) for key in ("method_a", "method_b"))
+        assert row["kl_bits_ab"] == pytest.approx(entropy(b, a, base=2))
+        assert row["kl_bits_ba"] == pytest.approx(entropy(a, b, base=2))
+        p, q = a / a.sum(), b / b.sum()
+        assert row["js_bits"] == pytest.approx((entropy(p, (p + q) / 2, base=2) + entropy(q, (p + q) / 2, base=2)) / 2)
+        assert row["pcc"] == pytest.approx(np.corrcoef(a, b)[0, 1])
+
+
+def test_places_of_a_grid_that_is_no_square() -> None:
+    """2 rows of 3 patches, of which only the last of the first row is dropped, by block 1 of 4."""
+    kept = np.array([1, 1, 0, 1, 1, 1], bool)
+    arrays = {"ids": np.arange(5), "kept": np.packbits(np.tile(kept, (5, 1, 1)), axis=-1)}
+    record = Record({**HEADER, "method": "topk", "kind": "prune", "soft": False, "grid": [2, 3]}, arrays)
+    found = [tuple(row.values())[1:4] for row in rows(depth([record]), "depth_maps")]
+    assert found == [(0, 0, 4), (0, 1, 4), (0, 2, 1), (1, 0, 4), (1, 1, 4), (1, 2, 4)]
+
+
+def test_maps_of_depth_share_one_scale_per_row(made: Tables) -> None:
+    figure = draw_depth_maps(made)
+    drawn = [axis.images[0] for axis in figure.axes if axis.images]
+    means, deviations = drawn[: len(NAMES)], drawn[len(NAMES) :]
+    assert {image.get_clim() for image in means} == {(0.0, 3.0)}
+    assert {image.get_clim() for image in deviations} == {(0.0, 0.5)}
+    assert means[0].get_array().tolist() == [[0, 1, 2], [1, 2, 3]]
+
+
+def test_maps_of_pairs_know_which_measures_are_distances(made: Tables) -> None:
+    figure = draw_depth_pairs(made)
+    diagonals = {axis.get_title(): np.diag(axis.images[0].get_array())[0] for axis in figure.axes if axis.images}
+    assert diagonals == {"PCC": 1, "SCC": 1, "SIM": 1, "KL, bits": 0, "JS, bits": 0, "EMD, patches": 0}
+    [row] = rows(made, "depth_pairs", method_a=NAMES[0], method_b=NAMES[1])
+    divergence = next(grid for grid, axis in zip(grids(figure), figure.axes, strict=False) if "KL" in axis.get_title())
+    assert (divergence[0, 1], divergence[1, 0]) == (row["kl_bits_ab"], row["kl_bits_ba"])

@@ -11,12 +11,12 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from made_tables import NAMES, outcomes
-from vitrim.analysis.report import MOST, check_formats, write_report
-from vitrim.analysis.tables import Outcome, Table
-from vitrim.errors import VitrimError
+from made_tables import NAMES, results
+from vitrim.analysis.family import FamilyResult
+from vitrim.analysis.output import MOST, write_report
+from vitrim.report import Table
 
-SOME = {name: outcomes()[name] for name in ("depth", "counts")}  # drawing takes time; `test_figures.py` draws all
+SOME = {name: results()[name] for name in ("depth", "counts")}  # drawing takes time; `test_figures.py` draws all
 SOME["counts"].notes.append("a note with <angles> & an ampersand")
 VOID = {"meta", "link", "img", "br"}
 FOUND = {
@@ -92,7 +92,7 @@ def test_the_page_is_light_and_dark_and_prints(folder: Path) -> None:
 
 
 def test_tables_stand_beside_the_figures(page: Page) -> None:
-    made = [table for outcome in SOME.values() for table in outcome.tables]
+    made = [table for result in SOME.values() for table in result.tables]
     links = {given["href"] for tag, given in page.tags if tag == "a" and str(given.get("href")).startswith("tables/")}
     assert links == {f"tables/{table.name}.csv" for table in made}
     cells = [word.strip() for word in page.words]
@@ -127,15 +127,9 @@ def test_files_are_the_same_every_time(folder: Path, tmp_path: Path) -> None:
 
 def test_a_family_without_a_figure_and_one_without_tables(tmp_path: Path) -> None:
     long = Table("long", "A long one", ("method", "number"), [("tome", float(row)) for row in range(MOST + 1)])
-    write_report(tmp_path, {"other": Outcome([long]), "empty": Outcome(notes=["skipped: why"])}, {})
+    write_report(tmp_path, {"other": FamilyResult([long]), "empty": FamilyResult(notes=["skipped: why"])}, {})
     page = Page((tmp_path / "index.html").read_text())
     assert "skipped: why" in page.words
     assert not [tag for tag, _ in page.tags if tag in ("img", "table")]
     assert f"A long one: {MOST + 1} rows" in " ".join(page.words)
     assert not (tmp_path / "figures").exists()
-
-
-def test_formats() -> None:
-    assert check_formats("svg") == ["svg"]
-    with pytest.raises(VitrimError, match="unknown format 'jpg'"):
-        check_formats("png,jpg")

@@ -1,0 +1,395 @@
+"""The analysis of reductions: one pass over images, or stored records, made into a folder with a report.
+
+vitrim.analyze("vitrim:cifar10_vit", ["tome:r=8", "topk"], "cifar10-test.parquet", out="report")
+analyze_records(["report/record_dense.npz", "report/record_tome_r_8.npz"], out="again")
+compare_analyses(["report", "other_report"], out="compared")
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from vitrim.analysis.collect import Collect, records_of
+from vitrim.analysis.families import FAMILIES, across, chosen, of_model, of_records, together
+from vitrim.analysis.family import FamilyResult
+from vitrim.analysis.output import check_output, read_analysis, write_records, write_report, write_tables
+from vitrim.analysis.record import Record
+from vitrim.analysis.subject import Subject
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import parse_method
+from vitrim.data import DataError
+from vitrim.errors import MissingPackageError, VitrimError, one_line_errors, unknown
+from vitrim.loading import load
+from vitrim.measure.contestants import contestants
+from vitrim.measure.evaluation import DTYPES, data_facts, open_task, run_batches
+from vitrim.measure.machine import environment, select_device
+from vitrim.measure.run import Measurement
+from vitrim.plots.style import FORMATS
+from vitrim.report import Report, Table
+
+__all__ = ["analyze", "analyze_records", "compare_analyses", "families_of"]
+
+PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
+"""Of the metrics and the report, by the names that are imported."""
+
+
+def analyze(
+    model: nn.Module | str,
+    methods: MethodConfig | str | Sequence[MethodConfig | str],
+    data: Any,
+    *,
+    out: str | Path,
+    more_models: Sequence[nn.Module | str] = (),
+    only: str | Sequence[str] | None = None,
+    sizes: Sequence[int] = (),
+    formats: str | Sequence[str] = ("png",),
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    batch_size: int = 32,
+    dtype: str = "fp32",
+    workers: int = 0,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    on_progress: Callable[[int, int], None] | None = None,
+    on_stop: Callable[[Report], None] | None = None,
+) -> Report:
+    """Analyse which patches reductions keep and merge, how deep they go, and what that does to features.
+
+    All methods see the same batches, in one pass over the data. ``out`` gets ``index.html``, the report, with its
+    figures and tables, and one record for every model and method, from which `analyze_records` makes it again. If
+    something stops the pass, Ctrl-C too, what was gathered is analysed before that is raised. What each family measures
+    is in ``docs/analysis.md``, and in the file of its name in `vitrim.analysis.families`.
+
+    Args:
+        model: a module, which is left as it is, or a name as on the command line.
+        methods: one or several, configs or their text form. The dense model is always there.
+        data: images with labels: a source, as of `vitrim.data.load_data`, or a dataset of `vitrim.data`.
+        out: folder; one that is not empty must hold an analysis, which is replaced.
+        more_models: run with the same methods on the same images.
+        only: families, as a sequence or a text with commas; "all" for all. None for those of one pass: patterns, depth,
+            counts, features, loss. The others run the model once more: sensitivity, attention, router, tsne,
+            throughput, and loss where it is named.
+        sizes: pixels a side of the images that the family throughput times; none for the model's own.
+        formats: of the files in ``figures/``: png, svg.
+        split, image_column, label_column, data_options: of the source, see `vitrim.data.load_data`.
+        limit: so many images only, spread evenly.
+        batch_size: images per batch.
+        dtype: of parameters and images, fp32 or bf16.
+        workers: processes that read images, 0 for this one.
+        pretrained, checkpoint, model_options: of models given by name, see `vitrim.loading.load`.
+        seed: of random weights, of methods that draw, and of shuffles; torch's own seed is set to it.
+        device: where the models run.
+        on_progress: takes, after every batch, how many images were shown to the models, and how many will be.
+        on_stop: takes the report of what was gathered where something stops the pass.
+
+    Returns:
+        A report whose ``files`` are those written, with the tables and notes of all families.
+
+    Raises:
+        VitrimError: a model, method, family, format, dtype or device that there is not or that does not fit, images
+            that the model cannot take, or a folder that holds something else. Nothing was written then. Also a family
+            that was named and cannot be had; the records are kept.
+
+    Example:
+        >>> import io, tempfile
+        >>> from PIL import Image
+        >>> from vitrim.data import ImageDataset
+        >>> stream = io.BytesIO()
+        >>> Image.new("RGB", (64, 64)).save(stream, "png")
+        >>> images = ImageDataset([stream.getvalue()] * 4, [0, 1, 2, 0])
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     options = {"img_size": 64, "num_classes": 3}
+        ...     report = analyze("test_vit", "tome:r=2", images, out=out, only="counts", model_options=options)
+        >>> [row["tokens"] for row in report.rows if row["method"] == "tome:r=2"]
+        [15.0, 13.0, 11.0, 9.0, 7.0, 5.0]
+    """
+    given = [methods] if isinstance(methods, str | MethodConfig) else methods
+    configs = [parse_method(method) if isinstance(method, str) else method for method in given]
+    twice = next((config for index, config in enumerate(configs) if config in configs[:index]), None)
+    if twice is not None:
+        raise VitrimError(f"method {twice.describe()} is given twice")
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    folder, families, kinds = _checked(out, families_of(only, sizes), formats)
+    alone = [name for name in families if FAMILIES[name].of_records is None]
+    models = [model, *more_models]
+    _check_models(models, checkpoint, alone)
+    place, precision = select_device(device), getattr(torch, DTYPES[dtype])
+    passes = []
+    for one in models:
+        torch.manual_seed(seed)
+        named = isinstance(one, str)
+        how = {"pretrained": pretrained, "checkpoint": checkpoint, "model_options": dict(model_options or {})}
+        loaded = load(one, **how) if named else load(one)  # type: ignore[arg-type]
+        task, dataset = open_task(
+            loaded,
+            data,
+            split=split,
+            image_column=image_column,
+            label_column=label_column,
+            data_options=data_options,
+        )
+        size = task.eval_batch(batch_size)
+        compared = contestants(loaded.model, configs, task, device=place, dtype=precision, learned=loaded.learned)
+        facts = data_facts(dataset, str(data) if isinstance(data, str | Path) else dataset.source, limit, size)
+        found = {
+            "environment": environment(device=device, dtype=DTYPES[dtype], seed=seed),
+            "model": loaded.name,
+            "weights": loaded.weights,
+            "model_options": loaded.options,
+            "task": task.name,
+            "data": facts,
+        }
+        own = (loaded.model if named else copy.deepcopy(loaded.model)).to(device=place, dtype=precision).eval()
+        subject = Subject(own, configs, task, dataset, size, limit, seed, workers, loaded.learned, sizes)
+        measurement = Measurement(compared, [Collect(num_images=facts["images"])], task, seed=seed)
+        passes.append(_Pass(measurement, subject, found))
+    if families and len(alone) == len(families):  # nothing to gather in a pass over all images
+        results = of_model(passes[0].subject, families)
+        return _write(folder, results, [], {**passes[0].found, "complete": True}, kinds)
+    seen, images = 0, sum(one.found["data"]["images"] for one in passes)
+    try:
+        with one_line_errors("this batch size", kept="; what was gathered is kept"):
+            for measurement, subject, _ in passes:
+                step = None if on_progress is None else partial(_further, on_progress, seen, images)
+                run_batches(measurement, subject.dataset, limit, subject.batch_size, workers, on_progress=step)
+                seen += measurement.images
+    except BaseException:
+        report = _gathered(passes, folder, families, kinds)
+        if report is not None and on_stop is not None:
+            on_stop(report)
+        raise
+    report = _gathered(passes, folder, families, kinds)
+    if report is None:
+        raise DataError("there are no images to analyse")
+    return report
+
+
+def _check_models(models: Sequence[nn.Module | str], checkpoint: str | Path | None, alone: Sequence[str]) -> None:
+    """Refuse models that cannot be told apart, and several where one is meant."""
+    names = [one if isinstance(one, str) else load(one).name for one in models]
+    again = next((name for name in names if names.count(name) > 1), None)
+    if again is not None:
+        raise VitrimError(f"model {again} is given twice")
+    if len(models) > 1 and checkpoint is not None:
+        raise VitrimError("--checkpoint is of one model: with --model, name runs as run:FOLDER")
+    if len(models) > 1 and alone:
+        raise VitrimError(f"{alone[0]} runs one model: leave out --model")
+
+
+def _further(on_progress: Callable[[int, int], None], before: int, images: int, seen: int) -> None:
+    on_progress(before + seen, images)
+
+
+class _Pass(NamedTuple):
+    """One model on its way over the images: what gathers the records, what families that run the model need, and the
+    facts that are known beforehand."""
+
+    measurement: Measurement
+    subject: Subject
+    found: dict[str, Any]
+
+
+def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], formats: Sequence[str]) -> Report | None:
+    """Write the records of what was gathered, and analyse them; None before the first batch."""
+    records: list[Record] = []
+    for one in passes:
+        findings = one.measurement.findings()
+        if findings.rows:
+            data = one.found["data"]
+            header = {
+                **{key: one.found[key] for key in ("model", "weights", "environment")},
+                "data": data["source"],
+                **{key: data[key] for key in ("split", "batch_size")},
+                "seed": one.measurement.seed,
+            }
+            records += records_of(findings, header).values()
+    if not records:
+        return None
+    files = write_records(folder, records)  # before any family can fail: a pass may have taken hours
+    complete = all(one.measurement.images == one.found["data"]["images"] for one in passes)
+    models = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
+    results = of_records(records, families)
+    if complete:
+        results = together(results, of_model(passes[0].subject, families))
+    found = {**passes[0].found, "models": models, "complete": complete}
+    return _write(folder, results, records, found, formats, files)
+
+
+def analyze_records(
+    records: Sequence[Record | str | Path],
+    *,
+    out: str | Path,
+    only: str | Sequence[str] | None = None,
+    formats: str | Sequence[str] = ("png",),
+) -> Report:
+    """Analyse stored records as `analyze` does, without their models and images.
+
+    Args:
+        records: of the same images, or their files.
+        out, only, formats: as of `analyze`; families that run the model cannot be had.
+
+    Returns:
+        A report, as of `analyze`.
+
+    Raises:
+        VitrimError: a file that is no record, records that cannot be compared, a family that needs a model, or as
+            `analyze`.
+
+    Example:
+        >>> import numpy as np, tempfile
+        >>> header = {"method": "tome:r=2", "kind": "merge", "blocks": [], "num_layers": 2}
+        >>> header |= {"grid": [4, 4], "num_prefix": 1}
+        >>> record = Record(header, {"ids": np.arange(2), "num_tokens": np.array([[15, 13], [15, 13]])})
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     report = analyze_records([record], out=out, only="counts")
+        >>> [(row["block"], row["tokens"]) for row in report.rows]
+        [(0, 15.0), (1, 13.0)]
+    """
+    folder, families, kinds = _checked(out, _stored(only), formats)
+    read = [one if isinstance(one, Record) else Record.load(one) for one in records]
+    return _write(folder, of_records(read, families), read, {"environment": _nowhere()}, kinds)
+
+
+def compare_analyses(
+    analyses: Sequence[str | Path],
+    *,
+    out: str | Path,
+    only: str | Sequence[str] | None = None,
+    formats: str | Sequence[str] = ("png",),
+) -> Report:
+    """Compare finished analyses, which may be of different images: depth, counts and features.
+
+    Maps of depth and counts are compared for all records. Distances of features are taken within each analysis, and
+    correlated with the differences in accuracy over the pairs of all of them.
+
+    Args:
+        analyses: folders that `analyze` wrote, two or more.
+        out, only, formats: as of `analyze`.
+
+    Returns:
+        A report, as of `analyze`.
+
+    Raises:
+        VitrimError: a folder that holds no finished analysis, families that need the same images, or as `analyze`.
+    """
+    folder, families, kinds = _checked(out, _stored(only), formats)
+    groups = [read_analysis(Path(one)) for one in analyses]
+    results = across(groups, families)
+    found = {"environment": _nowhere(), "compared": [str(group[0].header["report"]) for group in groups]}
+    return _write(folder, results, [record for group in groups for record in group], found, kinds)
+
+
+# ---- what they share -------------------------------------------------------------------------------------------------
+
+
+def families_of(only: str | Sequence[str] | None, sizes: Sequence[int] = ()) -> list[str]:
+    """The families of ``only``, none for None.
+
+    Raises:
+        VitrimError: there is no such family, or sizes are given and nothing is timed.
+
+    Example:
+        >>> families_of("counts,depth"), families_of(None)
+        (['depth', 'counts'], [])
+    """
+    names = only.split(",") if isinstance(only, str) else only
+    families = [] if names is None else chosen(names)
+    if sizes and "throughput" not in families:
+        raise VitrimError("--sizes is of the family throughput, which runs only if it is named: --only throughput")
+    return families
+
+
+def _stored(only: str | Sequence[str] | None) -> list[str]:
+    """The families of ``only``, all of which records give."""
+    families = families_of(only)
+    alone = next((name for name in families if FAMILIES[name].of_records is None), None)
+    if alone is not None:
+        raise VitrimError(f"{alone} runs the model, which stored records do not hold: give a model and --data")
+    return families
+
+
+def _checked(out: str | Path, families: list[str], formats: str | Sequence[str]) -> tuple[Path, list[str], list[str]]:
+    """The folder, the families and the formats, before any work."""
+    kinds = list(dict.fromkeys(formats.split(",") if isinstance(formats, str) else formats))
+    wrong = next((kind for kind in kinds if kind not in FORMATS), None)
+    if wrong is not None or not kinds:
+        raise unknown("format", wrong or "", FORMATS)
+    missing = next((package for package in PACKAGES if find_spec(package) is None), None)
+    if missing is not None:
+        raise MissingPackageError(f"an analysis needs the package '{missing}': pip install 'vitrim[analysis]'")
+    check_output(Path(out))
+    return Path(out), families, kinds
+
+
+def _nowhere() -> dict[str, Any]:
+    """The environment of an analysis that runs no model."""
+    return environment(device="cpu", dtype="float32", seed=0)
+
+
+def _write(
+    folder: Path,
+    results: Mapping[str, FamilyResult],
+    records: Sequence[Record],
+    found: Mapping[str, Any],
+    formats: Sequence[str],
+    files: Sequence[Path] = (),
+) -> Report:
+    """Write the tables and the report of ``results``.
+
+    Args:
+        folder: where.
+        results: by family.
+        records: that they are of.
+        found: entries of the summary.
+        formats: of figures.
+        files: that were written before.
+    """
+    found = {**_origin(records), **found}
+    summary = {"command": "analyze", **found, "records": [dict(record.header) for record in records]}
+    written = [*files, *write_tables(folder, results, summary)]
+    written += write_report(folder, results, found, formats=formats)
+    tables = [table for result in results.values() for table in result.tables if table.shown != ()]
+    rows = [{"table": table.name, **row} for table in tables for row in table.records()]
+    notes = [note for result in results.values() for note in result.notes]
+    return Report("analyze", found, rows, [_for_people(table) for table in tables], notes, written)
+
+
+def _for_people(table: Table) -> Table:
+    """The shown columns of a table, with spaces in their names."""
+    shown = table.shown or table.columns
+    return replace(
+        table,
+        columns=tuple(name.replace("_", " ") for name in table.columns),
+        shown=tuple(name.replace("_", " ") for name in shown),
+        text_columns=sum(name.startswith("method") for name in shown),
+    )
+
+
+def _origin(records: Sequence[Record]) -> dict[str, Any]:
+    """The models of records, and their images where all are of the same, as entries of the summary."""
+    headers = [record.header for record in records]
+    models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}
+    found: dict[str, Any] = {"models": list(models.values())}
+    keys = ("data", "split", "batch_size")
+    if headers and all(key in one for one in headers for key in keys):
+        every = {(*(one[key] for key in keys), len(record)) for one, record in zip(headers, records, strict=True)}
+        if len(every) == 1:
+            [(source, split, batch_size, images)] = every
+            found["data"] = {"source": source, "split": split, "images": images, "batch_size": batch_size}
+    return found

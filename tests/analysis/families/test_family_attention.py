@@ -1,0 +1,55 @@
+"""Attention: given to fused tokens, and computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import entropy
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from made_subjects import PATCHES, class_row, reduced, subject
+from made_tables import rows
+from vitrim.analysis.families.attention import attention, kl_nats
+from vitrim.analysis.subject import Watch
+
+
+def test_divergences_are_those_of_scipy() -> None:
+    p, q = np.abs(np.random.default_rng(0).normal(size=(2, 4, 3, 7)))
+    for place in np.ndindex(4, 3):
+        assert kl_nats(p, q)[place] == pytest.approx(entropy(p[place], q[place]), abs=1e-12)
+    assert kl_nats([1, 0], [0, 1]) == np.inf
+
+
+@torch.no_grad()
+def test_attention_given_and_computed(model: nn.Module, data: TensorDataset) -> None:
+    result = attention(subject(model, data, "mctf:r=6", "tome:r=4", limit=8, batch_size=8))
+    arrays = result.arrays
+    assert arrays["mctf:r=6/blocks"].tolist() == [1, 2, 3]
+    assert arrays["images"].shape == (8, 24, 24, 3)
+    reduction = reduced(model, "mctf:r=6")
+    watch = Watch(reduction)
+    images = data.tensors[0][subject(model, data, limit=8).places()]
+    reduction.model(images)
+    decision, state = watch.take()[0], reduction.states[2]
+    x, source = model.blocks[0](model._pos_embed(model.patch_embed(images))), state.source
+    before = class_row(model, x)
+    given = torch.zeros(8, state.num_tokens).scatter_add(1, source, before)
+    assert decision.assignment is not None
+    precise = class_row(model, decision.assignment.pool(x, torch.ones(8, PATCHES + 1)), state.size)
+    for name, row in (("given", given), ("precise", precise)):
+        spread = (row / state.size).gather(1, source)[:, 1:]
+        assert np.allclose(arrays[f"mctf:r=6/{name}"][:, 0], spread.numpy(), atol=1e-6)
+    found = rows(result, "attention")[0]
+    assert (found["method"], found["block"], found["images"]) == ("mctf:r=6", 1, 8)
+    assert found["mean_absolute"] == pytest.approx((given - precise).abs().mean().item(), rel=1e-4)
+    divergence = (precise.double() * (precise / given).double().log()).sum(1).mean().item()
+    assert found["kl_nats"] == pytest.approx(divergence, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["tome:r=4", "mctf:r=4,attention=precise"])
+def test_methods_that_compute_their_attention_are_left_out(model: nn.Module, data: TensorDataset, method: str) -> None:
+    result = attention(subject(model, data, method))
+    assert not result.tables
+    assert result.notes == ["attention skipped: it needs a method that fuses its attention map, such as mctf"]

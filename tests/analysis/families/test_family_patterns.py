@@ -1,0 +1,261 @@
+"""Patterns: overlap of sets, clusters, their tables and their figures."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_mutual_info_score, homogeneity_completeness_v_measure
+
+import golden_files as golden
+from golden_files import Reference
+from made_tables import BLOCKS, NAMES, PATCHES, grids, made_record, rows
+from vitrim.analysis.families.patterns import (
+    ami,
+    chance_ioa,
+    chance_iou,
+    completeness,
+    compose,
+    draw_homogeneity,
+    draw_overlap,
+    draw_overlap_blocks,
+    draw_overlap_rates,
+    homogeneity,
+    ioa,
+    ioa_lower_bound,
+    iou,
+    iou_lower_bound,
+    least_ioa,
+    least_iou,
+    patterns,
+    permuted,
+    relabel,
+    v_measure,
+)
+from vitrim.analysis.family import Tables
+from vitrim.analysis.record import Record, titled
+from vitrim.errors import VitrimError
+from vitrim.report import Table
+
+
+def subsets(patches: int, count: int) -> list[np.ndarray]:
+    """All sets of ``count`` patches as masks."""
+    return [np.isin(np.arange(patches), chosen) for chosen in itertools.combinations(range(patches), count)]
+
+
+def drawn(patches: int, counts: tuple[int, int], seed: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [np.isin(np.arange(patches), generator.permutation(patches)[:count]) for count in counts]
+
+
+def test_overlap_is_that_of_sets() -> None:
+    generator = np.random.default_rng(0)
+    a, b = generator.random((2, 5, 3, 17)) < 0.4
+    for image, stage in np.ndindex(5, 3):
+        one, other = (set(np.flatnonzero(mask[image, stage])) for mask in (a, b))
+        assert iou(a, b)[image, stage] == len(one & other) / len(one | other)
+        assert ioa(a, b)[image, stage] == len(one & other) / len(other)
+    assert np.array_equal(iou(a, b), iou(b, a))
+    assert np.array_equal(iou(a, a), np.ones((5, 3)))
+
+
+def test_empty_sets_give_zero() -> None:
+    empty, some = np.zeros(4, bool), np.ones(4, bool)
+    assert (iou(empty, empty), ioa(some, empty), iou(some, empty), ioa(empty, some)) == (0, 0, 0, 0)
+
+
+def test_sets_of_other_patches_are_refused() -> None:
+    with pytest.raises(VitrimError, match="two sets of the same patches"):
+        iou(np.ones(4, bool), np.ones(5, bool))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(4, 200), st.floats(0, 1), st.floats(0, 1), st.integers(1, 4), st.integers(0, 99))
+def test_no_static_pruning_is_below_the_bounds(patches: int, r1: float, r2: float, stage: int, seed: int) -> None:
+    counts = tuple(int(round(rate**stage * patches, 9)) for rate in (r1, r2))
+    a, b = drawn(patches, counts, seed)
+    assert ioa(a, b) >= ioa_lower_bound(patches, r1, r2, stage) - 1e-12
+    assert iou(a, b) >= iou_lower_bound(patches, r1, r2, stage) - 1e-12
+
+
+@pytest.mark.parametrize(("a", "b"), [(0, 0), (0, 3), (2, 3), (4, 3), (5, 4), (6, 6)])
+def test_bounds_and_chance_are_least_and_mean_of_all_sets(a: int, b: int) -> None:
+    first = subsets(6, a)[0]
+    every = np.array([[iou(first, other), ioa(first, other)] for other in subsets(6, b)])
+    assert least_iou(6, a, b) == every[:, 0].min()
+    assert least_ioa(6, a, b) == every[:, 1].min()
+    assert chance_iou(6, a, b) == pytest.approx(every[:, 0].mean(), abs=1e-12)
+    if b:
+        assert chance_ioa(6, a) == pytest.approx(every[:, 1].mean(), abs=1e-12)
+
+
+STUDY = {
+    (0.9, 0.7): ([0.854, 0.604, 0.194], [0.597, 0.296, 0.066]),
+    (0.9, 0.5): ([0.796, 0.224, 0.0], None),
+    (0.9, 0.25): ([0.592, 0.0, 0.0], None),
+    (0.7, 0.5): ([0.398, 0.0, 0.0], None),
+    (0.9, 0.9): (None, [0.796, 0.612, 0.449]),
+    (0.7, 0.7): (None, [0.398, 0.0, 0.0]),
+    (0.5, 0.5): (None, [0.0, 0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize(("rates", "printed"), STUDY.items())
+def test_bounds_of_the_study(rates: tuple[float, float], printed: tuple[list[float] | None, ...]) -> None:
+    for bound, expected in zip((ioa_lower_bound, iou_lower_bound), printed, strict=True):
+        if expected is not None:
+            assert [round(bound(196, *rates, stage), 3) for stage in (1, 2, 3)] == expected
+
+
+@pytest.mark.parametrize("wrong", [(1.1, 0.5, 1), (0.5, -0.1, 1), (0.5, 0.5, 0)])
+def test_rates_and_stages_are_checked(wrong: tuple[float, float, int]) -> None:
+    with pytest.raises(VitrimError, match=r"expected a (keep rate|stage)"):
+        iou_lower_bound(196, *wrong)
+
+
+@golden.cases(["analysis/metrics_a"], arrays=["clus/*"])
+def test_the_reference_clusters(ref: Reference) -> None:
+    """Cluster 1 is one stage after cluster 0."""
+    labels = [ref["clus/0/stage_a"], ref["clus/0/stage_b"]]
+    for stage in "01":
+        if stage == "1":
+            labels = [compose(one, ref[f"clus/1/stage_{side}"]) for one, side in zip(labels, "ab", strict=True)]
+        a, b = labels
+        ref.check(f"clus/{stage}/abs_a", a)
+        ref.check(f"clus/{stage}/abs_b", b)
+        found = [float(measure(a, b)) for measure in (homogeneity, completeness, v_measure)]
+        ref.check(f"clus/{stage}/hcv_true_a_pred_b", torch.tensor(found, dtype=torch.float64))
+        if stage == "0":
+            turned = [float(measure(b, a)) for measure in (homogeneity, completeness, v_measure)]
+            ref.check("clus/0/hcv_code_true_b_pred_a", torch.tensor(turned, dtype=torch.float64))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 4), st.integers(1, 30), st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
+def test_measures_are_those_of_scikit_learn(images: int, patches: int, ka: int, kb: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    a, b = (generator.integers(-1, k - 1, (images, patches)) for k in (ka, kb))
+    expected = np.array([homogeneity_completeness_v_measure(one, other) for one, other in zip(a, b, strict=True)])
+    found = np.stack([homogeneity(a, b), completeness(a, b), v_measure(a, b)], 1)
+    assert np.allclose(found, expected, atol=1e-9)
+    assert np.allclose(v_measure(a, b), v_measure(b, a), atol=1e-12)
+    adjusted = [adjusted_mutual_info_score(one, other) for one, other in zip(a, b, strict=True)]
+    assert np.allclose(ami(a, b), adjusted, atol=1e-12)
+
+
+def test_permuted_labels_keep_their_sizes_and_are_drawn_per_image() -> None:
+    labels = np.tile(np.repeat(np.arange(8), 8), (5, 1))
+    found = permuted(labels, seed=1)
+    assert np.array_equal(np.sort(found, 1), labels)
+    assert len({tuple(row) for row in found}) == 5
+    assert np.array_equal(found, permuted(labels, seed=1))
+    assert not np.array_equal(found, permuted(labels, seed=2))
+    assert abs(ami(labels, found).mean()) < 0.1 < v_measure(labels, found).mean()  # V is not corrected for chance
+
+
+def test_other_patches_are_refused() -> None:
+    with pytest.raises(VitrimError, match="clusters of the same patches"):
+        v_measure([0, 1], [0, 1, 2])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 3), st.integers(1, 20), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 99))
+def test_a_stage_is_found_again_from_the_labels_around_it(
+    images: int, patches: int, sizes: list[int], seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(-1, 5, (images, patches))
+    before, tokens = labels, 5
+    for size in sizes:
+        onward = generator.integers(-1, size, (images, tokens))
+        after = compose(before, onward)
+        for image in range(images):
+            expected = [-1 if token < 0 else onward[image, token] for token in before[image]]
+            assert after[image].tolist() == expected
+        found = relabel(before, after, tokens)
+        assert found.shape == onward.shape
+        assert np.array_equal(compose(before, found), after)
+        used = np.zeros_like(onward, bool)
+        used[np.nonzero(before >= 0)[0], before[before >= 0]] = True
+        assert np.array_equal(found[used], onward[used])
+        before, tokens = after, size
+
+
+def test_what_is_no_stage_is_refused() -> None:
+    with pytest.raises(VitrimError, match="token 3 goes nowhere"):
+        compose([0, 3], [0, 1])
+    with pytest.raises(VitrimError, match="no labels of one reduction"):
+        relabel([0, 0], [0, 1])
+    with pytest.raises(VitrimError, match="no labels of one reduction"):
+        relabel([0, -1], [0, 1])
+
+
+def test_patterns_are_those_of_sets_and_of_scikit_learn(records: list[Record]) -> None:
+    result = patterns([records[2], records[0], records[1]])  # the record that keeps fewer comes first
+    by_name = {record.name: record for record in records}
+    for row in rows(result, "overlap"):
+        a, b = (by_name[str(row[key])].kept()[:, 0] for key in ("method_a", "method_b"))
+        both, least = (a & b).sum(1), np.minimum(a.sum(1), b.sum(1))
+        assert row["iou"] == pytest.approx((both / (a | b).sum(1)).mean())
+        assert row["ioa"] == pytest.approx((both / least).mean())  # of the smaller set
+        assert row["ioa_chance"] == pytest.approx(max(a.sum(1)[0], b.sum(1)[0]) / PATCHES)
+    [row] = rows(result, "clusters")
+    pairs = zip(*(by_name[str(row[key])].labels()[:, 0] for key in ("method_a", "method_b")), strict=True)
+    expected = np.mean([homogeneity_completeness_v_measure(*pair) for pair in pairs], axis=0)
+    assert [row[key] for key in ("homogeneity", "completeness", "v_measure")] == pytest.approx(expected.tolist())
+    assert row["v_chance"] != pytest.approx(row["v_measure"], abs=1e-6)
+
+
+def test_static_pruning_has_its_bounds_and_chance() -> None:
+    one, other = titled([made_record("topk", "prune", 1, 7, 1.0), made_record("l2", "prune", 2, 5, 1.0)])
+    [row] = rows(patterns([one, other]), "overlap")
+    assert (row["iou_least"], row["ioa_least"]) == (pytest.approx(3 / 9), pytest.approx(3 / 5))
+    assert row["ioa_chance"] == pytest.approx(7 / 9)
+    assert row["iou_chance"] != pytest.approx(row["ioa_chance"])
+
+
+def test_overlap_is_one_map_per_stage(made: Tables) -> None:
+    maps = grids(draw_overlap(made))
+    assert len(maps) == len(BLOCKS)
+    for grid, block in zip(maps, BLOCKS, strict=True):
+        assert np.diag(grid).tolist() == [1, 1, 1]
+        [row] = rows(made, "overlap", method_a=NAMES[0], method_b=NAMES[2], block=block)
+        assert grid[0, 2] == grid[2, 0] == row["iou"]
+
+
+def test_homogeneity_turned_round_is_completeness(made: Tables) -> None:
+    [row] = rows(made, "clusters", method_a=NAMES[0], method_b=NAMES[1], block=BLOCKS[0])
+    grid = grids(draw_homogeneity(made))[0]
+    assert (grid[0, 1], grid[1, 0]) == (row["homogeneity"], row["completeness"])
+
+
+def test_lines_over_blocks_have_their_bounds_dashed(made: Tables) -> None:
+    first = draw_overlap_blocks(made).axes[0]
+    line = next(line for line in first.lines if line.get_label() == NAMES[1])
+    found = rows(made, "overlap", method_a=NAMES[0], method_b=NAMES[1])
+    assert line.get_ydata().tolist() == [row["iou"] for row in found]
+    dashed = [tuple(one.get_ydata()) for one in first.lines if one.get_linestyle() == "--"]
+    assert tuple(row["iou_least"] for row in found) in dashed
+    assert first.collections  # the interval
+
+
+def test_lines_over_rates_are_of_one_method(made: Tables) -> None:
+    figure = draw_overlap_rates(made)
+    assert [axis.get_title() for axis in figure.axes] == [
+        "IoA, block 1",
+        "IoA, block 3",
+        "IoU, block 1",
+        "IoU, block 3",
+    ]
+    [row] = rows(made, "overlap", method_a=NAMES[0], method_b=NAMES[1], block=1)
+    shown = [line for line in figure.axes[0].lines if not line.get_label().startswith("_")]
+    assert [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in shown] == [
+        ([row["kept_b"]], [row["ioa"]])
+    ]
+    one_each = [row for row in made["overlap"].rows if NAMES[2] in row]
+    table = made["overlap"]
+    assert draw_overlap_rates(Tables({"overlap": Table("overlap", "", table.columns, one_each)})) is None

@@ -1,0 +1,163 @@
+"""The functions behind ``vitrim analyze``, as a notebook calls them; the command has tests of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+import vitrim
+from vitrim.analysis.analyze import analyze, analyze_records, compare_analyses
+from vitrim.analysis.record import Record
+from vitrim.data import ImageDataset
+from vitrim.errors import VitrimError
+from vitrim.measure.run import Measurement
+from vitrim.report import Report
+
+IMAGES = 10
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    found: nn.Module = timm.create_model("test_vit", img_size=64, num_classes=3)  # 16 patches, in training mode
+    return found
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageDataset:
+    found = []
+    for seed in range(IMAGES):
+        pixels = np.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(stream := io.BytesIO(), "png")
+        found.append(stream.getvalue())
+    return ImageDataset(found, np.arange(IMAGES) % 3, source="made")
+
+
+@pytest.fixture(scope="module")
+def report(model: nn.Module, images: ImageDataset, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    out = tmp_path_factory.mktemp("report")
+    return analyze(model, ["topk:keep_rate=0.5", vitrim.ToMe(r=2)], images, out=out, only="counts,depth", batch_size=4)
+
+
+def test_a_model_is_left_as_it_was(model: nn.Module, report: Report, images: ImageDataset, tmp_path: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    analyze(model, "topk", images, out=tmp_path, only=["counts"], dtype="bf16")
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with pytest.raises(VitrimError, match="is not reduced"):
+        vitrim.get_reduction(model)
+
+
+@torch.no_grad()
+def test_a_report_has_what_the_command_writes(model: nn.Module, report: Report, images: ImageDataset) -> None:
+    assert (report.command, report.facts["model"], report.facts["weights"]) == ("analyze", "test_vit", "given")
+    counts = [row for row in report.rows if row["table"] == "counts"]
+    assert [row["tokens"] for row in counts if row["method"] == "tome:r=2"] == [15, 13, 11, 9, 7, 5]
+    assert all(file.is_file() for file in report.files)
+    folder = report.files[0].parent
+    assert {"index.html", "report.md", "analysis.json", "record_dense.npz"} <= {file.name for file in report.files}
+    stored = json.loads((folder / "analysis.json").read_text())
+    assert stored["complete"]
+    assert stored["tables"]["counts"] == [{key: row[key] for key in row if key != "table"} for row in counts]
+    assert "Tokens after each block" in str(report)
+    assert "note: counts: estimated from 10 images" in str(report)
+    logits = Record.load(folder / "record_dense.npz").arrays["logits"]
+    transform = timm.data.create_transform(**{**timm.data.resolve_data_config(model=model), "input_size": (3, 64, 64)})
+    plain = [transform(Image.open(io.BytesIO(content))) for content in images.images]
+    expected = model.eval()(torch.stack(plain))
+    model.train()
+    assert np.allclose(logits, expected.numpy(), atol=2e-3)  # stored as float16
+
+
+def test_records_and_folders_are_analysed_again(report: Report, tmp_path: Path) -> None:
+    folder = report.files[0].parent
+    files = [file for file in report.files if file.suffix == ".npz"]
+    again = analyze_records([Record.load(files[0]), *files[1:]], out=tmp_path / "again", only="counts,depth")
+    assert again.rows == report.rows
+    with pytest.raises(VitrimError, match="two finished analyses or more, got 1"):
+        compare_analyses([folder], out=tmp_path / "one")
+    with pytest.raises(VitrimError, match="router runs the model, which stored records do not hold"):
+        analyze_records(files, out=tmp_path / "no", only="router")
+    assert not (tmp_path / "no").exists()
+
+
+def test_two_models_are_compared(model: nn.Module, images: ImageDataset, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    found = analyze(
+        model,
+        (),
+        images,
+        more_models=["vit_tiny_patch16_224"],
+        out=tmp_path / "two",
+        only="counts",
+        limit=4,
+        batch_size=3,
+        on_progress=lambda *numbers: seen.append(numbers),
+    )
+    assert seen == [(3, 8), (4, 8), (7, 8), (8, 8)]
+    assert {row["method"] for row in found.rows} == {"dense on test_vit", "dense on vit_tiny_patch16_224"}
+    other = analyze("vit_tiny_patch16_224", (), images, out=tmp_path / "other", only="counts", limit=4)
+    compared = compare_analyses([tmp_path / "two", tmp_path / "other"], out=tmp_path / "all", only="counts")
+    assert len({row["method"] for row in compared.rows}) == 3
+    assert compared.facts["compared"] == [str(tmp_path / name) for name in ("two", "other")]
+    assert other.facts["model"] == "vit_tiny_patch16_224"
+
+
+def test_what_was_gathered_is_kept(
+    model: nn.Module, images: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = Measurement.update
+
+    def stops(self: Measurement, batch: Any) -> None:
+        if self.turns == 1:
+            raise torch.OutOfMemoryError
+        update(self, batch)
+
+    monkeypatch.setattr(Measurement, "update", stops)
+    kept: list[Report] = []
+    with pytest.raises(VitrimError, match="out of memory at this batch size; what was gathered is kept"):
+        analyze(model, "tome:r=2", images, out=tmp_path, only="counts", batch_size=4, on_stop=kept.append)
+    assert [row["images"] for row in kept[0].rows] == [4] * 12
+    assert kept[0].facts["complete"] is False
+    assert len(Record.load(tmp_path / "record_dense.npz")) == 4
+    with pytest.raises(VitrimError, match="was stopped before all images were seen"):
+        compare_analyses([tmp_path, tmp_path], out=tmp_path / "compared")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"methods": ["tome:r=2", "tome:r=2"]}, "method tome:r=2 is given twice"),
+        ({"methods": "tome:r=x"}, "r"),
+        ({"dtype": "fp8"}, "unknown dtype 'fp8'"),
+        ({"only": "depths"}, "unknown family 'depths'"),
+        ({"only": ["counts"], "sizes": (64,)}, "--sizes is of the family throughput"),
+        ({"formats": "jpg"}, "unknown format 'jpg'"),
+        ({"formats": ()}, "unknown format"),
+        ({"device": "nowhere"}, "unknown device 'nowhere'"),
+        ({"model": 3}, "expected a model or its name"),
+        ({"more_models": ["test_vit"]}, "model test_vit is given twice"),
+        ({"more_models": ["vit_tiny_patch16_224"], "only": "router"}, "router runs one model"),
+        ({"data": "none"}, "none"),
+    ],
+)
+def test_bad_input_writes_nothing(
+    model: nn.Module, images: ImageDataset, tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    given: dict[str, Any] = {"model": model, "methods": (), "data": images, **arguments}
+    positional: Sequence[Any] = [given.pop(name) for name in ("model", "methods", "data")]
+    with pytest.raises(VitrimError, match=message) as caught:
+        analyze(*positional, out=tmp_path / "new", **given)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
