@@ -26,8 +26,7 @@ from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import check_dataset, task_of
-from vitrim.plots.compared import check_drawable, draw_comparison, scene
-from vitrim.plots.dense import palette
+from vitrim.plots.dense import check_drawable, draw_comparison, palette, scene
 from vitrim.tasks import Task, tasks
 from vitrim.training.images import geometry_of
 from vitrim.training.runs import as_trained

@@ -20,10 +20,10 @@ from vitrim.analysis.drawings import Tables, pictures
 from vitrim.analysis.tables import Table
 from vitrim.app.front import _picture
 from vitrim.app.records import Point
+from vitrim.plots.charts import plot_accuracy_over_macs
 from vitrim.plots.dense import Column, compare
 from vitrim.plots.plain import Sheet, plain
 from vitrim.plots.style import encoded, sheet
-from vitrim.plots.tradeoff import plot_accuracy_over_macs
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 
 ROOT = Path(__file__).parents[2]

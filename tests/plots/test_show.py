@@ -14,7 +14,7 @@ import vitrim
 from tiny_hosts.timm_vit import HOSTS
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
-from vitrim.plots.kept import draw_kept
+from vitrim.plots.patches import draw_kept
 from vitrim.plots.show import Row, draw_show, pixels_of, prepared, rows_of, show
 
 METHODS = ("topk:keep_rate=0.5", "random:keep_rate=0.5", "tome:r=2")

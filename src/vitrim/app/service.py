@@ -37,7 +37,7 @@ from vitrim.measure.latency import (
     shared_copy,
     time_interleaved,
 )
-from vitrim.plots.kept import draw_kept, groups_of, sources_of
+from vitrim.plots.patches import draw_kept, groups_of, sources_of
 from vitrim.plots.show import LARGE, check_shown, pixels_of
 from vitrim.tasks import make_task
 from vitrim.tuning.fitting import training_free

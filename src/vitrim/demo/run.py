@@ -25,8 +25,8 @@ from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile
 from vitrim.measure.records import Row
 from vitrim.methods.atm import ATM
-from vitrim.plots.merged import plot_merged
-from vitrim.plots.tradeoff import plot_accuracy_over_macs
+from vitrim.plots.charts import plot_accuracy_over_macs
+from vitrim.plots.patches import plot_merged
 from vitrim.speed.bench import measure, random_images
 from vitrim.tuning import match_macs
 

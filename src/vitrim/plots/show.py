@@ -19,8 +19,7 @@ from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.drawing import drawing
 from vitrim.plots.charts import short
-from vitrim.plots.kept import Image, draw_kept, groups_of, in_colour, sources_of
-from vitrim.plots.overlays import overlay
+from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
 from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, TEXT, TITLE, sheet
 from vitrim.tasks import make_task
 
@@ -139,7 +138,7 @@ def check_shown(model: nn.Module) -> None:
     facts = host_of(model).facts(model)
     if facts.dense or not facts.num_classes:
         kind = "predicts places, not one class" if facts.dense else "has no classes"
-        raise VitrimError(f"this model {kind}: only classifiers are shown; see vitrim.plots.compared for others")
+        raise VitrimError(f"this model {kind}: only classifiers are shown; see vitrim.plots.dense for others")
 
 
 def rows_of(

@@ -9,8 +9,7 @@ import numpy as np
 from vitrim.analysis.drawings import Tables, draws, fullest, styles
 from vitrim.analysis.figures.router import named
 from vitrim.plots.charts import Line, line, short
-from vitrim.plots.kept import in_colour
-from vitrim.plots.overlays import gallery, grid_of, overlay
+from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
 from vitrim.plots.style import TEXT, below, panels
 
 EXAMPLES, METHODS, BLOCKS = 2, 2, 6

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from vitrim.analysis.drawings import Tables, draws, fullest
 from vitrim.plots.charts import short
-from vitrim.plots.kept import in_colour
-from vitrim.plots.overlays import gallery, grid_of, overlay
+from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
 
 EXAMPLES, METHODS, BLOCKS = 2, 4, 5
 Arrays = Mapping[str, NDArray[Any]]
