@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from vitrim.errors import VitrimError, first_line
 
 if TYPE_CHECKING:
-    from vitrim.app.records import Limits, Offer, Source
+    from vitrim.app.messages import Limits, ModelSource, Offer
     from vitrim.app.service import Service
 
 __all__ = ["Worker", "service"]
@@ -128,7 +128,7 @@ class Worker:
         theirs.close()
 
 
-def service(sources: Sequence[Source], limits: Limits, threads: int | None = None) -> Service:
+def service(sources: Sequence[ModelSource], limits: Limits, threads: int | None = None) -> Service:
     """The service of a page, in the process that runs models.
 
     Args:

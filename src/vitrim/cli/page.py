@@ -50,7 +50,7 @@ def app(
     for package in ("gradio", "matplotlib"):
         if find_spec(package) is None:
             raise MissingPackageError(f"the page needs the package '{package}': pip install 'vitrim[app]'")
-    from vitrim.app.records import Limits, Source
+    from vitrim.app.messages import Limits, ModelSource
     from vitrim.app.serving import check_port, serve
     from vitrim.app.worker import Worker, service
     from vitrim.loading import check_name
@@ -59,7 +59,7 @@ def app(
         check_name(name)
     check_port(host, port)
     sources = [
-        Source(name, weights.of(name), weights.pretrained, weights.checkpoint, weights.options) for name in names
+        ModelSource(name, weights.of(name), weights.pretrained, weights.checkpoint, weights.options) for name in names
     ]
     limits = Limits(megabytes=max_upload)
     out = common.console()
