@@ -6,14 +6,17 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitrim.app.messages import Limits
-from vitrim.app.worker import Worker
-from vitrim.errors import VitrimError
+from vitrim.app.messages import Limits, ModelSource
+from vitrim.app.worker import Worker, service
+from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.loading import check_name, weights_of
 
 __all__ = ["UploadsOnly", "check_port", "names_address", "serve"]
 
@@ -46,16 +49,54 @@ def check_port(host: str, port: int) -> None:
         raise VitrimError(f"cannot serve at {host}:{port}: {error.strerror or error}; see --host and --port") from error
 
 
-def serve(worker: Worker, limits: Limits, *, host: str, port: int, browser: bool, ready: Callable[[str], None]) -> None:
+def serve(
+    models: Sequence[str],
+    *,
+    pretrained: bool = False,
+    checkpoint: Path | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    max_upload: float = 5.0,
+    browser: bool = True,
+    threads: int | None = None,
+    on_progress: Callable[[str], None] = print,
+) -> None:
     """Serve the page until the process is told to end.
 
     Args:
-        worker: runs the models.
-        limits: of uploads.
+        models: names of the models on offer, as of `vitrim.loading.load`.
+        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; a checkpoint is of one model.
         host, port: the address.
+        max_upload: megabytes of an uploaded file, at most.
         browser: open the page in the user's browser.
-        ready: is called with the page's address once it answers.
+        threads: of torch in the process that runs models; default: as torch chooses.
+        on_progress: called with a line: what is loaded, then the page's address once it answers.
+
+    Raises:
+        VitrimError: an unknown model, one that is no classifier or cannot be reduced, or an address that is taken.
+        MissingPackageError: gradio or matplotlib is not installed.
     """
+    names = list(dict.fromkeys(models))
+    if checkpoint is not None and len(names) > 1:
+        raise VitrimError("--checkpoint has the weights of one model, and several are given")
+    for package in ("gradio", "matplotlib"):
+        if find_spec(package) is None:
+            raise MissingPackageError(f"the page needs the package '{package}': pip install 'vitrim[app]'")
+    for name in names:
+        check_name(name)
+    check_port(host, port)
+    weights = {name: weights_of(name, pretrained=pretrained, checkpoint=checkpoint) for name in names}
+    sources = [ModelSource(name, weights[name], pretrained, checkpoint, dict(model_options or {})) for name in names]
+    limits = Limits(megabytes=max_upload)
+    on_progress(f"loading {', '.join(names)}")
+    with Worker(partial(service, sources, limits, threads)) as worker:
+        _serve(worker, limits, host, port, browser, on_progress)
+
+
+def _serve(
+    worker: Worker, limits: Limits, host: str, port: int, browser: bool, on_progress: Callable[[str], None]
+) -> None:
     with TemporaryDirectory(prefix="vitrim-app-") as folder:  # uploads too; all of it goes with the server
         os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)
         from starlette.middleware import Middleware
@@ -81,7 +122,7 @@ def serve(worker: Worker, limits: Limits, *, host: str, port: int, browser: bool
             pwa=False,
             app_kwargs={"middleware": [Middleware(UploadsOnly)]},
         )
-        ready(address)
+        on_progress(f"the page is at {address}; Ctrl-C ends it")
         try:
             while True:
                 time.sleep(3600)
