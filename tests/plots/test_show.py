@@ -18,7 +18,7 @@ from vitrim.core.registry import host_of
 from vitrim.data import ImageDataset, eval_transform
 from vitrim.errors import VitrimError
 from vitrim.plots.patches import draw_kept
-from vitrim.plots.show import Row, draw_show, pixels_of, prepared, rows_of, show
+from vitrim.plots.show import MethodRow, draw_show, pixels_of, prepared, rows_of, show
 
 METHODS = ("topk:keep_rate=0.5", "random:keep_rate=0.5", "tome:r=2")
 IMAGE = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -37,11 +37,11 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def rows(model: nn.Module) -> list[Row]:
+def rows(model: nn.Module) -> list[MethodRow]:
     return rows_of(prepared(model, METHODS), IMAGE)[0]
 
 
-def test_a_row_is_what_the_model_does(model: nn.Module, rows: list[Row]) -> None:
+def test_a_row_is_what_the_model_does(model: nn.Module, rows: list[MethodRow]) -> None:
     image = IMAGE[None]
     dense = model(image).softmax(-1)
     for row in rows:
@@ -56,7 +56,7 @@ def test_a_row_is_what_the_model_does(model: nn.Module, rows: list[Row]) -> None
         assert f" of {1 + row.sources.shape[1]} tokens" in row.cost
 
 
-def test_scores_are_those_that_the_kept_patches_won_by(rows: list[Row]) -> None:
+def test_scores_are_those_that_the_kept_patches_won_by(rows: list[MethodRow]) -> None:
     """None are shown of draws, which say nothing about the image, nor of merges."""
     assert [bool(row.scores) for row in rows] == [True, False, False]
     for block, scores in rows[0].scores.items():
@@ -66,7 +66,7 @@ def test_scores_are_those_that_the_kept_patches_won_by(rows: list[Row]) -> None:
         assert scores[gone].max() <= scores[stays].min()
 
 
-def test_columns_are_the_blocks_that_change_tokens(model: nn.Module, rows: list[Row]) -> None:
+def test_columns_are_the_blocks_that_change_tokens(model: nn.Module, rows: list[MethodRow]) -> None:
     assert [row.changed() for row in rows] == [
         sorted(rows[0].scores),
         sorted(rows[0].scores),  # the same stages
@@ -79,7 +79,7 @@ def test_columns_are_the_blocks_that_change_tokens(model: nn.Module, rows: list[
     assert titles == ["image", *(f"after block {block}" for block in rows[0].changed())]
 
 
-def test_panels_are_what_is_left(model: nn.Module, rows: list[Row]) -> None:
+def test_panels_are_what_is_left(model: nn.Module, rows: list[MethodRow]) -> None:
     grid = host_of(model).facts(model).grid_size
     pixels = pixels_of(model, IMAGE)
     figure = draw_show(pixels, rows, grid, dense="cat (90 %)", blocks=[1, 2])
@@ -93,7 +93,7 @@ def test_panels_are_what_is_left(model: nn.Module, rows: list[Row]) -> None:
     assert all(text.get_fontsize() >= 8 for axis in figure.axes for text in axis.texts)
 
 
-def test_another_prediction_stands_out(rows: list[Row]) -> None:
+def test_another_prediction_stands_out(rows: list[MethodRow]) -> None:
     def colour(same: bool) -> Any:
         row = rows[0]._replace(same=same, prediction="dog (51 %)")
         figure = draw_show(np.zeros((12, 12, 3)), [row], _square(row), dense="cat (90 %)")
@@ -102,7 +102,7 @@ def test_another_prediction_stands_out(rows: list[Row]) -> None:
     assert colour(True) != colour(False)
 
 
-def _square(row: Row) -> tuple[int, int]:
+def _square(row: MethodRow) -> tuple[int, int]:
     side = round(row.sources.shape[1] ** 0.5)
     return side, side
 
@@ -175,7 +175,7 @@ def test_arguments_that_are_refused(given: dict[str, Any], message: str, model: 
         show(model, **{"methods": "topk", **given})
 
 
-def test_what_cannot_be_shown(model: nn.Module, rows: list[Row]) -> None:
+def test_what_cannot_be_shown(model: nn.Module, rows: list[MethodRow]) -> None:
     with pytest.raises(VitrimError, match="nothing to show without a method"):
         prepared(model, [])
     with pytest.raises(VitrimError, match=r"block 9 is none of the model's, 0 to \d+"):
@@ -185,7 +185,7 @@ def test_what_cannot_be_shown(model: nn.Module, rows: list[Row]) -> None:
 
 
 def test_columns_are_spread_over_the_blocks_that_changed_tokens() -> None:
-    class Changed(Row):
+    class Changed(MethodRow):
         def changed(self) -> list[int]:
             return list(range(12))
 

@@ -65,7 +65,7 @@ class Slide:
 
 @dataclass(frozen=True)
 class Offer:
-    """Notes on a model, before anything runs.
+    """What is known of a model before anything runs.
 
     Attributes:
         slides: of the methods that fit it and need no training, by name.
@@ -102,7 +102,7 @@ class BlockPicture:
 
 @dataclass(frozen=True)
 class Side:
-    """The answer of a model, dense or reduced.
+    """What one model predicts and costs, dense or reduced.
 
     Attributes:
         best: classes and probabilities in [0, 1], best first.

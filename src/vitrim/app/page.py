@@ -1,6 +1,6 @@
-"""The page, in gradio: what is asked, what is answered. Everything that computes is in `vitrim.app.service`.
+"""The page, in gradio: its inputs, outputs and events. Everything that computes is in `vitrim.app.service`.
 
-Nothing of a user is kept: every event takes all it needs from the page, and hands all it has to the page.
+Nothing of a user is kept: every event gets all it needs from the page, and returns all it has to the page.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SHOW_BLOCK = """(block) => {
 
 
 class Jobs(Protocol):
-    """Whoever runs jobs: `vitrim.app.worker.Worker`."""
+    """Anything that runs jobs, as `vitrim.app.worker.Worker` does."""
 
     @property
     def offers(self) -> Sequence[Offer]:
-        """Notes on the models."""
+        """The models on offer."""
         ...
 
     def call(self, job: str, *given: Any, first: tuple[str, ...] = ()) -> Any:
@@ -53,7 +53,7 @@ class Jobs(Protocol):
 
 
 class Events:
-    """The functions behind the page's events. They hold nothing but what the server was started with.
+    """The functions behind the page's events. They keep nothing but what the server was started with.
 
     Args:
         jobs: runs the models.
@@ -117,7 +117,7 @@ class Events:
 
 
 def _content(file: Any, limits: Limits) -> bytes:
-    """The bytes of an uploaded file, which gradio has found to lie among its uploads.
+    """The bytes of an uploaded file; gradio has checked that it is one of its uploads.
 
     Raises:
         VitrimError: it is too large, or was deleted meanwhile.
@@ -144,7 +144,7 @@ def _slider(slide: Slide) -> dict[str, Any]:
 
 
 def theme() -> Any:
-    """gradio's own theme in colours that are dark, or light, enough to be read: at least 4.5 to 1."""
+    """gradio's own theme with a contrast of text of at least 4.5 to 1."""
     plain = gr.themes.Default(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"])
     return plain.set(
         body_text_color_subdued="*neutral_600",
@@ -231,9 +231,9 @@ def _image_tab(page: Any, events: Events, limits: Limits, drawings: Sequence[str
             text = gr.Textbox(label="method", elem_id="v-text", buttons=["copy"], interactive=False)
             python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
             command = gr.Textbox(label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False)
-    asked, answered = [image, model, method, value, more, block], [pictures, numbers, block, text, python, command]
+    inputs, outputs = [image, model, method, value, more, block], [pictures, numbers, block, text, python, command]
     # preprocess=False: the file as it was uploaded; gradio would convert it, and fail in its own words
-    job: dict[str, Any] = {"inputs": asked, "outputs": answered, "preprocess": False, **_private()}
+    job: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "preprocess": False, **_private()}
     model.input(events.model, [model, method], [method, value], preprocess=False, **_private()).then(events.run, **job)
     method.input(events.method, [model, method], value, preprocess=False, **_private()).then(events.run, **job)
     triggers = [image.change, value.input, more.submit, button.click, page.load]

@@ -81,7 +81,7 @@ class Service:
         self.loaded: OrderedDict[str, _Ready] = OrderedDict()
 
     def offer(self, name: str) -> Offer:
-        """Notes on a model on offer.
+        """What is known of a model on offer.
 
         Raises:
             VitrimError: it is none of them, cannot be created, or is no classifier that vitrim can reduce.
@@ -91,7 +91,7 @@ class Service:
         return Offer(name, self.sources[name].weights, slides)
 
     def offers(self) -> list[Offer]:
-        """Notes on every model."""
+        """What is known of every model on offer."""
         return [self.offer(name) for name in self.sources]
 
     def front(self, content: bytes) -> FrontFile:
@@ -110,17 +110,17 @@ class Service:
                 that is not valid.
         """
         loaded = self._load(choice.model)
-        end = time.monotonic() + self.seconds  # a model that had to be loaded anew takes nothing off a user's time
+        end = time.monotonic() + self.seconds  # the time to load a model again does not count
         if choice.method not in loaded.methods:
             raise unknown("method", choice.method, loaded.methods)
         config = config_of(choice.method, choice.value, choice.more)
         upload = read_image(content, self.limits)
         image = eval_transform(loaded.model)(upload.image)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ReductionWarning)
             dense, reduced = _contestants(loaded.model, config)
             outputs, sources, seconds = _outputs(dense, reduced, image[None])
-        notes = [*upload.notes, *(str(one.message) for one in told if issubclass(one.category, ReductionWarning))]
+        notes = [*upload.notes, *(str(one.message) for one in caught if issubclass(one.category, ReductionWarning))]
         timing = None
         if time.monotonic() + 4 * (ROUNDS + 1) * seconds > end:
             notes.append(f"the models take {seconds:.1f} s a forward: too long to be timed here; see `vitrim bench`")
@@ -149,7 +149,7 @@ class Service:
             source = self.sources[name]
             options = dict(source.options)
             with torch.random.fork_rng([]):
-                torch.manual_seed(0)  # random weights stay the same when a model is loaded anew
+                torch.manual_seed(0)  # random weights stay the same when a model is loaded again
                 model = create_model(name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=options)
             check_shown(model)
             count = host_of(model).num_classes(model) or 0
@@ -180,7 +180,7 @@ def _outputs(
     """Both models' outputs with their MACs, the token of every patch after every block, seconds of a dense forward."""
     assert reduced.reduction is not None
     with torch.no_grad(), torch.random.fork_rng([]):
-        torch.manual_seed(0)  # a method that draws shows the same picture to everybody
+        torch.manual_seed(0)  # a method that draws at random gives the same picture to everybody
         outputs = (dense.run(images, count=True), reduced.run(images, count=True))
         start = time.perf_counter()
         dense.run(images)
@@ -233,7 +233,7 @@ def _pictures(model: nn.Module, image: Tensor, sources: NDArray[np.int64]) -> li
 
 
 def _words(block: int, groups: NDArray[Any]) -> str:
-    """Say in one sentence what a picture shows.
+    """What a picture shows, in one sentence.
 
     Example:
         >>> _words(3, np.array([0, 1, 1, -1]))

@@ -144,7 +144,7 @@ class UploadsOnly:
         self.app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
+        """Refuse a request, or pass it on."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].endswith(UPLOAD):
             await self.app(scope, receive, send)
             return

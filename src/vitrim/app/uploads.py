@@ -93,7 +93,7 @@ def _check_header(content: bytes, limits: Limits) -> Iterator[str]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        # the limit here is in megapixels, and told as an error
+        # the limit here is in megapixels, and an error
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
             image: Any = Image.open(BytesIO(content), formats=FORMATS)
             frames = getattr(image, "n_frames", 1)

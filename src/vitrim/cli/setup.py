@@ -280,7 +280,7 @@ class Record(Setup):
     """The results of a command, as JSON.
 
     Raises:
-        VitrimError: it could not be written there. This is told before any work.
+        VitrimError: it cannot be written there; found before any work.
     """
 
     json: Json = None
@@ -290,7 +290,7 @@ class Record(Setup):
 
     @property
     def on_stdout(self) -> bool:
-        """Tell whether standard output carries the record and nothing else."""
+        """Whether standard output carries the record and nothing else."""
         return self.json == "-"
 
     def console(self) -> Console:

@@ -48,8 +48,8 @@ def sources_of(states: Iterable[TokenState], row: int = 0) -> NDArray[np.int64]:
 def groups_of(sources: NDArray[Any]) -> NDArray[Any]:
     """The token that holds each patch at the end, (P,), -1 where the patch was pruned at any time.
 
-    A patch that a model got back later (`restore`, Cropr's fusion) was pruned. What the last block itself prunes and
-    brings back is not seen, as no state is recorded between.
+    A patch that was restored later (`restore`, Cropr's fusion) counts as pruned. What the last block itself prunes and
+    restores is not seen, as no state is recorded between the two.
 
     Args:
         sources: (L, P) or (P,): the token that holds each patch after each block, -1 for none.

@@ -38,10 +38,10 @@ from vitrim.tasks import make_task
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
-__all__ = ["Row", "Shown", "check_shown", "draw_show", "pixels_of", "prepared", "rows_of", "show"]
+__all__ = ["MethodRow", "Shown", "check_shown", "draw_show", "pixels_of", "prepared", "rows_of", "show"]
 
 FEW = 8
-"""Images of a dataset that are drawn where nobody says how many, and figures that are kept beside their files."""
+"""Images of a dataset that are drawn by default; also the most figures that are kept if they are written to files."""
 MOST_BLOCKS = 8
 """Columns of a picture where none are chosen."""
 LARGE = 224
@@ -51,7 +51,7 @@ LABEL, PANEL, TITLES = 1.9, 1.2, 0.3
 DIFFERENT = OKABE_ITO[5]
 
 
-class Row(NamedTuple):
+class MethodRow(NamedTuple):
     """One method and one image.
 
     Attributes:
@@ -60,7 +60,7 @@ class Row(NamedTuple):
         cost: tokens left and the share of the multiply-accumulates, in words.
         same: the prediction is the dense model's.
         sources: (L, P), the token that holds each patch after each block, -1 for none.
-        scores: by block, what the method ranked its patches by, (P,), nan for those that were gone; none of a method
+        scores: by block, what the method ranked its patches by, (P,), nan for those that were gone; empty for a method
             that does not rank them.
     """
 
@@ -72,14 +72,14 @@ class Row(NamedTuple):
     scores: Mapping[int, NDArray[np.float64]]
 
     def changed(self) -> list[int]:
-        """The blocks after which tokens are others than before."""
+        """The blocks that changed the tokens."""
         start = np.arange(self.sources.shape[1])
         every = [start, *(_partition(groups_of(self.sources[: depth + 1])) for depth in range(len(self.sources)))]
         return [depth for depth in range(len(self.sources)) if not np.array_equal(every[depth], every[depth + 1])]
 
 
 def _partition(groups: NDArray[Any]) -> NDArray[Any]:
-    """Groups by the first patch of each, so that only who is together counts; -1 stays."""
+    """Groups named by the first patch of each, so that only membership counts; -1 stays."""
     found = np.full(len(groups), -1)
     first: dict[int, int] = {}
     for place, group in enumerate(groups.tolist()):
@@ -328,7 +328,7 @@ def check_shown(model: nn.Module) -> None:
 
 def rows_of(
     models: Sequence[Contestant], image: Tensor, class_names: Sequence[str] | None = None, *, seed: int = 0
-) -> tuple[list[Row], str]:
+) -> tuple[list[MethodRow], str]:
     """Run the models on one image: a row for every method, and the dense model's prediction in words.
 
     Args:
@@ -362,13 +362,13 @@ def _row(
     dense: Output,
     scores: Mapping[int, NDArray[np.float64]],
     class_names: Sequence[str] | None,
-) -> Row:
+) -> MethodRow:
     assert model.reduction is not None
     text, chosen = _prediction(output, class_names)
     macs, full = (sum((one.macs or {}).values()) for one in (counted, dense))
     cost = f"{output.tokens_at_end} of {dense.tokens_at_end} tokens\n{100 * macs / full:.0f} % of the MACs"
     same = chosen == _prediction(dense, None)[1]
-    return Row(model.name, text, cost, same, sources_of(model.reduction.states[1:]), scores)
+    return MethodRow(model.name, text, cost, same, sources_of(model.reduction.states[1:]), scores)
 
 
 def _prediction(output: Output, class_names: Sequence[str] | None) -> tuple[str, int]:
@@ -381,14 +381,14 @@ def _prediction(output: Output, class_names: Sequence[str] | None) -> tuple[str,
 
 @contextmanager
 def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
-    """Note what the reducers rank patches by, in the forwards within."""
+    """Record what the reducers rank patches by, during the forwards within."""
     found: dict[int, NDArray[np.float64]] = {}
     handles = []
     if model.reduction is not None:
         reduced = model.reduction.model
         for block in host_of(reduced).blocks(reduced):
             if isinstance(block, ReducedBlock):
-                handles.append(block.reducer.register_forward_pre_hook(_noting(found, block.depth)))
+                handles.append(block.reducer.register_forward_pre_hook(_recorder(found, block.depth)))
     try:
         yield found
     finally:
@@ -396,8 +396,8 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
             handle.remove()
 
 
-def _noting(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
-    def note(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
+def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
+    def record(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
         x, attention, state = args
         planned = reducer.layer.amount is not None and not reducer.config.is_adaptive()
         if planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
@@ -408,7 +408,7 @@ def _noting(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
         if scores is not None:
             found[depth] = _on_grid(scores[0], state)
 
-    return note
+    return record
 
 
 def _on_grid(scores: Tensor, state: TokenState) -> NDArray[np.float64]:
@@ -431,10 +431,10 @@ def pixels_of(model: nn.Module, image: Tensor) -> Image:
         >>> pixels_of(timm.create_model("test_vit"), torch.zeros(3, 8, 8))[0, 0].tolist()
         [0.5, 0.5, 0.5]
     """
-    told = ask(model).preprocessing(model)
+    how = ask(model).preprocessing(model)
     pixels = image.detach().float().cpu()
-    if told.mean and told.std and len(told.mean) == len(told.std):
-        mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (told.mean, told.std))
+    if how.mean and how.std and len(how.mean) == len(how.std):
+        mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (how.mean, how.std))
         if len(pixels) == 1:
             mean, std = mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
         pixels = pixels * std + mean
@@ -453,7 +453,7 @@ def _grid(model: nn.Module) -> tuple[int, int]:
 
 def draw_show(
     image: NDArray[Any],
-    rows: Sequence[Row],
+    rows: Sequence[MethodRow],
     grid: tuple[int, int],
     *,
     dense: str,
@@ -501,7 +501,7 @@ def draw_show(
     return figure
 
 
-def _columns(rows: Sequence[Row], blocks: Sequence[int] | None) -> list[int]:
+def _columns(rows: Sequence[MethodRow], blocks: Sequence[int] | None) -> list[int]:
     layers = min(len(row.sources) for row in rows)
     if blocks is not None:
         wrong = next((block for block in blocks if not 0 <= block < layers), None)
@@ -517,11 +517,11 @@ def _scale(image: NDArray[Any]) -> int:
     return max(1, -(-LARGE // int(image.shape[1])))
 
 
-def _left(image: NDArray[Any], row: Row, block: int, grid: tuple[int, int]) -> Image:
+def _left(image: NDArray[Any], row: MethodRow, block: int, grid: tuple[int, int]) -> Image:
     return draw_kept(image, row.sources[: block + 1], grid, scale=_scale(image))
 
 
-def _scored(image: NDArray[Any], row: Row, block: int, grid: tuple[int, int]) -> Image | None:
+def _scored(image: NDArray[Any], row: MethodRow, block: int, grid: tuple[int, int]) -> Image | None:
     """The scores in the colours of viridis over the faded image; None where nothing was scored in this block."""
     if block not in row.scores:
         return None
