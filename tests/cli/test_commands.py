@@ -15,7 +15,7 @@ import vitrim
 import vitrim.cli
 from cli_runs import exit_code
 from vitrim.cli import COMMANDS, app
-from vitrim.cli.setup import flat
+from vitrim.cli.options import flat
 
 OWN = {
     "bench": {"--dtype"},  # several values

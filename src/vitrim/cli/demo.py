@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import Compute, Record
+from vitrim.cli.options import Compute
+from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 
 Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the figures")]
@@ -20,17 +20,12 @@ Cifar10 = Annotated[
 ]
 
 
-def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Compute, record: Record) -> None:
+def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Compute, output: Output) -> None:
     """Reduce a small ViT on real handwritten digits, measure DeiT-S on this machine, draw both. Offline."""
     try:
         from vitrim.demo import run
     except ModuleNotFoundError as error:
         raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
-    from vitrim import report
-
-    compute.start()
-    console = record.console()
-    with console.status("loading") as status:
-        found = run.demo(out, cifar10=cifar10, seed=compute.seed, on_progress=status.update)
-    report.show(console, found)
-    common.write_json(record.json, found.record)
+    with output.console().status("loading") as status:
+        report = run.demo(out, cifar10=cifar10, threads=compute.threads, seed=compute.seed, on_progress=status.update)
+    output.finish(report)

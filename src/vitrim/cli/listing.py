@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import Record
-from vitrim.errors import VitrimError
+from vitrim.cli.output import Output, print_table
+from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -35,9 +34,10 @@ Kind = Annotated[str, typer.Argument(metavar="{methods|hosts|models|recipes}", h
 Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names that contain this, e.g. deit")]
 
 
-def list_(*, kind: Kind, text: Text = None, record: Record) -> None:
+def list_(*, kind: Kind, text: Text = None, record: Output) -> None:
     """List methods, host families, timm models that can be reduced, or recipes of `vitrim train`."""
-    common.check_choice("list", kind, TABLES)
+    if kind not in TABLES:
+        raise unknown("list", kind, TABLES)
     title, columns, collect, footnotes = TABLES[kind]
     every = collect()
     rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
@@ -48,10 +48,10 @@ def list_(*, kind: Kind, text: Text = None, record: Record) -> None:
         members = list(each)
         cells = [[_cell(row[key]) for key in columns] for row in (by_group(members) if kind == "recipes" else members)]
         headed = f"{title}\n{group}" if group and members[0] is rows[0] else group or title
-        common.print_table(out, headed, list(columns.values()), cells, text_columns=len(columns))
+        print_table(out, headed, list(columns.values()), cells, text_columns=len(columns))
     for line in footnotes(rows):
         folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
-        out.print(folded, markup=False, highlight=False, soft_wrap=True)
+        record.print(folded)
     from vitrim.measure.machine import environment
 
     record.write("list", kind=kind, environment=environment(), rows=rows)
@@ -273,11 +273,9 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
 
 
 def _cell(value: str | bool | list[str]) -> str:
-    from rich.markup import escape
-
     if isinstance(value, bool):
         return "yes" if value else "-"
-    return escape(value if isinstance(value, str) else ", ".join(value))
+    return value if isinstance(value, str) else ", ".join(value)
 
 
 def _no_match(kind: str, text: str, names: Sequence[str]) -> str:

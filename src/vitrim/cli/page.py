@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.setup import CLASSIFIERS, Threads, Weights
+from vitrim.cli.options import CLASSIFIERS, Threads, Weights
 
 DEFAULT_MODEL = "vitrim:cifar10_vit"
 LARGEST_UPLOAD = 1000.0

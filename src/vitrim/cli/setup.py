@@ -1,4 +1,4 @@
-"""Setups: groups of options that several commands share, each with the objects it leads to.
+"""The groups of before. Setups: groups of options that several commands share, each with the objects it leads to.
 
 A command names the groups that it takes, and `flat` gives it their options:
 
@@ -9,95 +9,55 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from vitrim.cli import common
+from vitrim.cli.options import CLASSIFIERS as CLASSIFIERS
+from vitrim.cli.options import MAX_BATCH as MAX_BATCH
+from vitrim.cli.options import MAX_REPEATS as MAX_REPEATS
+from vitrim.cli.options import MAX_SECONDS as MAX_SECONDS
+from vitrim.cli.options import MAX_SEED as MAX_SEED
+from vitrim.cli.options import MAX_THREADS as MAX_THREADS
+from vitrim.cli.options import MAX_WORKERS as MAX_WORKERS
+from vitrim.cli.options import MODEL_NAMES as MODEL_NAMES
+from vitrim.cli.options import BatchSize as BatchSize
+from vitrim.cli.options import Checkpoint as Checkpoint
+from vitrim.cli.options import DataOptions as DataOptions
+from vitrim.cli.options import DataSource as DataSource
+from vitrim.cli.options import Device as Device
+from vitrim.cli.options import ImageColumn as ImageColumn
+from vitrim.cli.options import ImagesSource as ImagesSource
+from vitrim.cli.options import LabelColumn as LabelColumn
+from vitrim.cli.options import Limit as Limit
+from vitrim.cli.options import Methods as Methods
+from vitrim.cli.options import MethodsBesideDense as MethodsBesideDense
+from vitrim.cli.options import ModelName as ModelName
+from vitrim.cli.options import ModelOptions as ModelOptions
+from vitrim.cli.options import Pretrained as Pretrained
+from vitrim.cli.options import PromptImages as PromptImages
+from vitrim.cli.options import Seed as Seed
+from vitrim.cli.options import Setup as Setup
+from vitrim.cli.options import Split as Split
+from vitrim.cli.options import TaskName as TaskName
+from vitrim.cli.options import TextTokens as TextTokens
+from vitrim.cli.options import Threads as Threads
+from vitrim.cli.options import Workers as Workers
+from vitrim.cli.options import flat as flat
+from vitrim.cli.output import Json as Json
+from vitrim.cli.output import Output as Output
 from vitrim.errors import VitrimError
+
+Record = Output
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
     from torch import nn
 
     from vitrim.data import ImageDataset
 
-CLASSIFIERS = (
-    "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
-    "vitrim:cifar10_vit, which comes with vitrim, run: and the folder of a finished run"
-)
-MODEL_NAMES = f"{CLASSIFIERS}, vitrim:camvid_vit, which comes with vitrim, too, segmenter: or vitdet: and any of these"
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=f"model {MODEL_NAMES}")]
-Pretrained = Annotated[
-    bool, typer.Option("--pretrained", help="load the library's pretrained weights (downloads them)")
-]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint",
-        help="weights: a local file (safetensors or .pth), or the folder of a finished run of `vitrim train`",
-    ),
-]
-ModelOptions = Annotated[
-    list[str] | None,
-    typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
-]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, max=common.MAX_THREADS, help="CPU threads; default: as torch chooses")
-]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, max=common.MAX_SEED, help="seed of random weights, inputs and random methods")
-]
-DataSource = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        help="parquet file or folder, folder with one folder per class, hfds/owner/name, or a layout by its name, such "
-        "as imagenet:ROOT or coco:ROOT (docs/data.md has all)",
-    ),
-]
-DataOptions = Annotated[
-    list[str] | None,
-    typer.Option("--data-option", help="key=value for the data's reader, e.g. num_classes=11; may repeat"),
-]
-TaskName = Annotated[
-    str | None,
-    typer.Option(
-        "--task", help="of a model for several, as EoMT: segmentation, detection, instances; default: its own"
-    ),
-]
-ImagesSource = Annotated[
-    str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
-]
-TextTokens = Annotated[
-    int | None,
-    typer.Option("--text-tokens", min=1, max=2**20, help="of a vision-language model: text of a prompt; default: 32"),
-]
-PromptImages = Annotated[
-    int | None,
-    typer.Option(
-        "--prompt-images", min=1, max=2**12, help="of a vision-language model: images of a prompt; default: 1"
-    ),
-]
-Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]
-ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
-LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
-Json = Annotated[str | None, typer.Option("--json", help="write the record to this file, or - for standard output")]
-
-
 # ---- the groups ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A group of options: the fields of a dataclass, annotated as parameters of a command are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,85 +233,3 @@ class Prompt(Setup):
         if images is not None and isinstance(measured, Prefill):
             raise VitrimError("--images is for models of images alone: prompts are made of random images and text")
         return measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record(Setup):
-    """The results of a command, as JSON.
-
-    Raises:
-        VitrimError: it cannot be written there; found before any work.
-    """
-
-    json: Json = None
-
-    def __post_init__(self) -> None:
-        common.check_json(self.json)
-
-    @property
-    def on_stdout(self) -> bool:
-        """Whether standard output carries the record and nothing else."""
-        return self.json == "-"
-
-    def console(self) -> Console:
-        """The console for tables."""
-        return common.console(self.json)
-
-    def write(self, command: str, **entries: Any) -> None:
-        """Write the results of ``command``, if a record is wanted."""
-        common.write_json(self.json, {"command": command, **entries})
-
-
-# ---- from groups to options ------------------------------------------------------------------------------------------
-
-
-def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with the fields of its setups spread out in their place, as typer reads it.
-
-    Setups are made, and so checked, before ``command`` runs.
-
-    Example:
-        >>> def show(*, record: Record, wide: bool = False) -> None:
-        ...     print(record, wide)
-        >>> list(inspect.signature(flat(show)).parameters)
-        ['json', 'wide']
-        >>> flat(show)(json=None, wide=True)
-        Record(json=None) True
-    """
-    own = inspect.signature(command, eval_str=True).parameters
-    setups = {name: one.annotation for name, one in own.items() if _is_setup(one.annotation)}
-    parameters = [given for name, one in own.items() for given in (_options(setups[name]) if name in setups else [one])]
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        made = {
-            name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
-            for name, kind in setups.items()
-        }
-        command(**made, **given)
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
-
-
-def _is_setup(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Setup)
-
-
-def _options(setup: type[Setup]) -> list[inspect.Parameter]:
-    """The fields of a group as parameters, its own before the inherited ones."""
-    annotations = get_type_hints(setup, include_extras=True)
-    bases = [base for base in setup.__bases__ if dataclasses.is_dataclass(base)]
-    shared = {field.name for base in bases for field in dataclasses.fields(base)}
-    fields = sorted(dataclasses.fields(setup), key=lambda field: field.name in shared)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
-            annotation=annotations[field.name],
-        )
-        for field in fields
-    ]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import DataOptions, Machine, Model, Reading, Record
+from vitrim.cli.options import DataOptions, Machine, MethodsBesideDense, Model, Reading, parse_options
+from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 
 Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders that images lie in")]
@@ -31,12 +31,12 @@ def show(
     limit: Limit = None,
     reading: Reading,
     data_option: DataOptions = None,
-    methods: common.MethodsBesideDense = None,
+    methods: MethodsBesideDense = None,
     out: Out,
     blocks: Blocks = None,
     format: Format = "png",
     machine: Machine,
-    record: Record,
+    output: Output,
 ) -> None:
     """Draw what methods leave of images, block by block: one picture per image, a row per method.
 
@@ -44,11 +44,8 @@ def show(
     scores below, as heat maps. For classifiers.
     """
     columns = _blocks(blocks)
-    from vitrim.measure.machine import set_threads
     from vitrim.plots import show as plots
 
-    console = record.console()
-    set_threads(machine.threads)
     report = plots.show(
         model.name,
         methods or (),
@@ -57,7 +54,7 @@ def show(
         split=reading.split,
         image_column=reading.image_column,
         label_column=reading.label_column,
-        data_options=common.parse_options(data_option, "data option"),
+        data_options=parse_options(data_option, "data option"),
         limit=limit,
         blocks=columns,
         out=out,
@@ -66,10 +63,11 @@ def show(
         checkpoint=model.checkpoint,
         model_options=model.options,
         device=machine.device,
+        threads=machine.threads,
         seed=machine.seed,
-        on_progress=lambda row: console.print(f"wrote {row['file']}", markup=False, highlight=False, soft_wrap=True),
+        on_progress=lambda row: output.print(f"wrote {row['file']}"),
     )
-    common.write_json(record.json, report.record)
+    output.write(**report.record)
 
 
 def _blocks(text: str | None) -> list[int] | None:

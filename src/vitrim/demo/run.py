@@ -23,7 +23,7 @@ from vitrim.files import check_file
 from vitrim.loading import load_reference
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.latency import Budget
-from vitrim.measure.machine import environment
+from vitrim.measure.machine import environment, set_threads
 from vitrim.measure.macs import profile
 from vitrim.measure.records import Row
 from vitrim.methods.atm import ATM
@@ -88,6 +88,7 @@ def demo(
     out: str | Path = "vitrim-demo",
     *,
     cifar10: str | None = None,
+    threads: int | None = None,
     seed: int = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> DemoReport:
@@ -96,6 +97,7 @@ def demo(
     Args:
         out: folder for ``demo.json`` and the figures.
         cifar10: your copy of CIFAR-10, as `vitrim.data.load_images` takes it: also show the shipped model on it.
+        threads: of torch on the CPU; default: as they are.
         seed: of random weights, inputs and random methods.
         on_progress: called with a few words on what is done next.
 
@@ -109,6 +111,7 @@ def demo(
     say = on_progress or (lambda text: None)
     out = Path(out)
     check_file(out / "demo.json")
+    set_threads(threads)
     exhibits = {"digits": digits()} | ({} if cifar10 is None else {"cifar10": photos(cifar10)})
     rows = {}
     for key, exhibit in exhibits.items():

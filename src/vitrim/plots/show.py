@@ -28,7 +28,7 @@ from vitrim.loading import Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.decisions import file_name
 from vitrim.measure.drawing import drawing
-from vitrim.measure.machine import environment, select_device
+from vitrim.measure.machine import environment, select_device, set_threads
 from vitrim.plots.charts import short
 from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
 from vitrim.plots.style import DENSE_COLOUR, FORMATS, OKABE_ITO, SMALL, TEXT, TITLE, encoded, save, sheet
@@ -133,6 +133,7 @@ def show(
     checkpoint: str | Path | None = None,
     model_options: Options | None = None,
     device: str | None = None,
+    threads: int | None = None,
     seed: int = 0,
     on_progress: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Shown:
@@ -156,6 +157,7 @@ def show(
         format: of the pictures, ``png`` or ``svg``.
         pretrained, checkpoint, model_options: of a model by name, see `vitrim.loading.load`.
         device: where to compute; default: where the model is.
+        threads: of torch on the CPU; default: as they are.
         seed: of random weights, and of methods that draw at random. The global generators stay as they were.
         on_progress: called after every image with its row of the report.
 
@@ -186,6 +188,7 @@ def show(
     given = {"split": split, "image_column": image_column, "label_column": label_column}
     dataset = _opened(images, data, {**given, "data_option": data_options})
     selected = None if device is None else select_device(device)
+    set_threads(threads)
     with drawing(torch.device("cpu"), seed):
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
     dense = loaded.model

@@ -1,0 +1,288 @@
+"""Options of several commands, declared once, and groups of them.
+
+A command names the groups that it takes, and `flat` gives it their options:
+
+    def bench(*, model: Model, images: Images, machine: Machine, output: Output, repeats: Repeats = 10) -> None: ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from vitrim.errors import VitrimError, unknown
+
+if TYPE_CHECKING:
+    from vitrim.core.method import MethodConfig
+
+Methods = Annotated[
+    list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat")
+]
+MethodsBesideDense = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat; dense is always shown"
+    ),
+]
+MAX_BATCH = 2**20
+MAX_SEED = 2**63 - 1
+MAX_THREADS = 1024
+MAX_WORKERS = 256
+MAX_SECONDS = 24 * 3600.0
+MAX_REPEATS = 100_000
+"""Far above any useful value: typing errors are reported at once, not by the library that fails on them."""
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=MAX_BATCH, help="images per batch")]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, max=MAX_WORKERS, help="processes that read images; 0: this one")
+]
+
+
+CLASSIFIERS = (
+    "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
+    "vitrim:cifar10_vit, which comes with vitrim, run: and the folder of a finished run"
+)
+MODEL_NAMES = f"{CLASSIFIERS}, vitrim:camvid_vit, which comes with vitrim, too, segmenter: or vitdet: and any of these"
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=f"model {MODEL_NAMES}")]
+Pretrained = Annotated[
+    bool, typer.Option("--pretrained", help="load the library's pretrained weights (downloads them)")
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        help="weights: a local file (safetensors or .pth), or the folder of a finished run of `vitrim train`",
+    ),
+]
+ModelOptions = Annotated[
+    list[str] | None,
+    typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
+]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: as torch chooses")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=MAX_SEED, help="seed of random weights, inputs and random methods")
+]
+DataSource = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="parquet file or folder, folder with one folder per class, hfds/owner/name, or a layout by its name, such "
+        "as imagenet:ROOT or coco:ROOT (docs/data.md has all)",
+    ),
+]
+DataOptions = Annotated[
+    list[str] | None,
+    typer.Option("--data-option", help="key=value for the data's reader, e.g. num_classes=11; may repeat"),
+]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task", help="of a model for several, as EoMT: segmentation, detection, instances; default: its own"
+    ),
+]
+ImagesSource = Annotated[
+    str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
+]
+TextTokens = Annotated[
+    int | None,
+    typer.Option("--text-tokens", min=1, max=2**20, help="of a vision-language model: text of a prompt; default: 32"),
+]
+PromptImages = Annotated[
+    int | None,
+    typer.Option(
+        "--prompt-images", min=1, max=2**12, help="of a vision-language model: images of a prompt; default: 1"
+    ),
+]
+Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]
+ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
+LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
+
+
+def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
+    """Parse the methods written on the command line, checking every one before any work starts."""
+    from vitrim.core.registry import parse_method
+
+    configs = [parse_method(text) for text in texts]
+    for index, config in enumerate(configs):
+        if config in configs[:index]:
+            raise VitrimError(f"method {config.describe()} is given twice")
+    return configs
+
+
+def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:
+    """Parse ``["img_size=384"]`` into ``{"img_size": 384}``."""
+    from vitrim.core.registry import read_value
+
+    options: dict[str, Any] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key or not value:
+            raise VitrimError(f"cannot read '{text}': write key=value, e.g. img_size=384")
+        if key in options:
+            raise VitrimError(f"{what} {key} is given twice")
+        options[key] = read_value(value, f"{what} {key}")
+    return options
+
+
+def check_choice(what: str, given: str, valid: Collection[str]) -> None:
+    """Refuse a value that is not one of ``valid``.
+
+    Raises:
+        VitrimError: with the nearest one and all of them.
+    """
+    if given not in valid:
+        raise unknown(what, given, valid)
+
+
+# ---- the groups ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A group of options: the fields of a dataclass, annotated as parameters of a command are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights(Setup):
+    """The source of a model's weights, and the options it is built with."""
+
+    pretrained: Pretrained = False
+    checkpoint: Checkpoint = None
+    model_option: ModelOptions = None
+
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the library's model."""
+        return parse_options(self.model_option)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Weights):
+    """One model and its weights."""
+
+    name: ModelName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute(Setup):
+    """Compute settings that hold on any device."""
+
+    threads: Threads = None
+    seed: Seed = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Compute):
+    """Compute settings and the device."""
+
+    device: Device = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Setup):
+    """The part of a dataset to read, and the location of its images and labels."""
+
+    split: Split = None
+    image_column: ImageColumn = None
+    label_column: LabelColumn = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Reading):
+    """Images with labels."""
+
+    source: DataSource
+    limit: Limit = None
+    data_option: DataOptions = None
+    task: TaskName = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(Reading):
+    """Images whose labels are not read; random ones if no source is given.
+
+    Raises:
+        VitrimError: options that say which images to read, and no source.
+    """
+
+    source: ImagesSource = None
+
+    def __post_init__(self) -> None:
+        given = (field.name for field in dataclasses.fields(Reading) if getattr(self, field.name) is not None)
+        name = next(given, None)
+        if self.source is None and name is not None:
+            option = name.replace("_", "-")
+            raise VitrimError(f"--{option} says which images to read, and none are: give --images too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt(Setup):
+    """The prompt that a vision-language model reads; other models read none."""
+
+    text_tokens: TextTokens = None
+    prompt_images: PromptImages = None
+
+
+# ---- from groups to options ------------------------------------------------------------------------------------------
+
+
+def flat(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with the fields of its setups spread out in their place, as typer reads it.
+
+    Setups are made, and so checked, before ``command`` runs.
+
+    Example:
+        >>> def show(*, compute: Compute, wide: bool = False) -> None:
+        ...     print(compute, wide)
+        >>> list(inspect.signature(flat(show)).parameters)
+        ['threads', 'seed', 'wide']
+        >>> flat(show)(threads=None, seed=1, wide=True)
+        Compute(threads=None, seed=1) True
+    """
+    own = inspect.signature(command, eval_str=True).parameters
+    setups = {name: one.annotation for name, one in own.items() if _is_setup(one.annotation)}
+    parameters = [given for name, one in own.items() for given in (_options(setups[name]) if name in setups else [one])]
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+            for name, kind in setups.items()
+        }
+        command(**made, **given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _is_setup(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Setup)
+
+
+def _options(setup: type[Setup]) -> list[inspect.Parameter]:
+    """The fields of a group as parameters, its own before the inherited ones."""
+    annotations = get_type_hints(setup, include_extras=True)
+    bases = [base for base in setup.__bases__ if dataclasses.is_dataclass(base)]
+    shared = {field.name for base in bases for field in dataclasses.fields(base)}
+    fields = sorted(dataclasses.fields(setup), key=lambda field: field.name in shared)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=annotations[field.name],
+        )
+        for field in fields
+    ]
