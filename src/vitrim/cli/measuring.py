@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from vitrim.cli import common
+from vitrim.cli.options import Dtype as Dtype
 from vitrim.cli.setup import Data, Model
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from vitrim.tasks import Task
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-
-Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 
 
 def task_and_data(dense: nn.Module, model: Model, data: Data, changes: list[str] | None) -> tuple[Task, Any]:

@@ -64,6 +64,7 @@ ModelOptions = Annotated[
     list[str] | None,
     typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
 ]
+Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: as torch chooses")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,6 +64,36 @@ class Output(Setup):
         self.write(**report.record)
 
     show = finish
+
+
+def is_first_process() -> bool:
+    """True in the process that prints and writes; others are those that ``accelerate launch`` started beside it."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def progress_bar(unit: str = "images") -> Iterator[Callable[..., None]]:
+    """A bar on standard error, in the first process and if that is a terminal, gone at the end.
+
+    Yields:
+        What moves it, called with what is done, the total if it is known, and perhaps a line that stays above the bar,
+        which is printed where there is no bar, too.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    hidden = not console.is_terminal or not is_first_process()
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        bar = progress.add_task(unit, total=None, visible=False)  # until it is moved
+
+        def move(done: int, total: int | None = None, line: str = "") -> None:
+            progress.update(bar, completed=done, total=total, visible=True)
+            if line:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        yield move
 
 
 def write_json(target: str | None, record: Mapping[str, Any]) -> None:
