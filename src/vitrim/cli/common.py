@@ -18,6 +18,7 @@ from vitrim.cli.options import check_choice as check_choice
 from vitrim.cli.options import parse_methods as parse_methods
 from vitrim.cli.options import parse_options as parse_options
 from vitrim.cli.output import console as console
+from vitrim.cli.output import is_first_process as is_first_process
 from vitrim.cli.output import print_table as print_table
 from vitrim.cli.output import write_json as write_json
 from vitrim.files import check_file
