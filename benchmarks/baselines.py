@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from methods import at_share
 from plain_loops import LOOPS, Cut, Forward, Plain, slicing
 from script import from_shell
-from vitrim.cli import common
+from vitrim.cli.output import write_json
 from vitrim.core import compiled
 from vitrim.core.block import ReducedBlock
 from vitrim.core.method import MethodConfig
@@ -336,7 +336,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
                 found = [row for run in runs for row in compare(cast, run, batch, budget, arguments.operators)]
             found = [{**setting, **row, "targets": verdicts(row, size)} for row in found]
             rows += found
-            common.write_json(arguments.json, record)
+            write_json(arguments.json, record)
             print(f"\n{arguments.model}, batch {size}, {dtype}, {torch.get_num_threads()} threads\n", flush=True)
             print(markdown(found), flush=True)
     return rows

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from cifar10_report import report
 from methods import at_share
 from script import from_shell
-from vitrim.cli import common
+from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.data import batches, eval_transform, load_images
@@ -307,7 +307,7 @@ def write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """The record, if one is asked for."""
     run = None if arguments.run is None else str(arguments.run)
     record = {"command": f"cifar10 {arguments.table}", "environment": machine.environment(), "rows": rows}
-    common.write_json(arguments.json, {**record, "run": run, "limit": arguments.limit})
+    write_json(arguments.json, {**record, "run": run, "limit": arguments.limit})
 
 
 def _check_same(out: Path, resolved: Resolved, start: Path | None) -> None:

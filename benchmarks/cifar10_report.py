@@ -15,7 +15,7 @@ from typing import Any
 
 from script import from_shell
 from vitrim.core.registry import parse_method
-from vitrim.plots.tradeoff import plot_accuracy_over_macs
+from vitrim.plots.charts import plot_accuracy_over_macs
 
 Row = dict[str, Any]
 

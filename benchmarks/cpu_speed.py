@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from script import from_shell
-from vitrim.cli import common
+from vitrim.cli.options import parse_methods
+from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import one_line_errors
@@ -112,10 +113,10 @@ def main() -> None:
     machine.set_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     dtypes = arguments.dtype or ["fp32", "bf16"]
-    unchanged = {config.describe(): config for config in common.parse_methods(["none"])}
+    unchanged = {config.describe(): config for config in parse_methods(["none"])}
     budget = Budget(arguments.repeats, arguments.min_seconds, max_rounds=max(arguments.repeats, Budget.max_rounds))
     model = create_model(arguments.model)
-    configs = common.parse_methods(arguments.method or METHODS)
+    configs = parse_methods(arguments.method or METHODS)
     if arguments.method is None:
         configs = with_matched_atm(model, configs, arguments.seed)
     methods = {config.describe(): config for config in configs}
@@ -134,7 +135,7 @@ def main() -> None:
         rows += run(model, arguments.model, methods, dtype, batch_size, budget)
         if not arguments.no_overhead:
             overhead += run(model, arguments.model, unchanged, dtype, batch_size, budget)
-        common.write_json(arguments.out, record)
+        write_json(arguments.out, record)
     print("", markdown(rows), sep="\n")
     if overhead:
         print("", markdown(overhead), sep="\n")

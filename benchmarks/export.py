@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from script import from_shell
-from vitrim.cli import common
+from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sizes = [int(size) for size in given.batch_size.split(",")]
         budget = Budget(min_rounds=20, min_seconds=given.min_seconds)
         rows = speed(model, given.method or SPEED, given.engine.split(","), sizes, budget, given.fixed)
-    common.write_json(given.json, {"environment": machine.environment(seed=0), "model": given.model, "rows": rows})
+    write_json(given.json, {"environment": machine.environment(seed=0), "model": given.model, "rows": rows})
 
 
 if __name__ == "__main__":

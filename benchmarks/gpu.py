@@ -40,7 +40,7 @@ from cells import Cell, attempt, compiling, does_not_fit, matched, told
 from lines import Lines, Row
 from script import from_shell
 from vitrim import reduce_
-from vitrim.cli import common
+from vitrim.cli.options import parse_methods
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.errors import ReductionWarning, VitrimError
@@ -188,7 +188,7 @@ def steps(name: str, size: int, batch_size: int, chosen: Sequence[str], options:
     """Rows of benchmarks/training_speed.py under autocast."""
     model = make_model(name, size, options)
     images = random_images(model, batch_size, options.seed).to(options.device)
-    configs = common.parse_methods(chosen)
+    configs = parse_methods(chosen)
     # without its cache: weights change between the steps, and all of them run in one context
     with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False):
         return {"rows": training_speed.measure(model.to(options.device), configs, images, budget(options))}

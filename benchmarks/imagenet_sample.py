@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from cifar10 import ATM_GRID, CUTS, RANDOM, SEEDS, STRESS_CUTS, candidates, settings
 from cifar10_report import figure, markdown, sweep
 from script import from_shell
-from vitrim.cli import common
+from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
@@ -341,7 +341,7 @@ def main() -> None:
 
     def write(rows: Iterable[dict[str, Any]]) -> None:
         record = {"command": f"imagenet_sample {arguments.table}", "environment": machine.environment()}
-        common.write_json(arguments.json, {**record, "limit": arguments.limit, "rows": list(rows)})
+        write_json(arguments.json, {**record, "limit": arguments.limit, "rows": list(rows)})
 
     rows = TABLES[arguments.table](setup, write)
     write(rows)

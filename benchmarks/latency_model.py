@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from script import from_shell
-from vitrim.cli import common
+from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.loading import create_model
 from vitrim.measure import machine
@@ -119,7 +119,7 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
     with quiet():
         methods = arguments.method or METHODS
         rows = [row for name in methods for row in judge(model, name, images, budget, arguments.draws)]
-    common.write_json(arguments.json, {"environment": machine.environment(seed=arguments.seed), "rows": rows})
+    write_json(arguments.json, {"environment": machine.environment(seed=arguments.seed), "rows": rows})
     print(table(rows))
     return rows
 

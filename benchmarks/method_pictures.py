@@ -25,7 +25,7 @@ from vitrim.core.tokens import TokenState
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, Split, load_digits_vit, load_split
 from vitrim.errors import unknown
 from vitrim.methods import cropr, dynamicvit
-from vitrim.plots.merged import plot_merged
+from vitrim.plots.patches import plot_merged
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 EPOCHS = 5

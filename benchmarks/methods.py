@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from script import from_shell
-from vitrim.cli import common
+from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods, parse_method
 from vitrim.errors import ReductionWarning, one_line_errors
@@ -203,7 +203,7 @@ def main() -> None:
             images = random_images(model, batch_size, arguments.seed).to(DTYPES[dtype])
             found = run(cast, configs, images, setting, budget)
             rows += found
-            common.write_json(arguments.json, record)
+            write_json(arguments.json, record)
             print(f"\n{arguments.model}, batch {batch_size}, {dtype}, {torch.get_num_threads()} threads\n", flush=True)
             print(markdown(found), flush=True)
 

@@ -28,7 +28,7 @@ from vitrim.analysis.collect import collect
 from vitrim.analysis.families.features import cka, procrustes, pwcca
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
-from vitrim.cli import common
+from vitrim.cli.output import write_json
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning
 from vitrim.loading import load_reference
@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = load_reference("cifar10_vit")
         for cut in given.cut or CUTS:
             rows += rows_of_cut(model, cut, given)
-            common.write_json(given.json, {"environment": machine.environment(seed=0), "rows": rows})
+            write_json(given.json, {"environment": machine.environment(seed=0), "rows": rows})
             print(f"{cut:.0%} fewer MACs: {sum(row['cut'] == cut for row in rows)} methods", flush=True)
     print(markdown(correlations(rows)))
     if given.figure is not None:

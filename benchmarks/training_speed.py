@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from script import from_shell
 from vitrim import reduce_
-from vitrim.cli import common
+from vitrim.cli.options import parse_methods
+from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
@@ -130,7 +131,7 @@ def main() -> None:
     device = machine.select_device(arguments.device)
     torch.manual_seed(arguments.seed)
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at half the MACs
-    configs = common.parse_methods(arguments.method or METHODS)
+    configs = parse_methods(arguments.method or METHODS)
     model = create_model(arguments.model).to(device)
     images = torch.randn(arguments.batch_size, 3, 224, 224).to(device)
     budget = Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds, warmup_rounds=arguments.warmup_rounds)
@@ -142,7 +143,7 @@ def main() -> None:
         "batch_size": arguments.batch_size,
         "rows": rows,
     }
-    common.write_json(arguments.json, record)
+    write_json(arguments.json, record)
     print(f"\n{arguments.model}, training, batch {arguments.batch_size}, {torch.get_num_threads()} threads\n")
     print(markdown(rows))
 

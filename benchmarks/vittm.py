@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from script import from_shell
-from vitrim.cli import common
+from vitrim.cli.output import write_json
 from vitrim.errors import ReductionWarning, one_line_errors, unknown
 from vitrim.loading import create_model
 from vitrim.measure import machine
@@ -256,7 +256,7 @@ def main() -> None:
             rows, times = run(models, images, budget)
         wrong = list(misordered(times))
         settings.append({"batch_size": batch_size, "rows": rows, "misordered": wrong})
-        common.write_json(arguments.json, record)
+        write_json(arguments.json, record)
         print(f"\nbatch {batch_size}, {arguments.dtype}, {arguments.device}, {torch.get_num_threads()} threads\n")
         print(markdown(rows), "", order_text(wrong, len(rows)), sep="\n", flush=True)
 

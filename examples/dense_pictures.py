@@ -19,16 +19,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrim.cli.common import learned_reduction, parse_methods, parse_options
+from vitrim.cli.options import parse_methods, parse_options
 from vitrim.core.registry import ask
 from vitrim.data import SegmentationDataset, load_data, spread
 from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
-from vitrim.loading import as_trained, create_model
+from vitrim.loading import as_trained, create_model, learned_reduction
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import check_dataset, task_of
-from vitrim.plots.compared import check_drawable, draw_comparison, scene
-from vitrim.plots.dense import palette
+from vitrim.plots.dense import check_drawable, draw_comparison, palette, scene
 from vitrim.tasks import Task, tasks
 
 OFFLINE = ("segmenter:test_vit", {"num_classes": 3})

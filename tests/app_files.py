@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from vitrim.app.records import Offer
+import vitrim
+from vitrim.app.messages import Offer
 from vitrim.app.service import Service
 
 MODEL = "vitrim:cifar10_vit"
+EXAMPLES = Path(vitrim.__path__[0]) / "app" / "examples"
 
 
 class Here:

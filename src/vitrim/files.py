@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEVICES = Path("/dev")
-"""A folder of the system's, whose files are gone when it starts again."""
+"""A system folder, whose files are lost at a restart."""
 
 
 def check_folder(folder: Path) -> None:
@@ -114,17 +114,17 @@ def write_text(file: Path, text: str) -> None:
 
 
 def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
-    """Read the lines of a log, but for a damaged end, as a kill or a full disk leaves it.
+    """Read the lines of a log up to a damaged end, as a kill or a full disk leaves it.
 
     Args:
-        file: of lines that are written one after the other.
-        parse: gives what a line holds; raises `ValueError` where that cannot have been written.
+        file: a log, written line by line.
+        parse: turns a line into its value; raises `ValueError` for a damaged one.
 
     Returns:
-        What is in the sound lines, and how many bytes from the start they are.
+        The parsed lines, and how many bytes from the start they take.
 
     Raises:
-        VitrimError: it cannot be read, or a damaged line has sound ones behind it; the message names the line.
+        VitrimError: it cannot be read, or intact lines follow a damaged one; the message names the line.
 
     Example:
         >>> import tempfile
@@ -153,7 +153,7 @@ def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
 
 
 def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """safetensors' ``save_file`` with the mode that other files get here: its own are readable by their owner alone.
+    """safetensors' ``save_file``, but with the usual mode: files of its own are readable by their owner alone.
 
     Raises:
         OSError, SafetensorError: it cannot be written.
@@ -194,7 +194,7 @@ def replaced(file: Path) -> Iterator[Path]:
         ...     [path.name for path in Path(folder).iterdir()]
         ['log.csv']
     """
-    # a name of its own: a file of the user's is never taken for a leftover
+    # a name of this process, so that a file of the user is never taken for a leftover
     beside = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         yield beside
@@ -219,7 +219,7 @@ def _check_way(folder: Path, wanted: Path) -> None:
     if not os.access(there, os.W_OK | os.X_OK):
         raise VitrimError(f"cannot write to {wanted}: no permission in {there}")
     try:
-        with TemporaryFile(dir=there):  # gone at once; tells what a permission does not, such as /proc
+        with TemporaryFile(dir=there):  # deleted at once; finds what permissions do not say, as of /proc
             longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
     except OSError as error:
         raise VitrimError(f"cannot write to {wanted}: {error.strerror}") from error

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from app_files import MODEL, Here, encoded
-from vitrim.app.drawings import draw
-from vitrim.app.records import Source
+from app_files import EXAMPLES, MODEL, Here
+from vitrim.app.messages import ModelSource
 from vitrim.app.service import Service
 
 
 @pytest.fixture(scope="session")
 def service() -> Service:
-    return Service([Source(MODEL, "reference")])
+    return Service([ModelSource(MODEL, "reference")])
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +21,4 @@ def jobs(service: Service) -> Here:
 
 @pytest.fixture(scope="session")
 def ship() -> bytes:
-    return encoded(draw("ship"))
+    return (EXAMPLES / "ship.png").read_bytes()

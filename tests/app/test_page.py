@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app_files import MODEL, Here
-from vitrim.app.drawings import draw
-from vitrim.app.guard import UploadsOnly, names_address
-from vitrim.app.records import Limits
-from vitrim.app.serving import check_port
+from app_files import EXAMPLES, MODEL, Here
+from vitrim.app.messages import Choice, Limits
+from vitrim.app.service import Service
+from vitrim.app.serving import UploadsOnly, check_port, names_address
 from vitrim.errors import VitrimError
 
 gradio = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vitrim[app]'")
 
-from vitrim.app.page import Answers, make_page  # noqa: E402 -- it imports gradio
+from vitrim.app.page import Events, command_of, make_page, python_of, result_html  # noqa: E402 -- it imports gradio
 
 
 @pytest.fixture(scope="module")
-def answers(jobs: Here) -> Answers:
-    return Answers(jobs, Limits())
+def answers(jobs: Here) -> Events:
+    return Events(jobs, Limits())
 
 
 @pytest.fixture(scope="module")
-def upload(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    path = tmp_path_factory.mktemp("uploads") / "ship.png"
-    draw("ship").save(path)
-    return {"path": str(path)}
+def upload() -> dict[str, str]:
+    return {"path": str(EXAMPLES / "ship.png")}
 
 
 def visible(html: str) -> list[int]:
@@ -39,7 +38,7 @@ def visible(html: str) -> list[int]:
     return [int(number) for number in re.findall(r'<figure data-block="(\d+)">', html)]
 
 
-def test_a_result(answers: Answers, upload: dict[str, str]) -> None:
+def test_a_result(answers: Events, upload: dict[str, str]) -> None:
     pictures, numbers, slider, text, python, command = answers.run(upload, MODEL, "tome", 8, "inflect=-1", 2)
     assert visible(pictures) == [2]
     assert pictures.count("<img") == pictures.count("alt=") == 7
@@ -52,15 +51,31 @@ def test_a_result(answers: Answers, upload: dict[str, str]) -> None:
     assert scope["reduction"].config.describe() == text
 
 
-def test_the_copied_command_is_one(answers: Answers, upload: dict[str, str], tmp_path: Path) -> None:
-    import shlex
-
+def test_the_copied_command_is_one(answers: Events, upload: dict[str, str], tmp_path: Path) -> None:
     from vitrim.core.registry import parse_method
 
     command = answers.run(upload, MODEL, "atm", 0.9, "", 0)[-1]
     words = shlex.split(command)
     assert words[:4] == ["vitrim", "show", MODEL, "IMAGE"]
     assert parse_method(words[words.index("-m") + 1]).name == "atm"
+
+
+def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
+    result = service.run(ship, Choice(MODEL, "tome", 8, ""))
+    assert "create_model('vitrim:cifar10_vit')" in python_of(result)
+    own = replace(result, model="test_vit", checkpoint=True, options={"img_size": [64, 32], "global_pool": "avg"})
+    assert (
+        "create_model('test_vit', checkpoint='CHECKPOINT', options={'img_size': [64, 32], 'global_pool': 'avg'})"
+        in python_of(own)
+    )
+    words = shlex.split(command_of(own))
+    assert words[:10] == [
+        *("vitrim", "show", "test_vit", "IMAGE", "--checkpoint", "CHECKPOINT"),
+        *("--model-option", "img_size=[64, 32]", "--model-option", "global_pool=avg"),
+    ]
+    assert "--pretrained" in command_of(replace(result, weights="pretrained"))
+    assert "CHECKPOINT stands for your file of weights" in result_html(own)
+    assert "CHECKPOINT" not in result_html(result)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +92,7 @@ def test_the_copied_command_is_one(answers: Answers, upload: dict[str, str], tmp
     ],
 )
 def test_errors_stand_where_the_result_would(
-    image: Any, changes: dict[str, Any], message: str, answers: Answers, upload: dict[str, str]
+    image: Any, changes: dict[str, Any], message: str, answers: Events, upload: dict[str, str]
 ) -> None:
     given = {"model": MODEL, "method": "tome", "value": 8, "more": "", "block": 0} | changes
     pictures, numbers, *_, command = answers.run(upload if image == "" else image, **given)
@@ -88,7 +103,7 @@ def test_errors_stand_where_the_result_would(
     assert "<img" not in numbers
 
 
-def test_a_file_beyond_the_limit_is_not_read(answers: Answers, tmp_path: Path) -> None:
+def test_a_file_beyond_the_limit_is_not_read(answers: Events, tmp_path: Path) -> None:
     large = tmp_path / "large.png"
     with large.open("wb") as file:
         file.truncate(6_000_000)
@@ -96,7 +111,7 @@ def test_a_file_beyond_the_limit_is_not_read(answers: Answers, tmp_path: Path) -
     assert "the file has 6.0 MB" in answers.front({"path": str(large)})
 
 
-def test_the_slider_follows_the_method(answers: Answers) -> None:
+def test_the_slider_follows_the_method(answers: Events) -> None:
     update = answers.method(MODEL, "topk")
     assert (update["minimum"], update["maximum"], update["value"]) == (0.05, 1.0, 0.7)
     assert "share of patch tokens kept" in update["label"]
@@ -106,7 +121,7 @@ def test_the_slider_follows_the_method(answers: Answers) -> None:
     assert not answers.method("no such", "topk")["interactive"]
 
 
-def test_a_front(answers: Answers, tmp_path: Path) -> None:
+def test_a_front(answers: Events, tmp_path: Path) -> None:
     path = tmp_path / "front.json"
     scores = {"target": "macs=0.5", "setting": "constant", "config": "<b>", "share": 0.5, "scores": {"agree": 0}}
     path.write_text(json.dumps({"tuned": {}, "rows": [scores]}))

@@ -4,7 +4,6 @@ nothing of one user reaches another."""
 from __future__ import annotations
 
 import io
-import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -13,14 +12,10 @@ import torch
 from PIL import Image
 
 import vitrim
-from app_files import MODEL
+from app_files import EXAMPLES, MODEL
 from vitrim.app import service as service_file
-from vitrim.app.classes import class_names
-from vitrim.app.drawings import DRAWINGS, draw
-from vitrim.app.records import Choice, Source
-from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _contestants, _outputs
-from vitrim.app.settings import slide_of
-from vitrim.app.views import command_of, python_of, result_html
+from vitrim.app.messages import Choice, ModelSource
+from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _contestants, _outputs, class_names, slide_of
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
@@ -65,7 +60,7 @@ def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) 
     """MACs and tokens of `vitrim profile`, and the probability that the reduced model itself gives."""
     result = service.run(ship, Choice(MODEL, "tome", 9))
     model = create_model(MODEL)
-    image = eval_transform(model)(draw("ship"))
+    image = eval_transform(model)(Image.open(EXAMPLES / "ship.png"))
     known = profile_of(model, "tome:r=9", image[None])
     assert result.reduced.gmacs == pytest.approx(known.macs.total / 1e9, rel=1e-6)
     assert tuple(result.reduced.tokens) == known.tokens_per_block
@@ -78,7 +73,7 @@ def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) 
 def test_pictures_and_numbers_are_of_one_draw() -> None:
     """Those of a model that is reduced here, under the same seed."""
     model, method = create_model(MODEL), "random:keep_rate=0.5"
-    image = eval_transform(model)(draw("ship"))[None]
+    image = eval_transform(model)(Image.open(EXAMPLES / "ship.png"))[None]
     (_, shown), sources, _ = _outputs(*_contestants(model, vitrim.parse_method(method)), image)
     reduction = vitrim.reduce_(model, method, record=True)
     torch.manual_seed(0)
@@ -89,11 +84,13 @@ def test_pictures_and_numbers_are_of_one_draw() -> None:
     assert sources.tolist() == expected
 
 
-def test_the_drawings_are_what_they_are_called() -> None:
+def test_the_examples_are_what_they_are_called() -> None:
     model = create_model(MODEL)
     names = class_names(model, 10)
-    images = torch.stack([eval_transform(model)(draw(name)) for name in DRAWINGS])
-    assert [names[place] for place in model(images).argmax(-1).tolist()] == list(DRAWINGS)
+    files = sorted(EXAMPLES.iterdir())
+    images = torch.stack([eval_transform(model)(Image.open(file)) for file in files])
+    assert len(files) == 8
+    assert [names[place] for place in model(images).argmax(-1).tolist()] == [file.stem for file in files]
 
 
 @pytest.mark.parametrize("method", FREE)
@@ -156,7 +153,7 @@ def test_users_share_nothing_but_weights(service: Service, ship: bytes) -> None:
 
 def test_few_models_stay_loaded() -> None:
     names = ["test_vit", "test_vit2", "test_vit3", "test_vit4"]
-    service = Service([Source(name) for name in names])
+    service = Service([ModelSource(name) for name in names])
     for name in names[:3]:
         service.offer(name)
     first = service.loaded[names[0]]
@@ -169,7 +166,7 @@ def test_few_models_stay_loaded() -> None:
 
 def test_a_model_that_comes_back_is_the_same_one() -> None:
     names = ["test_vit", "test_vit2", "test_vit3", "test_vit4"]
-    service = Service([Source(name) for name in names])
+    service = Service([ModelSource(name) for name in names])
     service.offer(names[0])
     weights = {name: value.clone() for name, value in service.loaded[names[0]].model.state_dict().items()}
     for name in names[1:]:
@@ -180,26 +177,8 @@ def test_a_model_that_comes_back_is_the_same_one() -> None:
     assert all(torch.equal(again[name], value) for name, value in weights.items())
 
 
-def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
-    result = service.run(ship, Choice(MODEL, "tome", 8, ""))
-    assert "create_model('vitrim:cifar10_vit')" in python_of(result)
-    own = replace(result, model="test_vit", checkpoint=True, options={"img_size": [64, 32], "global_pool": "avg"})
-    assert (
-        "create_model('test_vit', checkpoint='CHECKPOINT', options={'img_size': [64, 32], 'global_pool': 'avg'})"
-        in python_of(own)
-    )
-    words = shlex.split(command_of(own))
-    assert words[:10] == [
-        *("vitrim", "show", "test_vit", "IMAGE", "--checkpoint", "CHECKPOINT"),
-        *("--model-option", "img_size=[64, 32]", "--model-option", "global_pool=avg"),
-    ]
-    assert "--pretrained" in command_of(replace(result, weights="pretrained"))
-    assert "CHECKPOINT stands for your file of weights" in result_html(own)
-    assert "CHECKPOINT" not in result_html(result)
-
-
 def test_what_would_take_too_long_is_not_timed(ship: bytes) -> None:
-    service = Service([Source(MODEL)], seconds=1e-6)
+    service = Service([ModelSource(MODEL)], seconds=1e-6)
     result = service.run(ship, Choice(MODEL, "tome", 8))
     assert result.timing is None
     assert any("too long to be timed" in note for note in result.notes)
@@ -210,7 +189,7 @@ def test_timing_takes_what_is_left_of_the_time(
     share: float, timed: bool, ship: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four models, each once before and ROUNDS times: a forward that takes so long that this is half, or too much."""
-    known = Service([Source(MODEL)])
+    known = Service([ModelSource(MODEL)])
     outputs = service_file._outputs(*_contestants(create_model(MODEL), vitrim.parse_method("tome")), PIXELS)
     seconds = share * known.seconds / (4 * (ROUNDS + 1))
     monkeypatch.setattr(service_file, "_outputs", lambda *_: (*outputs[:2], seconds))
@@ -225,7 +204,7 @@ def test_whether_the_answer_is_the_same(reduced_class: int, ship: bytes, monkeyp
     logits = torch.eye(10)
     answers = (replace(dense, prediction=logits[:1]), replace(reduced, prediction=logits[reduced_class][None]))
     monkeypatch.setattr(service_file, "_outputs", lambda *_: (answers, sources, 1e9))
-    result = Service([Source(MODEL)]).run(ship, Choice(MODEL, "tome", 8))
+    result = Service([ModelSource(MODEL)]).run(ship, Choice(MODEL, "tome", 8))
     assert result.same is (reduced_class == 0)
     names = ["airplane", "automobile", "bird", "cat"]
     assert (result.dense.best[0][0], result.reduced.best[0][0]) == (names[0], names[reduced_class])
@@ -237,4 +216,4 @@ def test_whether_the_answer_is_the_same(reduced_class: int, ship: bytes, monkeyp
 )
 def test_models_that_cannot_be_shown(name: str, message: str) -> None:
     with pytest.raises(VitrimError, match=message):
-        Service([Source(name)]).offer(name)
+        Service([ModelSource(name)]).offer(name)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from app_files import encoded
-from vitrim.app.records import Limits
+from vitrim.app.messages import Limits
 from vitrim.app.uploads import read_image
 from vitrim.errors import VitrimError
 

@@ -1,11 +1,9 @@
-"""What holds for every command: its length, its arguments, the options that it shares; ``vitrim --version``."""
+"""What holds for every command: its arguments, the options that it shares; ``vitrim --version``."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import signal
-import textwrap
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,8 @@ import vitrim
 import vitrim.cli
 from cli_runs import exit_code
 from vitrim.cli import COMMANDS, app
-from vitrim.cli.setup import flat
+from vitrim.cli.options import flat
 
-LONGEST_BODY = 40
-LONGEST_FUNCTION = 60
-ROOMS = ("cli", "measure", "demo", "plots", "analysis", "exporting")
 OWN = {
     "bench": {"--dtype"},  # several values
     "profile": {"--limit"},  # of random images too
@@ -38,30 +33,6 @@ OWN = {
 
 def parameters(command: str) -> list[Any]:
     return list(typer.main.get_command(app).commands[command].params)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_body_is_short(command: str) -> None:
-    """From its first statement below the docstring to its last line."""
-    [function] = ast.parse(textwrap.dedent(inspect.getsource(COMMANDS[command]))).body
-    assert isinstance(function, ast.FunctionDef)
-    assert ast.get_docstring(function)
-    first, last = function.body[1], function.body[-1]
-    assert (last.end_lineno or 0) - first.lineno + 1 <= LONGEST_BODY
-
-
-@pytest.mark.parametrize("file", [file for room in ROOMS for file in (Path(vitrim.__path__[0]) / room).glob("*.py")])
-def test_functions_are_not_long(file: Path) -> None:
-    """In lines of code: no docstrings, no comments, no blank lines."""
-    lines = file.read_text().splitlines()
-    for function in ast.walk(ast.parse(file.read_text())):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        said = function.body[0] if ast.get_docstring(function) else None
-        text = set() if said is None else set(range(said.lineno, (said.end_lineno or said.lineno) + 1))
-        numbers = (number for number in range(function.lineno, (function.end_lineno or 0) + 1) if number not in text)
-        code = [line for line in (lines[number - 1].strip() for number in numbers) if line and line[0] != "#"]
-        assert len(code) <= LONGEST_FUNCTION, function.name
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from cli_runs import exit_code
 from tiny_training import TINY, write_images
-from vitrim.cli.setup import flat
+from vitrim.cli.options import flat
 from vitrim.cli.train import train as command_of_train
 from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipes

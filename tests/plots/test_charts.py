@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
-from vitrim.plots.charts import Line, heat, line
+from vitrim.plots.charts import MANY, Line, heat, line, plot_accuracy_over_macs
 
 
 def test_numbers_stand_in_their_cells_and_can_be_read() -> None:
@@ -34,3 +37,33 @@ def test_a_line_has_its_band_its_bound_and_its_chance() -> None:
     assert {(1.0, 0.4), (3.0, 0.3), (1.0, 0.6), (3.0, 0.7)} <= {tuple(corner) for corner in corners}
     assert [list(each.get_ydata()) for each in axis.lines[:2]] == [[0.2, 0.1], [0.0, 0.0]]
     assert [each.is_dashed() for each in axis.lines] == [True, True, False]
+
+
+def test_points_are_percentages_of_the_dense_model(written: list[Any]) -> None:
+    points = [("a", 2.0, 0.5), ("b", 3.0, 0.55), ("a", 1.0, 0.4)]
+    plot_accuracy_over_macs(points, (4.0, 0.6), "x.png", title="of x", dashed={"b"})
+    (axis,) = written[0].axes
+    lines = {line.get_label(): line for line in axis.lines}
+    assert [list(lines["a"].get_xdata()), list(lines["a"].get_ydata())] == [[25, 50], [40, 50]]
+    assert [list(lines["b"].get_xdata()), list(lines["b"].get_ydata())] == [[75], [55.00000000000001]]
+    assert [list(lines["dense"].get_xdata()), list(lines["dense"].get_ydata())] == [[100], [60]]
+    assert [lines[name].get_linestyle() for name in "ab"] == ["-", "--"]
+    assert lines["a"].get_color() != lines["b"].get_color()
+    assert (axis.get_title(), len(written[0].legends)) == ("of x", 0)
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["a", "b", "dense"]
+
+
+def test_the_legend_of_many_methods_stands_outside(written: list[Any]) -> None:
+    plot_accuracy_over_macs([(str(number), 1.0, 0.5) for number in range(MANY + 1)], (2.0, 0.6), "x.png")
+    assert written[0].axes[0].get_legend() is None
+    assert len(written[0].legends[0].get_texts()) == MANY + 2
+
+
+@pytest.mark.parametrize("methods", ["ab", "abcdefghijkl"])  # the legend within the figure, and beside it
+def test_tradeoff_is_written(methods: str, tmp_path) -> None:
+    path = tmp_path / "tradeoff.svg"
+    points = [(name, share, share) for name in methods for share in (0.5, 0.7)]
+    plot_accuracy_over_macs(points, (1.0, 0.97), path, title="a title", dashed="b")
+    drawn = path.read_text()
+    assert all(f"<!-- {text} -->" in drawn for text in (*methods, "dense", "a title"))
+    assert "stroke-dasharray: 5.92,2.56" in drawn  # the line of b

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image as PillowImage
 from torch import nn
 
 import vitrim
 from tiny_hosts.timm_vit import HOSTS
 from vitrim.core.registry import host_of
+from vitrim.data import ImageDataset, eval_transform
 from vitrim.errors import VitrimError
-from vitrim.plots.kept import draw_kept
-from vitrim.plots.show import Row, draw_show, pixels_of, prepared, rows_of, show
+from vitrim.plots.patches import draw_kept
+from vitrim.plots.show import MethodRow, draw_show, pixels_of, prepared, rows_of, show
 
 METHODS = ("topk:keep_rate=0.5", "random:keep_rate=0.5", "tome:r=2")
 IMAGE = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -34,11 +37,11 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def rows(model: nn.Module) -> list[Row]:
+def rows(model: nn.Module) -> list[MethodRow]:
     return rows_of(prepared(model, METHODS), IMAGE)[0]
 
 
-def test_a_row_is_what_the_model_does(model: nn.Module, rows: list[Row]) -> None:
+def test_a_row_is_what_the_model_does(model: nn.Module, rows: list[MethodRow]) -> None:
     image = IMAGE[None]
     dense = model(image).softmax(-1)
     for row in rows:
@@ -53,7 +56,7 @@ def test_a_row_is_what_the_model_does(model: nn.Module, rows: list[Row]) -> None
         assert f" of {1 + row.sources.shape[1]} tokens" in row.cost
 
 
-def test_scores_are_those_that_the_kept_patches_won_by(rows: list[Row]) -> None:
+def test_scores_are_those_that_the_kept_patches_won_by(rows: list[MethodRow]) -> None:
     """None are shown of draws, which say nothing about the image, nor of merges."""
     assert [bool(row.scores) for row in rows] == [True, False, False]
     for block, scores in rows[0].scores.items():
@@ -63,7 +66,7 @@ def test_scores_are_those_that_the_kept_patches_won_by(rows: list[Row]) -> None:
         assert scores[gone].max() <= scores[stays].min()
 
 
-def test_columns_are_the_blocks_that_change_tokens(model: nn.Module, rows: list[Row]) -> None:
+def test_columns_are_the_blocks_that_change_tokens(model: nn.Module, rows: list[MethodRow]) -> None:
     assert [row.changed() for row in rows] == [
         sorted(rows[0].scores),
         sorted(rows[0].scores),  # the same stages
@@ -76,7 +79,7 @@ def test_columns_are_the_blocks_that_change_tokens(model: nn.Module, rows: list[
     assert titles == ["image", *(f"after block {block}" for block in rows[0].changed())]
 
 
-def test_panels_are_what_is_left(model: nn.Module, rows: list[Row]) -> None:
+def test_panels_are_what_is_left(model: nn.Module, rows: list[MethodRow]) -> None:
     grid = host_of(model).facts(model).grid_size
     pixels = pixels_of(model, IMAGE)
     figure = draw_show(pixels, rows, grid, dense="cat (90 %)", blocks=[1, 2])
@@ -90,7 +93,7 @@ def test_panels_are_what_is_left(model: nn.Module, rows: list[Row]) -> None:
     assert all(text.get_fontsize() >= 8 for axis in figure.axes for text in axis.texts)
 
 
-def test_another_prediction_stands_out(rows: list[Row]) -> None:
+def test_another_prediction_stands_out(rows: list[MethodRow]) -> None:
     def colour(same: bool) -> Any:
         row = rows[0]._replace(same=same, prediction="dog (51 %)")
         figure = draw_show(np.zeros((12, 12, 3)), [row], _square(row), dense="cat (90 %)")
@@ -99,7 +102,7 @@ def test_another_prediction_stands_out(rows: list[Row]) -> None:
     assert colour(True) != colour(False)
 
 
-def _square(row: Row) -> tuple[int, int]:
+def _square(row: MethodRow) -> tuple[int, int]:
     side = round(row.sources.shape[1] ** 0.5)
     return side, side
 
@@ -111,13 +114,68 @@ def test_pixels_are_those_before_the_normalisation(model: nn.Module) -> None:
 
 def test_the_model_and_the_generators_stay_as_they_were(model: nn.Module) -> None:
     before, state = list(model.state_dict()), torch.get_rng_state()
-    show(model, IMAGE, ["random:keep_rate=0.5"])
+    show(model, "random:keep_rate=0.5", IMAGE)
     assert list(model.state_dict()) == before
     assert torch.equal(torch.get_rng_state(), state)
     assert not vitrim.core.reduce.reduced_parts(model)
 
 
-def test_what_cannot_be_shown(model: nn.Module, rows: list[Row]) -> None:
+def test_images_in_any_form_are_the_same_image(model: nn.Module, tmp_path: Path) -> None:
+    picture = PillowImage.fromarray((IMAGE.permute(1, 2, 0).numpy() * 255).astype(np.uint8))
+    picture.save(tmp_path / "one.png")
+    tensor = eval_transform(model)(picture)
+    found = [show(model, METHODS[0], each) for each in (picture, tensor, tensor[None], tmp_path, tmp_path / "one.png")]
+    assert [one.rows[0]["image"] for one in found] == ["image 0", "image 0", "image 0", "one.png", "one.png"]
+    assert len({(one.rows[0]["dense"], one.rows[0][METHODS[0]]) for one in found}) == 1
+    assert len({np.asarray(one.figure.axes[1].images[0].get_array()).tobytes() for one in found}) == 1
+    assert found[0].rows[0]["file"] is None
+    assert found[0].record["weights"] == "given"
+    assert found[0].rows[0]["dense"] in str(found[0])
+    assert "<img src=" in found[0]._repr_html_()
+
+
+def test_a_dataset_is_left_as_it_was_and_pictures_are_written(model: nn.Module, tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.png" for name in range(12)]
+    for file in files:
+        PillowImage.new("RGB", (64, 64), (20, 90, 30)).save(file)
+    dataset = ImageDataset(files, [0] * 12, class_names=list("abcde"))
+    before, seen = dataset.transform, []
+    shown = show(model, "topk", data=dataset, limit=10, out=tmp_path / "out", on_progress=seen.append)
+    assert dataset.transform is before
+    assert seen == shown.rows
+    assert [Path(row["file"]) for row in shown.rows] == shown.files
+    assert set(shown.files) == set((tmp_path / "out").iterdir())
+    assert len(shown.figures) == 8  # those of a large folder would fill the memory
+    assert str(shown) == "\n".join(f"wrote {file}" for file in shown.files)
+    assert shown.rows[0]["image"] == "image 0: a"
+    assert shown.rows[0]["dense"][0] in "abcde"
+
+
+def test_a_model_by_name_has_the_weights_of_its_seed() -> None:
+    options = {"img_size": 64, "num_classes": 5}
+    rows = [show("test_vit", "topk", IMAGE, model_options=options, seed=seed).rows for seed in (0, 0, 1)]
+    assert rows[0] == rows[1] != rows[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give the images to show"),
+        ({"images": IMAGE, "data": "x"}, "not both"),
+        ({"images": IMAGE, "split": "test"}, "--split is of a dataset"),
+        ({"images": torch.rand(64, 64)}, r"a tensor \(C, H, W\) as the model takes it, not one of \(64, 64\)"),
+        ({"images": 3}, "not int"),
+        ({"images": [IMAGE, "x.png"]}, "do not mix"),
+        ({"images": IMAGE, "limit": 0}, "at least one image"),
+        ({"images": IMAGE, "methods": ["topk", "topk"]}, "method topk is given twice"),
+    ],
+)
+def test_arguments_that_are_refused(given: dict[str, Any], message: str, model: nn.Module) -> None:
+    with pytest.raises(VitrimError, match=message):
+        show(model, **{"methods": "topk", **given})
+
+
+def test_what_cannot_be_shown(model: nn.Module, rows: list[MethodRow]) -> None:
     with pytest.raises(VitrimError, match="nothing to show without a method"):
         prepared(model, [])
     with pytest.raises(VitrimError, match=r"block 9 is none of the model's, 0 to \d+"):
@@ -127,7 +185,7 @@ def test_what_cannot_be_shown(model: nn.Module, rows: list[Row]) -> None:
 
 
 def test_columns_are_spread_over_the_blocks_that_changed_tokens() -> None:
-    class Changed(Row):
+    class Changed(MethodRow):
         def changed(self) -> list[int]:
             return list(range(12))
 

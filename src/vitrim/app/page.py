@@ -1,27 +1,36 @@
-"""The page, in gradio: what is asked, what is answered. Everything that computes is in `vitrim.app.service`.
+"""The page, in gradio: its inputs, outputs and events. Everything that computes is in `vitrim.app.service`.
 
-Nothing of a user is kept: every event takes all it needs from the page, and hands all it has to the page.
+Nothing of a user is kept: every event gets all it needs from the page, and returns all it has to the page.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import shlex
+import shutil
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import gradio as gr
 
-from vitrim.app.drawings import DRAWINGS, draw
-from vitrim.app.records import Choice, Limits, Offer, Result, Slide
-from vitrim.app.views import command_of, error_html, front_html, pictures_html, python_of, result_html
+from vitrim.app.messages import Choice, FrontFile, Limits, Offer, Reply, Slide
 from vitrim.errors import VitrimError
 
-__all__ = ["Answers", "Jobs", "make_page", "theme"]
+__all__ = ["EXAMPLES", "Events", "Jobs", "command_of", "make_page", "python_of", "result_html", "theme"]
 
 FIRST_METHOD = "tome"
 WAITING = 16
 KEPT_SECONDS = 600
-CSS = Path(__file__).with_name("page.css")
+FOLDER = Path(__file__).parent
+CSS = FOLDER / "page.css"
+EXAMPLES = {
+    name: FOLDER / "examples" / f"{name}.png"
+    for name in ("ship", "airplane", "automobile", "truck", "frog", "horse", "bird", "cat")
+}
+"""Drawings of things that CIFAR-10 has classes for, free of anybody's rights."""
 SHOW_BLOCK = """(block) => {
   for (const one of document.querySelectorAll('.v-pictures figure[data-block]')) {
     one.hidden = Number(one.dataset.block) !== Number(block);
@@ -31,11 +40,11 @@ SHOW_BLOCK = """(block) => {
 
 
 class Jobs(Protocol):
-    """Whoever runs jobs: `vitrim.app.worker.Worker`."""
+    """Anything that runs jobs, as `vitrim.app.worker.Worker` does."""
 
     @property
     def offers(self) -> Sequence[Offer]:
-        """Notes on the models."""
+        """The models on offer."""
         ...
 
     def call(self, job: str, *given: Any, first: tuple[str, ...] = ()) -> Any:
@@ -43,8 +52,8 @@ class Jobs(Protocol):
         ...
 
 
-class Answers:
-    """The functions behind the page's events. They hold nothing but what the server was started with.
+class Events:
+    """The functions behind the page's events. They keep nothing but what the server was started with.
 
     Args:
         jobs: runs the models.
@@ -74,7 +83,7 @@ class Answers:
 
         Args:
             image: the file as gradio hands it over, ``{"path": ...}``; None for none.
-            model, method, value, more: see `vitrim.app.records.Choice`.
+            model, method, value, more: see `vitrim.app.messages.Choice`.
             block: the one that is looked at; the last one if there are not so many.
 
         Returns:
@@ -84,7 +93,7 @@ class Answers:
             if image is None:
                 raise VitrimError("give an image: upload or paste one, or take an example")
             choice = Choice(str(model), str(method), value, str(more or ""))
-            result: Result = self.jobs.call("run", _content(image, self.limits), choice, first=("offer", choice.model))
+            result: Reply = self.jobs.call("run", _content(image, self.limits), choice, first=("offer", choice.model))
         except VitrimError as error:
             return "", error_html(str(error)), gr.update(), "", "", ""
         last = len(result.pictures) - 2
@@ -108,7 +117,7 @@ class Answers:
 
 
 def _content(file: Any, limits: Limits) -> bytes:
-    """The bytes of an uploaded file, which gradio has found to lie among its uploads.
+    """The bytes of an uploaded file; gradio has checked that it is one of its uploads.
 
     Raises:
         VitrimError: it is too large, or was deleted meanwhile.
@@ -135,7 +144,7 @@ def _slider(slide: Slide) -> dict[str, Any]:
 
 
 def theme() -> Any:
-    """gradio's own theme in colours that are dark, or light, enough to be read: at least 4.5 to 1."""
+    """gradio's own theme with a contrast of text of at least 4.5 to 1."""
     plain = gr.themes.Default(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"])
     return plain.set(
         body_text_color_subdued="*neutral_600",
@@ -161,9 +170,9 @@ def make_page(jobs: Jobs, limits: Limits, folder: Path) -> Any:
     Args:
         jobs: runs the models; its offers are the models of the page.
         limits: of uploads.
-        folder: for the files of the example images.
+        folder: for copies of the example images.
     """
-    answers = Answers(jobs, limits)
+    events = Events(jobs, limits)
     page = gr.Blocks(
         analytics_enabled=False,
         title="vitrim: what is left of an image",
@@ -173,16 +182,18 @@ def make_page(jobs: Jobs, limits: Limits, folder: Path) -> Any:
     with page:
         gr.Markdown("# What is left of an image\nA Vision Transformer with fewer tokens, beside the same one with all.")
         with gr.Tab("Image"):
-            _image_tab(page, answers, limits, _drawings(folder))
+            # gradio serves files of its temporary folder only
+            drawings = [str(shutil.copy(example, folder)) for example in EXAMPLES.values()]
+            _image_tab(page, events, limits, drawings)
         with gr.Tab("Front of a search"):
-            _front_tab(answers)
+            _front_tab(events)
     page.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
     return page
 
 
-def _image_tab(page: Any, answers: Answers, limits: Limits, drawings: Sequence[str]) -> None:
-    offers = list(answers.offers)
-    slides = answers.offers[offers[0]].slides
+def _image_tab(page: Any, events: Events, limits: Limits, drawings: Sequence[str]) -> None:
+    offers = list(events.offers)
+    slides = events.offers[offers[0]].slides
     first = FIRST_METHOD if FIRST_METHOD in slides else next(iter(slides))
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
@@ -201,7 +212,7 @@ def _image_tab(page: Any, answers: Answers, limits: Limits, drawings: Sequence[s
                 image,
                 label="examples",
                 api_visibility="private",
-                example_labels=list(DRAWINGS),
+                example_labels=list(EXAMPLES),
             )
             model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
             method = gr.Dropdown(list(slides), value=first, label="method", elem_id="v-method", interactive=True)
@@ -220,22 +231,20 @@ def _image_tab(page: Any, answers: Answers, limits: Limits, drawings: Sequence[s
             text = gr.Textbox(label="method", elem_id="v-text", buttons=["copy"], interactive=False)
             python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
             command = gr.Textbox(label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False)
-    asked, answered = [image, model, method, value, more, block], [pictures, numbers, block, text, python, command]
+    inputs, outputs = [image, model, method, value, more, block], [pictures, numbers, block, text, python, command]
     # preprocess=False: the file as it was uploaded; gradio would convert it, and fail in its own words
-    job: dict[str, Any] = {"inputs": asked, "outputs": answered, "preprocess": False, **_private()}
-    model.input(answers.model, [model, method], [method, value], preprocess=False, **_private()).then(
-        answers.run, **job
-    )
-    method.input(answers.method, [model, method], value, preprocess=False, **_private()).then(answers.run, **job)
-    events = [image.change, value.input, more.submit, button.click, page.load]
-    gr.on(events, answers.run, trigger_mode="always_last", **job)
+    job: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "preprocess": False, **_private()}
+    model.input(events.model, [model, method], [method, value], preprocess=False, **_private()).then(events.run, **job)
+    method.input(events.method, [model, method], value, preprocess=False, **_private()).then(events.run, **job)
+    triggers = [image.change, value.input, more.submit, button.click, page.load]
+    gr.on(triggers, events.run, trigger_mode="always_last", **job)
     block.change(None, block, js=SHOW_BLOCK, **_private())
 
 
-def _front_tab(answers: Answers) -> None:
+def _front_tab(events: Events) -> None:
     file = gr.File(label="front.json of `vitrim tune --front`", file_types=[".json"], height=140)
     shown = gr.HTML()
-    file.change(answers.front, file, shown, preprocess=False, **_private())
+    file.change(events.front, file, shown, preprocess=False, **_private())
 
 
 def _private() -> dict[str, Any]:
@@ -243,8 +252,75 @@ def _private() -> dict[str, Any]:
     return {"api_visibility": "private", "concurrency_limit": 1, "concurrency_id": "work"}
 
 
-def _drawings(folder: Path) -> list[str]:
-    """The example images as files."""
-    for name in DRAWINGS:
-        draw(name).save(folder / f"{name}.png")
-    return [str(folder / f"{name}.png") for name in DRAWINGS]
+# ---- results as HTML and as text to copy; whatever a user typed or uploaded is escaped ------------------------------
+
+
+def result_html(result: Reply) -> str:
+    """Classes, agreement, cost and tokens of a result."""
+    return _render("result", result=result, method=result.method)
+
+
+def pictures_html(result: Reply, block: int) -> str:
+    """The image and what is left of it after every block, of which ``block`` is visible."""
+    shown = [
+        {"block": one.block, "words": one.words, "data": base64.b64encode(one.png).decode()} for one in result.pictures
+    ]
+    return _render("pictures", pictures=shown, block=block)
+
+
+def front_html(front: FrontFile) -> str:
+    """The picture and the table of a front."""
+    return _render("front", front=front, png=base64.b64encode(front.png).decode())
+
+
+def error_html(message: str) -> str:
+    """A message where a result would stand.
+
+    Example:
+        >>> error_html("not <b>an image").strip()
+        '<p class="v-error" role="alert">not &lt;b&gt;an image</p>'
+    """
+    return _render("result", error=message)
+
+
+def python_of(result: Reply) -> str:
+    """The Python lines that reduce this model in the same way; ``CHECKPOINT`` stands for a file of weights."""
+    lines = ["import vitrim", "from vitrim.loading import create_model", ""]
+    given = [repr(result.model)]
+    given += ["checkpoint='CHECKPOINT'"] if result.checkpoint else []
+    given += ["pretrained=True"] if result.weights == "pretrained" else []
+    given += [f"options={dict(result.options)!r}"] if result.options else []
+    lines += [f"model = create_model({', '.join(given)})"]
+    return "\n".join([*lines, f"reduction = vitrim.reduce_(model, {result.method!r})"])
+
+
+def command_of(result: Reply) -> str:
+    """The command that writes the same pictures; ``CHECKPOINT`` stands for a file of weights."""
+    weights = " --checkpoint CHECKPOINT" if result.checkpoint else ""
+    weights = " --pretrained" if result.weights == "pretrained" else weights
+    options = "".join(
+        f" --model-option {shlex.quote(f'{key}={_text(value)}')}" for key, value in result.options.items()
+    )
+    return f'vitrim show "{result.model}" IMAGE{weights}{options} -m "{result.method}" --out pictures'
+
+
+def _text(value: Any) -> str:
+    """The value of an option as it is written on the command line.
+
+    Example:
+        >>> _text([32, 64]), _text("avg"), _text(True)
+        ('[32, 64]', 'avg', 'true')
+    """
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@cache
+def _template(name: str) -> Any:
+    from jinja2 import Environment
+
+    text = (FOLDER / f"{name}.html.jinja").read_text(encoding="utf-8")
+    return Environment(autoescape=True).from_string(text)
+
+
+def _render(name: str, **values: Any) -> str:
+    return str(_template(name).render(**values))

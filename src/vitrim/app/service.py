@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import re
 import time
 import warnings
 from collections import OrderedDict
@@ -16,16 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrim.app.classes import class_names
-from vitrim.app.front import read_front
-from vitrim.app.records import Choice, Front, Limits, Offer, Picture, Result, Side, Source, Timing
-from vitrim.app.settings import config_of, slide_of
-from vitrim.app.uploads import read_image
+from vitrim.app.messages import BlockPicture, Choice, FrontFile, Limits, ModelSource, Offer, Reply, Side, Slide, Timing
+from vitrim.app.uploads import read_front, read_image
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
-from vitrim.core.registry import ask, host_of
+from vitrim.core.registry import ask, host_of, make_method, parse_method, split_options
 from vitrim.data.transforms import eval_transform
-from vitrim.errors import ReductionWarning, unknown
+from vitrim.errors import ReductionWarning, VitrimError, unknown
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.latency import (
@@ -37,21 +36,25 @@ from vitrim.measure.latency import (
     shared_copy,
     time_interleaved,
 )
-from vitrim.plots.kept import draw_kept, groups_of, sources_of
+from vitrim.plots.patches import draw_kept, groups_of, sources_of
 from vitrim.plots.show import LARGE, check_shown, pixels_of
 from vitrim.tasks import make_task
 from vitrim.tuning.space import training_free
 
-__all__ = ["Service"]
+__all__ = ["Service", "class_names", "config_of", "slide_of"]
 
 KEPT_MODELS = 3
 BEST = 5
 ROUNDS = 5
 GIGA = 1e9
+LONGEST = 300
+"""Characters of further options."""
+STRENGTH = 0.3
+"""Of a slider's start where the method's own default removes nothing."""
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _Ready:
     model: nn.Module
     classes: Sequence[str]
     methods: Sequence[str]
@@ -66,19 +69,19 @@ class Service:
         seconds: that a job may take; timing is left out where it would not fit.
 
     Example:
-        >>> service = Service([Source("vitrim:cifar10_vit", "reference")])
+        >>> service = Service([ModelSource("vitrim:cifar10_vit", "reference")])
         >>> service.offer("vitrim:cifar10_vit").slides["tome"].value
         8
     """
 
-    def __init__(self, sources: Sequence[Source], limits: Limits | None = None, seconds: float = 20.0) -> None:
+    def __init__(self, sources: Sequence[ModelSource], limits: Limits | None = None, seconds: float = 20.0) -> None:
         self.sources = {source.name: source for source in sources}
         self.limits = limits or Limits()
         self.seconds = seconds
-        self.loaded: OrderedDict[str, _Loaded] = OrderedDict()
+        self.loaded: OrderedDict[str, _Ready] = OrderedDict()
 
     def offer(self, name: str) -> Offer:
-        """Notes on a model on offer.
+        """What is known of a model on offer.
 
         Raises:
             VitrimError: it is none of them, cannot be created, or is no classifier that vitrim can reduce.
@@ -88,14 +91,14 @@ class Service:
         return Offer(name, self.sources[name].weights, slides)
 
     def offers(self) -> list[Offer]:
-        """Notes on every model."""
+        """What is known of every model on offer."""
         return [self.offer(name) for name in self.sources]
 
-    def front(self, content: bytes) -> Front:
+    def front(self, content: bytes) -> FrontFile:
         """The points of a ``front.json`` of ``vitrim tune``; see `read_front`."""
         return read_front(content)
 
-    def run(self, content: bytes, choice: Choice) -> Result:
+    def run(self, content: bytes, choice: Choice) -> Reply:
         """Run a model on an image, dense and reduced.
 
         Args:
@@ -107,17 +110,17 @@ class Service:
                 that is not valid.
         """
         loaded = self._load(choice.model)
-        end = time.monotonic() + self.seconds  # a model that had to be loaded anew takes nothing off a user's time
+        end = time.monotonic() + self.seconds  # the time to load a model again does not count
         if choice.method not in loaded.methods:
             raise unknown("method", choice.method, loaded.methods)
         config = config_of(choice.method, choice.value, choice.more)
         upload = read_image(content, self.limits)
         image = eval_transform(loaded.model)(upload.image)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ReductionWarning)
             dense, reduced = _contestants(loaded.model, config)
             outputs, sources, seconds = _outputs(dense, reduced, image[None])
-        notes = [*upload.notes, *(str(one.message) for one in told if issubclass(one.category, ReductionWarning))]
+        notes = [*upload.notes, *(str(one.message) for one in caught if issubclass(one.category, ReductionWarning))]
         timing = None
         if time.monotonic() + 4 * (ROUNDS + 1) * seconds > end:
             notes.append(f"the models take {seconds:.1f} s a forward: too long to be timed here; see `vitrim bench`")
@@ -125,7 +128,7 @@ class Service:
             timing = _timing(loaded.model, config, image[None])
         first = [int(output.prediction[0].argmax()) for output in outputs]
         source = self.sources[choice.model]
-        return Result(
+        return Reply(
             model=choice.model,
             weights=source.weights,
             checkpoint=source.checkpoint is not None,
@@ -139,19 +142,19 @@ class Service:
             timing=timing,
         )
 
-    def _load(self, name: str) -> _Loaded:
+    def _load(self, name: str) -> _Ready:
         if name not in self.sources:
             raise unknown("model", str(name), self.sources)
         if name not in self.loaded:
             source = self.sources[name]
             options = dict(source.options)
             with torch.random.fork_rng([]):
-                torch.manual_seed(0)  # random weights stay the same when a model is loaded anew
+                torch.manual_seed(0)  # random weights stay the same when a model is loaded again
                 model = create_model(name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=options)
             check_shown(model)
             count = ask(model).num_classes(model) or 0
             methods = [config.name for config in training_free(model)]
-            self.loaded[name] = _Loaded(model, class_names(model, count), methods)
+            self.loaded[name] = _Ready(model, class_names(model, count), methods)
         self.loaded.move_to_end(name)
         while len(self.loaded) > KEPT_MODELS:
             self.loaded.popitem(last=False)
@@ -177,7 +180,7 @@ def _outputs(
     """Both models' outputs with their MACs, the token of every patch after every block, seconds of a dense forward."""
     assert reduced.reduction is not None
     with torch.no_grad(), torch.random.fork_rng([]):
-        torch.manual_seed(0)  # a method that draws shows the same picture to everybody
+        torch.manual_seed(0)  # a method that draws at random gives the same picture to everybody
         outputs = (dense.run(images, count=True), reduced.run(images, count=True))
         start = time.perf_counter()
         dense.run(images)
@@ -218,19 +221,19 @@ def _quartiles(times: NDArray[np.float64]) -> tuple[float, float, float]:
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
-def _pictures(model: nn.Module, image: Tensor, sources: NDArray[np.int64]) -> list[Picture]:
+def _pictures(model: nn.Module, image: Tensor, sources: NDArray[np.int64]) -> list[BlockPicture]:
     pixels, grid = pixels_of(model, image), host_of(model).facts(model).grid_size
     scale = max(1, -(-LARGE // pixels.shape[1]))
     whole = np.arange(sources.shape[1])
-    found = [Picture(-1, _png(draw_kept(pixels, whole, grid, scale=scale)), "the image as the model gets it")]
+    found = [BlockPicture(-1, _png(draw_kept(pixels, whole, grid, scale=scale)), "the image as the model gets it")]
     for block in range(len(sources)):
         drawn = draw_kept(pixels, sources[: block + 1], grid, scale=scale)
-        found.append(Picture(block, _png(drawn), _words(block, groups_of(sources[: block + 1]))))
+        found.append(BlockPicture(block, _png(drawn), _words(block, groups_of(sources[: block + 1]))))
     return found
 
 
 def _words(block: int, groups: NDArray[Any]) -> str:
-    """Say in one sentence what a picture shows.
+    """What a picture shows, in one sentence.
 
     Example:
         >>> _words(3, np.array([0, 1, 1, -1]))
@@ -251,3 +254,95 @@ def _png(picture: NDArray[Any]) -> bytes:
     out = io.BytesIO()
     Image.fromarray((picture * 255).round().astype(np.uint8)).save(out, "PNG")
     return out.getvalue()
+
+
+def class_names(model: nn.Module, count: int) -> list[str]:
+    """The names of the classes of a model: its own, ImageNet's as timm has them, or numbers.
+
+    Args:
+        model: of any library.
+        count: of its classes.
+
+    Example:
+        >>> from vitrim.loading import create_model
+        >>> class_names(create_model("vitrim:cifar10_vit"), 10)[:2]
+        ['airplane', 'automobile']
+        >>> class_names(create_model("test_vit", options={"num_classes": 2}), 2)
+        ['class 0', 'class 1']
+    """
+    own = ask(model).class_names(model)
+    if own is not None and len(own) == count:
+        return list(own)
+    from timm.data import ImageNetInfo
+
+    imagenet = ImageNetInfo()
+    if count == imagenet.num_classes():
+        return [imagenet.index_to_description(number) for number in range(count)]
+    return [f"class {number}" for number in range(count)]
+
+
+def slide_of(name: str, patches: int) -> Slide:
+    """The slider of a method on a model of so many patches.
+
+    Raises:
+        VitrimError: an unknown method, or one without an option that says how much is removed.
+
+    Example:
+        >>> slide = slide_of("tome", patches=64)
+        >>> slide.label, slide.low, slide.high, slide.value
+        ('tokens merged per block (r)', 0, 32, 8)
+        >>> slide_of("topk", patches=64).info
+        '1 removes nothing, 0.05 the most'
+    """
+    config = make_method(name)
+    tunable = config.tunable
+    if tunable is None:
+        raise VitrimError(f"{name} has no one option that says how much is removed")
+    given = getattr(config, tunable.option)
+    end = tunable.end(patches)
+    low, high = sorted((tunable.mildest, end))
+    value = given if isinstance(given, int | float) and given != tunable.mildest else tunable.value(STRENGTH, patches)
+    return Slide(
+        method=name,
+        label=f"{_description(type(config), tunable.option)} ({tunable.option})",
+        info=f"{tunable.mildest:g} removes nothing, {end:g} the most",
+        paper=config.paper,
+        low=low,
+        high=high,
+        step=0.01 if tunable.digits else 1,
+        value=min(max(value, low), high),
+    )
+
+
+def _description(kind: type[MethodConfig], option: str) -> str:
+    """The description of an option up to what it says of lists and other forms."""
+    text = str(kind.model_fields[option].description)
+    return re.split(r"; |, or | or a list|, for all", text)[0].rpartition(": ")[2]
+
+
+def config_of(name: str, value: float, more: str = "") -> MethodConfig:
+    """The method with its slider at a value, and further options.
+
+    Args:
+        name: of the method.
+        value: of the option that the slider moves.
+        more: ``key=value,key=value``, as on the command line.
+
+    Raises:
+        VitrimError: an option or value that is not valid, or an option that is given twice.
+
+    Example:
+        >>> config_of("tome", 12.0, "proportional=false").describe()
+        'tome:r=12,proportional=false'
+    """
+    if len(more) > LONGEST:
+        raise VitrimError(f"the options have {len(more)} characters; at most {LONGEST} are read")
+    tunable = make_method(name).tunable
+    if tunable is None:
+        raise VitrimError(f"{name} has no one option that says how much is removed")
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise VitrimError(f"{tunable.option}={str(value)[:20]} is no number")
+    number = round(value, tunable.digits) if tunable.digits else round(value)
+    given = {part.partition("=")[0].strip() for part in split_options(more)}
+    fixed = [f"{key}={value}" for key, value in tunable.fixed.items() if key not in given]
+    return parse_method(f"{name}:" + ",".join([f"{tunable.option}={number}", *fixed, *split_options(more)]))

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from vitrim.app.records import Limits
-from vitrim.app.worker import Worker
-from vitrim.errors import VitrimError
+from vitrim.app.messages import Limits, ModelSource
+from vitrim.app.worker import Worker, service
+from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.loading import check_name, weights_of
 
-__all__ = ["check_port", "serve"]
+__all__ = ["UploadsOnly", "check_port", "names_address", "serve"]
 
 QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SSR_MODE": "False"}
 """gradio reads these when it is imported."""
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+UPLOAD = "/gradio_api/upload"
+"""The end of the path of uploads. Of events, which gradio also takes under names of the caller's choice
+(``/gradio_api/run/upload``), none ends so: names have no slash."""
+LARGEST_EVENT = 100_000
+"""Bytes: a few names and numbers, and where its upload lies."""
+REFUSED = b'{"detail": "an event is a short JSON that names uploads, no addresses"}'
 
 
 def check_port(host: str, port: int) -> None:
@@ -34,21 +49,58 @@ def check_port(host: str, port: int) -> None:
         raise VitrimError(f"cannot serve at {host}:{port}: {error.strerror or error}; see --host and --port") from error
 
 
-def serve(worker: Worker, limits: Limits, *, host: str, port: int, browser: bool, ready: Callable[[str], None]) -> None:
+def serve(
+    models: Sequence[str],
+    *,
+    pretrained: bool = False,
+    checkpoint: Path | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    max_upload: float = 5.0,
+    browser: bool = True,
+    threads: int | None = None,
+    on_progress: Callable[[str], None] = print,
+) -> None:
     """Serve the page until the process is told to end.
 
     Args:
-        worker: runs the models.
-        limits: of uploads.
+        models: names of the models on offer, as of `vitrim.loading.load`.
+        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; a checkpoint is of one model.
         host, port: the address.
+        max_upload: megabytes of an uploaded file, at most.
         browser: open the page in the user's browser.
-        ready: is called with the page's address once it answers.
+        threads: of torch in the process that runs models; default: as torch chooses.
+        on_progress: called with a line: what is loaded, then the page's address once it answers.
+
+    Raises:
+        VitrimError: an unknown model, one that is no classifier or cannot be reduced, or an address that is taken.
+        MissingPackageError: gradio or matplotlib is not installed.
     """
+    names = list(dict.fromkeys(models))
+    if checkpoint is not None and len(names) > 1:
+        raise VitrimError("--checkpoint has the weights of one model, and several are given")
+    for package in ("gradio", "matplotlib"):
+        if find_spec(package) is None:
+            raise MissingPackageError(f"the page needs the package '{package}': pip install 'vitrim[app]'")
+    for name in names:
+        check_name(name)
+    check_port(host, port)
+    weights = {name: weights_of(name, pretrained=pretrained, checkpoint=checkpoint) for name in names}
+    sources = [ModelSource(name, weights[name], pretrained, checkpoint, dict(model_options or {})) for name in names]
+    limits = Limits(megabytes=max_upload)
+    on_progress(f"loading {', '.join(names)}")
+    with Worker(partial(service, sources, limits, threads)) as worker:
+        _serve(worker, limits, host, port, browser, on_progress)
+
+
+def _serve(
+    worker: Worker, limits: Limits, host: str, port: int, browser: bool, on_progress: Callable[[str], None]
+) -> None:
     with TemporaryDirectory(prefix="vitrim-app-") as folder:  # uploads too; all of it goes with the server
         os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)
         from starlette.middleware import Middleware
 
-        from vitrim.app.guard import UploadsOnly
         from vitrim.app.page import CSS, make_page, theme
 
         page = make_page(worker, limits, Path(folder))
@@ -70,9 +122,69 @@ def serve(worker: Worker, limits: Limits, *, host: str, port: int, browser: bool
             pwa=False,
             app_kwargs={"middleware": [Middleware(UploadsOnly)]},
         )
-        ready(address)
+        on_progress(f"the page is at {address}; Ctrl-C ends it")
         try:
             while True:
                 time.sleep(3600)
         finally:
             page.close(verbose=False)
+
+
+# ---- events name uploads, never addresses: gradio would fetch a file from an address that a request names ----------
+
+
+class UploadsOnly:
+    """Middleware that refuses events of another form; uploads, which are large, pass.
+
+    Args:
+        app: the server behind it, by ASGI.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on."""
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].endswith(UPLOAD):
+            await self.app(scope, receive, send)
+            return
+        body, more = b"", True
+        while more and len(body) <= LARGEST_EVENT:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        if len(body) > LARGEST_EVENT or names_address(body):
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(REFUSED)).encode())]
+            await send({"type": "http.response.start", "status": 400, "headers": headers})
+            await send({"type": "http.response.body", "body": REFUSED})
+            return
+        read = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def again() -> Message:
+            return next(read, None) or await receive()
+
+        await self.app(scope, again, send)
+
+
+def names_address(body: bytes) -> bool:
+    """Whether an entry ``path`` within a JSON holds an address, or a body that is not empty is no JSON.
+
+    Example:
+        >>> names_address(b'{"data": [{"path": "http://host/x.png"}]}'), names_address(b'{"path": "/tmp/x.png"}')
+        (True, False)
+    """
+    if not body:
+        return False
+    try:
+        todo = [json.loads(body)]
+    except (ValueError, RecursionError):
+        return True
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            path = one.get("path")
+            if path is not None and (not isinstance(path, str) or "://" in path or path.startswith("data:")):
+                return True
+            todo += one.values()
+        elif isinstance(one, list):
+            todo += one
+    return False

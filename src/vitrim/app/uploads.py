@@ -1,4 +1,4 @@
-"""Files that strangers upload: checked before they are decoded; one line says what is wrong or was changed."""
+"""Files that strangers upload, images and the ``front.json`` of ``vitrim tune``: checked before they are used."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from vitrim.app.records import Limits
+from vitrim.app.messages import Limits
 from vitrim.data.decoding import decode
 from vitrim.errors import DataError, VitrimError, first_line
 
 if TYPE_CHECKING:
     from PIL import Image
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-__all__ = ["Upload", "read_image"]
+from vitrim.app.messages import FrontFile, FrontPoint
+from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
+from vitrim.tuning.result import non_dominated
+
+__all__ = ["Upload", "read_front", "read_image"]
 
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, ArithmeticError, struct.error)
 """Errors of Pillow's decoders on broken files; anything else is a mistake of ours, and shown as one."""
@@ -24,6 +32,13 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Those that pages show, and TIFF; every further one would be further code that strangers' bytes reach."""
 ORIENTATION = 274
 """The EXIF tag."""
+LARGEST_FRONT = 1_000_000
+"""Bytes of a ``front.json``."""
+MOST_POINTS = 200
+LONGEST = 400
+"""Characters of a text of it."""
+AGREE = "agree"
+UNITS = {"macs": "MACs", "speedup": "latency"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,7 @@ def _check_header(content: bytes, limits: Limits) -> Iterator[str]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        # the limit here is in megapixels, and told as an error
+        # the limit here is in megapixels, and an error
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
             image: Any = Image.open(BytesIO(content), formats=FORMATS)
             frames = getattr(image, "n_frames", 1)
@@ -120,3 +135,98 @@ def _upright(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
+
+
+def read_front(content: bytes) -> FrontFile:
+    """Read the bytes of a ``front.json``.
+
+    Where the file says in which share of the images a setting decides as the dense model does, the scores are that
+    share in percent; else they are its damage, less being better. The file has no accuracy: a search needs no labels.
+    The front is that of these scores.
+
+    Raises:
+        VitrimError: it is too large, no JSON, or not the front of a search.
+
+    Example:
+        >>> row = {"target": "macs=0.5", "setting": "constant", "config": "tome:r=8", "share": 0.5,
+        ...        "scores": {"agree": 0.02}, "returned": True, "on_front": True}
+        >>> front = read_front(json.dumps({"tuned": {"proxy": "feature"}, "rows": [row]}).encode())
+        >>> front.measure, front.points[0].score
+        ('decided as by the dense model, %', 98.0)
+    """
+    if len(content) > LARGEST_FRONT:
+        raise VitrimError(f"the file has {len(content) / 1e6:.1f} MB; a front.json has far less than 1 MB")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise VitrimError(
+            "cannot read the file: it is no JSON; give the front.json of `vitrim tune --front`"
+        ) from error
+    rows = found.get("rows") if isinstance(found, dict) else None
+    tuned = found.get("tuned") if isinstance(found, dict) else None
+    if not isinstance(rows, list) or not isinstance(tuned, dict) or not 1 <= len(rows) <= MOST_POINTS:
+        raise VitrimError("this JSON is no front of searches; give the front.json of `vitrim tune --front`")
+    score = AGREE if all(_has(row, AGREE) for row in rows) else str(tuned.get("proxy", "feature"))
+    points = [_point(row, number, score) for number, row in enumerate(rows)]
+    # of what is shown; the file's own front is that of the score which the search minimised
+    kept = non_dominated([(one.share, -one.score if score == AGREE else one.score) for one in points])
+    points = [replace(one, on_front=on) for one, on in zip(points, kept, strict=True)]
+    kind = points[0].target.partition("=")[0]
+    measure = "decided as by the dense model, %" if score == AGREE else f"damage ({_short(score)}), less is better"
+    cost = UNITS.get(kind, "cost")
+    png = _picture(points, cost, measure)
+    words = f"{len(points)} settings: {measure} over {cost} in % of the dense model; the table has the numbers"
+    return FrontFile("; ".join(_about(tuned)), cost, measure, points, png, words)
+
+
+def _has(row: Any, score: str) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("scores"), dict) and score in row["scores"]
+
+
+def _point(row: Any, number: int, score: str) -> FrontPoint:
+    """One row of the file.
+
+    Raises:
+        VitrimError: an entry is missing, or of another kind.
+    """
+    if not _has(row, score):
+        raise VitrimError(f"row {number} of the file has no score '{_short(score)}'")
+    values = [row.get("share"), row["scores"][score]]
+    if not all(isinstance(one, int | float) and math.isfinite(one) for one in values):
+        raise VitrimError(f"row {number} of the file: share and scores must be numbers")
+    share, value = (float(one) for one in values)
+    texts = [_short(row.get(key)) for key in ("target", "setting", "config")]
+    shown = 100 * (1 - value) if score == AGREE else value
+    return FrontPoint(texts[0], texts[1], texts[2], share, shown, False, row.get("returned") is True)
+
+
+def _about(tuned: Mapping[str, Any]) -> Iterator[str]:
+    made = tuned.get("made_for")
+    name = made.get("model") or made.get("class") if isinstance(made, dict) else None
+    yield from (f"{key}: {_short(value)}" for key, value in (("model", name), ("base", tuned.get("base"))) if value)
+    images = tuned.get("images")
+    if isinstance(images, dict) and isinstance(images.get("check"), int):
+        yield f"measured on {images['check']} images"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _picture(points: Sequence[FrontPoint], cost: str, measure: str) -> bytes:
+    """The points by kind, those of the front joined by a dotted line, the dense model as a star."""
+    figure, (axis,) = panels(1, across=1, size=(5.6, 3.4), above=0.0)
+    for setting, colour, marker in (("constant", OKABE_ITO[0], "o"), ("searched", OKABE_ITO[5], "D")):
+        own = [(100 * one.share, one.score) for one in points if one.setting == setting]
+        if own:
+            axis.plot(*zip(*own, strict=True), marker, color=colour, label=setting, zorder=3)
+    dense = 100.0 if measure.startswith("decided") else 0.0
+    line = sorted([*((100 * one.share, one.score) for one in points if one.on_front), (100.0, dense)])
+    axis.plot(*zip(*line, strict=True), ":", color=DENSE_COLOUR, linewidth=1, label="front", zorder=2)
+    axis.plot([100.0], [dense], "*", color=DENSE_COLOUR, markersize=12, label="dense", zorder=4)
+    axis.set_xlabel(f"{cost}, % of the dense model", fontsize=SMALL)
+    axis.set_ylabel(measure, fontsize=SMALL)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=SMALL, frameon=False)
+    return encoded(figure)

@@ -1,4 +1,4 @@
-"""The one process that runs models: a job that takes too long, or kills it, costs its own user an error, nobody else.
+"""The process that runs the models. A job that takes too long or kills it is an error for its own user only.
 
 Threads could not do that: a forward pass in a thread cannot be stopped.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from vitrim.errors import VitrimError, first_line
 
 if TYPE_CHECKING:
-    from vitrim.app.records import Limits, Offer, Source
+    from vitrim.app.messages import Limits, ModelSource, Offer
     from vitrim.app.service import Service
 
 __all__ = ["Worker", "service"]
@@ -31,7 +31,7 @@ SECONDS = 20.0
 START_SECONDS = 600.0
 """To import torch and load models, which a first start may have to download."""
 GRACE = 1.0
-"""Seconds beyond the limit, within which the service itself answers."""
+"""Extra seconds, in which the service itself may still reply."""
 
 
 class Worker:
@@ -55,7 +55,7 @@ class Worker:
 
     @cached_property
     def offers(self) -> Sequence[Offer]:
-        """Notes on the models, as soon as they are loaded.
+        """The models on offer, once they are loaded.
 
         Raises:
             VitrimError: a model cannot be created, or is none that can be shown.
@@ -90,19 +90,19 @@ class Worker:
         try:
             self.connection.send((job, given))
             end = time.monotonic() + seconds + GRACE
-            while not self.connection.poll(0.2):  # in pieces, so that Ctrl-C is heard
+            while not self.connection.poll(0.2):  # in short waits, so that Ctrl-C works
                 if time.monotonic() > end:
                     self.stop()
                     hint = "models must load in that time" if seconds == START_SECONDS else "take milder settings"
                     raise VitrimError(f"this took more than {seconds:g} s and was ended: {hint}")
-            kind, answer = self.connection.recv()
+            kind, reply = self.connection.recv()
         except (EOFError, OSError) as error:
             self.stop()
             raise VitrimError("this ended the process that runs models: is there enough memory?") from error
         if kind != "result":
-            raise VitrimError(answer)
+            raise VitrimError(reply)
         self.ready = True
-        return answer
+        return reply
 
     def stop(self) -> None:
         """End the process."""
@@ -128,7 +128,7 @@ class Worker:
         theirs.close()
 
 
-def service(sources: Sequence[Source], limits: Limits, threads: int | None = None) -> Service:
+def service(sources: Sequence[ModelSource], limits: Limits, threads: int | None = None) -> Service:
     """The service of a page, in the process that runs models.
 
     Args:
@@ -146,21 +146,21 @@ def service(sources: Sequence[Source], limits: Limits, threads: int | None = Non
 
 
 def _serve(connection: Connection, make: Callable[[], Any]) -> None:
-    """Answer jobs until the other end closes."""
+    """Run jobs until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends this process
     made = make()
     with contextlib.suppress(EOFError):
         while True:
             job, given = connection.recv()
-            connection.send(_answer(getattr(made, job), *given))
+            connection.send(_run(getattr(made, job), *given))
 
 
-def _answer(job: Any, *given: Any) -> tuple[str, Any]:
+def _run(job: Any, *given: Any) -> tuple[str, Any]:
     """The result of a job, or one line about its failure."""
     try:
         return "result", job(*given)
     except VitrimError as error:
         return "refused", str(error)
-    except Exception as error:  # the page tells one line, the terminal the rest; the next job runs as if nothing were
+    except Exception as error:  # the page shows one line, the terminal the rest; the next job is not affected
         traceback.print_exc()
         return "failed", f"the model failed: {first_line(error)[:200]}"

@@ -36,10 +36,12 @@ from vitrim.cli import (
     train,
     tune,
 )
-from vitrim.cli.common import INTERRUPTED, TERMINATED
-from vitrim.cli.setup import flat
+from vitrim.cli.options import flat
 from vitrim.errors import VitrimError, one_line
 
+INTERRUPTED = 130
+TERMINATED = 143
+"""Exit codes of Ctrl-C and SIGTERM, as shells use them."""
 OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # no permission
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE),  # no room

@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.measuring import Dtype
-from vitrim.cli.setup import DataOptions, Limit, Machine, Reading, Record, Weights
+from vitrim.cli.options import (
+    BatchSize,
+    DataOptions,
+    Dtype,
+    Limit,
+    Machine,
+    MethodsBesideDense,
+    Reading,
+    Weights,
+    Workers,
+    parse_methods,
+    parse_options,
+)
+from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -70,25 +81,25 @@ def analyze(
     *,
     models: Models,
     images: AnalysedImages,
-    methods: common.MethodsBesideDense = None,
+    methods: MethodsBesideDense = None,
     stored: Stored = None,
     compare: Compare = False,
     out: Out,
     only: Only = None,
     sizes: Sizes = None,
     formats: Formats = "png",
-    batch_size: common.BatchSize = 32,
+    batch_size: BatchSize = 32,
     dtype: Dtype = "fp32",
-    workers: common.Workers = 0,
+    workers: Workers = 0,
     machine: Machine,
-    record: Record,
+    output: Output,
 ) -> None:
     """Analyse which patches reductions keep and merge, how deep they go, and what that does to features.
 
     All methods see the same batches, in one pass over the data. The report is index.html in --out. It can be made again
     from the records, with --from, without model or data. If the pass stops half-way, what was gathered is analysed.
     """
-    configs = common.parse_methods(methods or ())
+    configs = parse_methods(methods or ())
     from vitrim.analysis.analyze import analyze as run
     from vitrim.analysis.analyze import analyze_records, compare_analyses, families_of
     from vitrim.measure.machine import set_threads
@@ -101,11 +112,11 @@ def analyze(
 
     def show(report: Report) -> None:
         bar.stop()
-        console = record.console()
+        console = output.console()
         show_report(console, report)
         for file in report.files:
             console.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
-        record.write("analyze", **{name: value for name, value in report.record.items() if name != "command"})
+        output.write("analyze", **{name: value for name, value in report.record.items() if name != "command"})
 
     if compare or stored:
         given = {
@@ -141,7 +152,7 @@ def analyze(
             split=images.split,
             image_column=images.image_column,
             label_column=images.label_column,
-            data_options=common.parse_options(images.data_option, "data option"),
+            data_options=parse_options(images.data_option, "data option"),
             limit=images.limit,
             batch_size=batch_size,
             dtype=dtype,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import Images, Machine, Model, Prompt, Record
+from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Images, Machine, Methods, Model, Prompt
+from vitrim.cli.output import Output, write_json
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -37,18 +37,14 @@ Engines = Annotated[
 Compiled = Annotated[
     bool, typer.Option("--compile", help="torch.compile every model, dense too, and nothing else; see --engine")
 ]
-Repeats = Annotated[
-    int, typer.Option("--repeats", min=1, max=common.MAX_REPEATS, help="time every model at least so often")
-]
-MinSeconds = Annotated[
-    float, typer.Option("--min-seconds", min=0.0, max=common.MAX_SECONDS, help="and at least so long")
-]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, max=MAX_REPEATS, help="time every model at least so often")]
+MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="and at least so long")]
 
 
 def bench(
     *,
     model: Model,
-    method: common.Methods,
+    method: Methods,
     batch_size: BatchSizes = None,
     dtype: Dtypes = None,
     engine: Engines = None,
@@ -58,7 +54,7 @@ def bench(
     prompt: Prompt,
     images: Images,
     machine: Machine,
-    record: Record,
+    output: Output,
 ) -> None:
     """Time dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
 
@@ -76,7 +72,7 @@ def bench(
     given: dict[str, Any] = {
         name: value for name, value in (("batch_size", sizes), ("dtype", dtypes), ("engine", engines)) if value
     }
-    out = record.console()
+    out = output.console()
     found: list[SpeedReport] = []
 
     def on_setting(report: SpeedReport) -> None:
@@ -84,8 +80,8 @@ def bench(
         tell("")
         for part in report.setting(-1) if report.tables else report.notes:
             out.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
-        if report.rows and not record.on_stdout:
-            common.write_json(record.json, report.record)  # after every setting: the next may exhaust the machine
+        if report.rows and not output.on_stdout:
+            write_json(output.json, report.record)  # after every setting: the next may exhaust the machine
 
     try:
         with progress() as tell:
@@ -112,8 +108,8 @@ def bench(
                 on_progress=tell,
             )
     finally:
-        if record.on_stdout and found and found[0].rows:
-            common.write_json(record.json, found[0].record)
+        if output.on_stdout and found and found[0].rows:
+            write_json(output.json, found[0].record)
 
 
 @contextmanager

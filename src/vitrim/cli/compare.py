@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli import common
 from vitrim.cli.bench import Engines, MinSeconds, Repeats, progress, words
 from vitrim.cli.evaluate import ProtocolChanges
-from vitrim.cli.measuring import Dtype
-from vitrim.cli.setup import Data, Machine, Model, Record
+from vitrim.cli.options import BatchSize, Data, Dtype, Machine, Methods, Model, Workers, parse_options
+from vitrim.cli.output import Output, write_json
 
 if TYPE_CHECKING:
     from vitrim.speed.compare import Comparison
@@ -28,18 +27,18 @@ def compare(
     *,
     model: Model,
     data: Data,
-    method: common.Methods,
-    batch_size: common.BatchSize = 32,
+    method: Methods,
+    batch_size: BatchSize = 32,
     at: At = None,
     engine: Engines = None,
     dtype: Dtype = "fp32",
     repeats: Repeats = 10,
     min_seconds: MinSeconds = 1.0,
-    workers: common.Workers = 0,
+    workers: Workers = 0,
     protocol: ProtocolChanges = None,
     figure: Figure = None,
     machine: Machine,
-    record: Record,
+    output: Output,
 ) -> None:
     """Compare methods by what they lose and by the time they take, as `vitrim eval` and `vitrim bench` measure them.
 
@@ -49,8 +48,8 @@ def compare(
     sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(at, "--at")]
     every = {"at": sizes, "engine": words(engine, "--engine")}
     given: dict[str, Any] = {name: values for name, values in every.items() if values}
-    options = common.parse_options(data.data_option, "data option")
-    changes = common.parse_options(protocol, "protocol option")
+    options = parse_options(data.data_option, "data option")
+    changes = parse_options(protocol, "protocol option")
     from vitrim.report import show
     from vitrim.speed.compare import compare as measure
 
@@ -58,8 +57,8 @@ def compare(
 
     def on_setting(report: Comparison) -> None:
         found[:] = [report]
-        if not record.on_stdout:
-            common.write_json(record.json, report.record)  # after every setting: the next may exhaust the machine
+        if not output.on_stdout:
+            write_json(output.json, report.record)  # after every setting: the next may exhaust the machine
 
     try:
         with progress() as tell:
@@ -92,8 +91,8 @@ def compare(
             )
     finally:  # hours of work are not lost
         if found:
-            show(record.console(), found[0])
+            show(output.console(), found[0])
             for file in found[0].files:
-                record.console().print(f"figure: {file}", markup=False, highlight=False, soft_wrap=True)
-            if record.on_stdout:
-                common.write_json(record.json, found[0].record)
+                output.console().print(f"figure: {file}", markup=False, highlight=False, soft_wrap=True)
+            if output.on_stdout:
+                write_json(output.json, found[0].record)

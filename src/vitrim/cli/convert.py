@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.setup import Record
+from vitrim.cli.output import Output
 
 Source = Annotated[Path, typer.Argument(metavar="IN.pth", help="a checkpoint that torch.save wrote")]
 Target = Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="the file to write")]
@@ -16,10 +16,10 @@ Key = Annotated[
 ]
 
 
-def convert(*, source: Source, target: Target, key: Key = None, record: Record) -> None:
+def convert(*, source: Source, target: Target, key: Key = None, output: Output) -> None:
     """Write the weights of a .pth file as safetensors, under the same names. Nothing in the file is executed."""
     from vitrim.weights import convert_weights
 
     count, values = convert_weights(source, target, key=key)
-    record.console().print(f"{target}: {count} tensors, {values:,} values", highlight=False)
-    record.write("convert", file=str(target), tensors=count, values=values)
+    output.console().print(f"{target}: {count} tensors, {values:,} values", highlight=False)
+    output.write("convert", file=str(target), tensors=count, values=values)

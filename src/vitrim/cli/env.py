@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vitrim import __version__
-from vitrim.cli.setup import Record
+from vitrim.cli.output import Output
 
 PACKAGES = (
     *("torch", "torchvision", "timm", "transformers", "numpy", "safetensors", "pydantic", "PyYAML", "typer", "rich"),
@@ -19,15 +19,13 @@ PACKAGES = (
 """The packages vitrim needs, always or for some commands, and the libraries whose models it reduces."""
 
 
-def env(*, record: Record) -> None:
+def env(*, output: Output) -> None:
     """Print what a report of a problem needs: versions, processor, threads, devices."""
     found = report()
     rows = list(_lines(found))
     width = max(len(name) for name, _ in rows)
-    out = record.console()
-    for name, value in rows:
-        out.print(f"{name:<{width}}  {value}", markup=False, highlight=False, soft_wrap=True)
-    record.write("env", **found)
+    output.print(*(f"{name:<{width}}  {value}" for name, value in rows))
+    output.write("env", **found)
 
 
 def report() -> dict[str, Any]:

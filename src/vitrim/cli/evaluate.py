@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.measuring import Dtype, progress_bar
-from vitrim.cli.setup import Data, Machine, Model, Record
+from vitrim.cli.options import BatchSize, Data, Dtype, Machine, MethodsBesideDense, Model, Workers, parse_options
+from vitrim.cli.output import Output, is_first_process, progress_bar
 
 Out = Annotated[Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from what is in --out")]
@@ -27,16 +26,16 @@ def evaluate(
     *,
     model: Model,
     data: Data,
-    methods: common.MethodsBesideDense = None,
-    batch_size: common.BatchSize = 32,
+    methods: MethodsBesideDense = None,
+    batch_size: BatchSize = 32,
     dtype: Dtype = "fp32",
-    workers: common.Workers = 0,
+    workers: Workers = 0,
     out: Out = None,
     resume: Resume = False,
     decisions: DecisionsFolder = None,
     protocol: ProtocolChanges = None,
     machine: Machine,
-    record: Record,
+    output: Output,
 ) -> None:
     """Evaluate reduced models next to the dense one: accuracy, agreement, cosine, MACs, tokens.
 
@@ -57,9 +56,9 @@ def evaluate(
                 split=data.split,
                 image_column=data.image_column,
                 label_column=data.label_column,
-                data_options=common.parse_options(data.data_option, "data option"),
+                data_options=parse_options(data.data_option, "data option"),
                 limit=data.limit,
-                protocol=common.parse_options(protocol, "protocol option"),
+                protocol=parse_options(protocol, "protocol option"),
                 pretrained=model.pretrained,
                 checkpoint=model.checkpoint,
                 model_options=model.options,
@@ -77,7 +76,7 @@ def evaluate(
             )
         reports.append(report)
     finally:
-        for found in reports if common.is_first_process() else []:
-            record.show(found)
+        for found in reports if is_first_process() else []:
+            output.finish(found)
             for file in found.files:
-                record.console().print(f"decisions: {file}", markup=False, highlight=False, soft_wrap=True)
+                output.console().print(f"decisions: {file}", markup=False, highlight=False, soft_wrap=True)

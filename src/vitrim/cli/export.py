@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
 from vitrim.cli.bench import progress
-from vitrim.cli.setup import Compute, Images, Limit, Model, Record
+from vitrim.cli.options import MAX_BATCH, Compute, Images, Limit, Model
+from vitrim.cli.output import Output, write_json
 from vitrim.errors import VitrimError
 
 Method = Annotated[
@@ -30,7 +30,7 @@ Preprocess = Annotated[
     bool, typer.Option("--preprocess", help="take uint8 images (batch, height, width, 3) and normalise in the graph")
 ]
 Check = Annotated[
-    int, typer.Option("--check", min=0, max=common.MAX_BATCH, help="images to compare file and model on; 0: none")
+    int, typer.Option("--check", min=0, max=MAX_BATCH, help="images to compare file and model on; 0: none")
 ]
 Freeze = Annotated[
     bool, typer.Option("--freeze", help="adaptive methods: fixed counts, the means over --images, for every image")
@@ -60,7 +60,7 @@ def export(
     images: Images,
     limit: Limit = None,
     compute: Compute,
-    record: Record,
+    output: Output,
 ) -> None:
     """Write a model, dense or reduced, for ONNX Runtime, OpenVINO or torch, and compare it with the model.
 
@@ -101,8 +101,8 @@ def export(
             on_progress=tell,
         )
     assert file.report is not None
-    show(record.console(), file.report)
-    common.write_json(record.json, file.report.record)
+    show(output.console(), file.report)
+    write_json(output.json, file.report.record)
 
 
 def _batch(text: str) -> int | None:

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import Record
-from vitrim.errors import VitrimError
+from vitrim.cli.output import Output, print_table
+from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from vitrim.core.host import Host
-    from vitrim.core.plan import Head, Purpose
+    from vitrim.core.plan import Head
 
 TIMM_MODELS = "timm.models"
 OWN_MODELS = "vitrim.models"
@@ -35,25 +34,27 @@ Kind = Annotated[str, typer.Argument(metavar="{methods|hosts|models|recipes}", h
 Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names that contain this, e.g. deit")]
 
 
-def list_(*, kind: Kind, text: Text = None, record: Record) -> None:
+def list_(*, kind: Kind, text: Text = None, output: Output) -> None:
     """List methods, host families, timm models that can be reduced, or recipes of `vitrim train`."""
-    common.check_choice("list", kind, TABLES)
+    if kind not in TABLES:
+        raise unknown("list", kind, TABLES)
     title, columns, collect, footnotes = TABLES[kind]
     every = collect()
     rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
     if not rows:
         raise VitrimError(_no_match(kind, text or "", [row["name"] for row in every]))
-    out = record.console()
-    for group, members in _groups(rows):
+    out = output.console()
+    for group, each in groupby(rows, key=lambda row: row.get("purpose", "")):
+        members = list(each)
         cells = [[_cell(row[key]) for key in columns] for row in (by_group(members) if kind == "recipes" else members)]
         headed = f"{title}\n{group}" if group and members[0] is rows[0] else group or title
-        common.print_table(out, headed, list(columns.values()), cells, text_columns=len(columns))
+        print_table(out, headed, list(columns.values()), cells, text_columns=len(columns))
     for line in footnotes(rows):
         folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
-        out.print(folded, markup=False, highlight=False, soft_wrap=True)
+        output.print(folded)
     from vitrim.measure.machine import environment
 
-    record.write("list", kind=kind, environment=environment(), rows=rows)
+    output.write("list", kind=kind, environment=environment(), rows=rows)
 
 
 def methods() -> list[dict[str, Any]]:
@@ -82,8 +83,9 @@ def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def hosts() -> list[dict[str, Any]]:
     """Every host family of the installed libraries by purpose, with its heads and how each method works on those."""
-    from vitrim.core import registry
+    from vitrim.core import plan, registry
 
+    purposes = get_args(plan.Purpose)
     classes: dict[type[Host], list[str]] = {}
     for key, host in registry.hosts().items():
         classes.setdefault(host, []).append(key)
@@ -97,23 +99,12 @@ def hosts() -> list[dict[str, Any]]:
             "in_cells": host.in_cells,
             "methods": {method: {head: fit(method, head) for head in host.heads} for method in registry.methods()},
         }
-        for host, names in sorted(classes.items(), key=lambda entry: (_place(entry[0].purpose), entry[0].name))
+        for host, names in sorted(classes.items(), key=lambda entry: (purposes.index(entry[0].purpose), entry[0].name))
     ]
 
 
-def _place(purpose: Purpose) -> int:
-    from vitrim.core import plan
-
-    return get_args(plan.Purpose).index(purpose)
-
-
-def _groups(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Rows by their purpose, if they have one, in the order in which they come."""
-    return [(purpose, list(members)) for purpose, members in groupby(rows, key=lambda row: row.get("purpose", ""))]
-
-
 def fit(method: str, head: Head) -> str:
-    """Say how a method with its defaults fits models with such a head: ``work``, with which option, or why not."""
+    """How a method with its defaults fits models with such a head: ``work``, with an option, or why it is refused."""
     from vitrim.core.checks import misfit
     from vitrim.core.registry import make_method
 
@@ -137,11 +128,11 @@ def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
         if methods is None:
             continue
         lines.append(f"{head}: {meaning}")
-        answers = {method: found[head] for method, found in methods.items()}
-        for answer in sorted(set(answers.values()), key=_order):
-            names = [method for method, found in answers.items() if found == answer]
-            which = f"all {len(names)} methods" if len(names) == len(answers) else ", ".join(names)
-            lines.append(f"  {answer}: {which}")
+        fits = {method: found[head] for method, found in methods.items()}
+        for how in sorted(set(fits.values()), key=lambda one: (one != YES, one.startswith(REFUSED), one)):
+            names = [method for method, found in fits.items() if found == how]
+            which = f"all {len(names)} methods" if len(names) == len(fits) else ", ".join(names)
+            lines.append(f"  {how}: {which}")
     cells = [row["name"] for row in rows if row["in_cells"]]
     if cells:
         lines.append(f"squares of patches are reduced as wholes (docs/hosts.md, cells): {', '.join(cells)}")
@@ -167,13 +158,9 @@ def _compact() -> list[str]:
     return ["compact=True, whole models with fewer image tokens for the language model:", *named]
 
 
-def _order(answer: str) -> tuple[bool, bool, str]:
-    return answer != YES, answer.startswith(REFUSED), answer
-
-
 def models() -> list[dict[str, Any]]:
-    """The names of the models that come with vitrim, and of those of timm and of our own of a supported class, told by
-    the module they are written in: none is built."""
+    """Names of the models that come with vitrim, and of models of timm and vitrim of a supported class, found by
+    the modules they are defined in: none is built."""
     import importlib.util
 
     import timm
@@ -191,7 +178,7 @@ def models() -> list[dict[str, Any]]:
 
 
 def _has_host_class(module: ModuleType) -> bool:
-    """Return whether a module defines or imports a model class that has a host family."""
+    """Whether a module defines or imports a model class that has a host family."""
     from vitrim.core import registry
 
     hosts = registry.hosts()
@@ -286,11 +273,9 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
 
 
 def _cell(value: str | bool | list[str]) -> str:
-    from rich.markup import escape
-
     if isinstance(value, bool):
         return "yes" if value else "-"
-    return escape(value if isinstance(value, str) else ", ".join(value))
+    return value if isinstance(value, str) else ", ".join(value)
 
 
 def _no_match(kind: str, text: str, names: Sequence[str]) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import CLASSIFIERS, Threads, Weights
-from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.cli.options import CLASSIFIERS, Threads, Weights
 
 DEFAULT_MODEL = "vitrim:cifar10_vit"
 LARGEST_UPLOAD = 1000.0
@@ -44,29 +41,17 @@ def app(
     It sends nothing anywhere, keeps nothing of its users, and ends with Ctrl-C. For classifiers, and methods that need
     no training.
     """
-    names = list(dict.fromkeys(models or (DEFAULT_MODEL,)))
-    if weights.checkpoint is not None and len(names) > 1:
-        raise VitrimError("--checkpoint has the weights of one model, and several are given")
-    for package in ("gradio", "matplotlib"):
-        if find_spec(package) is None:
-            raise MissingPackageError(f"the page needs the package '{package}': pip install 'vitrim[app]'")
-    from vitrim.app.records import Limits, Source
-    from vitrim.app.serving import check_port, serve
-    from vitrim.app.worker import Worker, service
-    from vitrim.loading import check_name
+    from vitrim.app.serving import serve
 
-    for name in names:
-        check_name(name)
-    check_port(host, port)
-    sources = [
-        Source(name, weights.of(name), weights.pretrained, weights.checkpoint, weights.options) for name in names
-    ]
-    limits = Limits(megabytes=max_upload)
-    out = common.console()
-    out.print(f"loading {', '.join(names)}", markup=False, highlight=False, soft_wrap=True)
-    with Worker(partial(service, sources, limits, threads)) as worker:
-        serve(worker, limits, host=host, port=port, browser=browser, ready=lambda where: _say(where))
-
-
-def _say(address: str) -> None:
-    print(f"the page is at {address}; Ctrl-C ends it", flush=True)
+    serve(
+        models or (DEFAULT_MODEL,),
+        pretrained=weights.pretrained,
+        checkpoint=weights.checkpoint,
+        model_options=weights.options,
+        host=host,
+        port=port,
+        max_upload=max_upload,
+        browser=browser,
+        threads=threads,
+        on_progress=partial(print, flush=True),
+    )

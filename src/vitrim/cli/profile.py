@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import MODEL_NAMES, Compute, Images, Prompt, Record, Weights
+from vitrim.cli.options import MAX_BATCH, MODEL_NAMES, BatchSize, Compute, Images, MethodsBesideDense, Prompt, Weights
+from vitrim.cli.output import Output
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")]
 Convention = Annotated[
@@ -15,22 +15,22 @@ Convention = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", min=1, max=common.MAX_BATCH, help="so many images, for such methods; default: 32"),
+    typer.Option("--limit", min=1, max=MAX_BATCH, help="so many images, for such methods; default: 32"),
 ]
 
 
 def profile(
     *,
     models: Models,
-    methods: common.MethodsBesideDense = None,
+    methods: MethodsBesideDense = None,
     convention: Convention = "all",
-    batch_size: common.BatchSize = 8,
+    batch_size: BatchSize = 8,
     limit: Limit = None,
     prompt: Prompt,
     images: Images,
     weights: Weights,
     compute: Compute,
-    record: Record,
+    output: Output,
 ) -> None:
     """Count parameters, MACs per image and tokens per block, dense and reduced.
 
@@ -58,4 +58,4 @@ def profile(
         threads=compute.threads,
         seed=compute.seed,
     )
-    record.show(report)
+    output.finish(report)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrim.cli import common, listing
-from vitrim.cli.setup import Record, Setup, Threads
+from vitrim.cli import listing
+from vitrim.cli.options import MAX_BATCH, Setup, Threads, Workers
+from vitrim.cli.output import Output, print_table, write_json
 from vitrim.errors import VitrimError
 from vitrim.report import show as print_report
 
@@ -35,9 +36,7 @@ List = Annotated[bool, typer.Option("--list", help="list the recipes, as `vitrim
 Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
 SaveMinutes = Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")]
 LogEvery = Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")]
-EvalBatch = Annotated[
-    int, typer.Option("--eval-batch", min=1, max=common.MAX_BATCH, help="images at once in evaluations")
-]
+EvalBatch = Annotated[int, typer.Option("--eval-batch", min=1, max=MAX_BATCH, help="images at once in evaluations")]
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard's files")]
 LogWith = Annotated[
     list[str] | None,
@@ -53,7 +52,7 @@ class Run(Setup):
 
     out: Out = Path("runs/train")
     resume: Resume = False
-    workers: common.Workers = 0
+    workers: Workers = 0
     save_minutes: SaveMinutes = 10.0
     log_every: LogEvery = 10
     eval_batch: EvalBatch = 64
@@ -74,7 +73,7 @@ def train(
     show: Show = False,
     device: Device = None,
     threads: Threads = None,
-    record: Record,
+    output: Output,
 ) -> None:
     """Train or fine-tune a model under a method, by a recipe: one of the papers', or your own YAML file.
 
@@ -83,7 +82,7 @@ def train(
     if list_recipes:
         if recipe is not None:
             raise VitrimError(f"--list takes no recipe; for the values of one: vitrim train {recipe} --show")
-        listing.list_(kind="recipes", record=record)
+        listing.list_(kind="recipes", output=output)
         return
     if recipe is None:
         raise VitrimError("name a recipe: `vitrim train --list` shows them")
@@ -94,20 +93,20 @@ def train(
         if not show:
             wanted = resolved.recipe.dataset or "images with labels"
             raise VitrimError(f"--data is missing: {resolved.name} wants {wanted}")
-        _show(resolved, record)
+        _show(resolved, output)
         return
     from vitrim.training import train as training
 
-    out = record.console()
+    out = output.console()
     options = {**dataclasses.asdict(how), "log_with": how.log_with or ()}
     options |= {"checkpoint": checkpoint, "dry_run": dry_run, "device": device, "threads": threads, "console": out}
     report = training.train(recipe, data, changes=changes or (), **options)
     if report.is_first:
         print_report(out, report)
-        common.write_json(record.json, report.record)
+        write_json(output.json, report.record)
 
 
-def _show(resolved: Resolved, record: Record) -> None:
+def _show(resolved: Resolved, output: Output) -> None:
     """Print the values of a recipe; refuse first what a run would refuse: an unknown method, model or optimiser."""
     from vitrim.core.registry import parse_method
     from vitrim.loading import check_name
@@ -117,6 +116,6 @@ def _show(resolved: Resolved, record: Record) -> None:
     check_name(resolved.recipe.model)
     check_optimizer(resolved.recipe.optimizer.name)
     rows = [[name, "null" if value is None else str(value), origin] for name, value, origin in resolved.rows()]
-    common.print_table(record.console(), f"Recipe {resolved.name}", ["key", "value", "from"], rows, text_columns=3)
+    print_table(output.console(), f"Recipe {resolved.name}", ["key", "value", "from"], rows, text_columns=3)
     entries = [dict(zip(("key", "value", "from"), row, strict=True)) for row in resolved.rows()]
-    record.write("train --show", recipe=resolved.name, values=entries)
+    output.write("train --show", recipe=resolved.name, values=entries)

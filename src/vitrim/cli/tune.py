@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli import common
-from vitrim.cli.setup import MODEL_NAMES, Data, Machine, Model, Record
+from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Workers, parse_options
+from vitrim.cli.output import Output
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"model {MODEL_NAMES}; none with --train")]
 Methods = Annotated[
@@ -105,12 +105,12 @@ def tune(
     minutes: Minutes = None,
     engine: Engine = None,
     check: Check = None,
-    batch_size: common.BatchSize = 32,
-    workers: common.Workers = 0,
+    batch_size: BatchSize = 32,
+    workers: Workers = 0,
     out: Out = Path("tuned"),
     resume: Resume = False,
     machine: Machine,
-    record: Record,
+    output: Output,
 ) -> None:
     """Search a value per block that damages a model least at a target, and compare it with one value for all blocks.
 
@@ -127,13 +127,13 @@ def tune(
             evaluations=evaluations, proxy=proxy, search=search, shape=shape, minutes=minutes, engine=engine,
             check=check, batch_size=batch_size, workers=workers, out=out, resume=resume, limit=data.limit,
             split=data.split, image_column=data.image_column, label_column=data.label_column,
-            data_options=common.parse_options(data.data_option, "data option"), task=data.task,
+            data_options=parse_options(data.data_option, "data option"), task=data.task,
             pretrained=model.pretrained, checkpoint=model.checkpoint, model_options=model.options,
             device=machine.device, threads=machine.threads, seed=machine.seed, on_progress=on_progress,
         )  # fmt: skip
     if Processes.launched(machine.device).index == 0:
-        show(record.console(), report)
-        record.write(**report.record)
+        show(output.console(), report)
+        output.write(**report.record)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,18 @@ from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.errors import VitrimError
+from vitrim.files import check_file
 from vitrim.loading import load_reference
 from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
+from vitrim.measure.machine import environment, set_threads
 from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
 from vitrim.measure.run import run
 from vitrim.methods.atm import ATM
-from vitrim.plots.merged import plot_merged
-from vitrim.plots.tradeoff import plot_accuracy_over_macs
+from vitrim.plots.charts import plot_accuracy_over_macs
+from vitrim.plots.patches import plot_merged
+from vitrim.report import Report, Table
 from vitrim.speed.bench import measure, random_images
 from vitrim.tuning import match_macs
 
@@ -64,10 +67,90 @@ PHOTO_METHODS = (
 SPEED_MODEL = "deit_small_patch16_224"
 SPEED_TOME = "tome:r=13,last_block=class_token"
 SPEED_BATCH = 8
-
-
 SHOWN = 10
 """Number of pictures in a figure."""
+
+
+class DemoReport(Report):
+    """What `demo` found: its facts are the numbers, by ``digits``, ``cifar10`` and ``speed``."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Everything but the table, as ``--json`` writes it."""
+        return {"command": self.command, **self.facts}
+
+    def parts(self) -> Iterator[Any]:
+        """The table, and which files were written."""
+        yield from super().parts()
+        yield "written: " + ", ".join(str(path) for path in self.files)
+
+
+def demo(
+    out: str | Path = "vitrim-demo",
+    *,
+    cifar10: str | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    on_progress: Callable[[str], None] | None = None,
+) -> DemoReport:
+    """Reduce a small ViT on real handwritten digits, measure DeiT-S on this machine, draw both. Offline.
+
+    Args:
+        out: folder for ``demo.json`` and the figures.
+        cifar10: your copy of CIFAR-10, as `vitrim.data.load_images` takes it: also show the shipped model on it.
+        threads: of torch on the CPU; default: as they are.
+        seed: of random weights, inputs and random methods.
+        on_progress: called with a few words on what is done next.
+
+    Returns:
+        A report with one table: accuracy against multiply-accumulates above, time against them below.
+
+    Raises:
+        VitrimError: ``out`` cannot be written, or ``cifar10`` is none.
+        MissingPackageError: scikit-learn is not installed.
+    """
+    say = on_progress or (lambda text: None)
+    out = Path(out)
+    check_file(out / "demo.json")
+    set_threads(threads)
+    exhibits = {"digits": digits()} | ({} if cifar10 is None else {"cifar10": photos(cifar10)})
+    rows = {}
+    for key, exhibit in exhibits.items():
+        say(f"evaluating the {exhibit.name} under every method")
+        task = task_of(exhibit.model, None)
+        probes = standard_probes(task)
+        rows[key] = run(exhibit.model, exhibit.methods, exhibit.batches, probes, task=task, seed=seed)
+    say(f"timing {SPEED_MODEL}, batch {SPEED_BATCH}, dense against tome and atm")
+    speed = measure_speed(seed=seed)
+    accuracy = {key: [{"model": exhibits[key].name, **row} for row in found] for key, found in rows.items()}
+    report = DemoReport("demo", {"environment": environment(seed=seed), **accuracy, "speed": speed})
+    report.save(out / "demo.json")
+    say("drawing")
+    figures = [path for key, exhibit in exhibits.items() for path in draw(exhibit, rows[key], out)]
+    report.files = [out / "demo.json", *figures]
+    report.tables = [_table({exhibits[key].name: found for key, found in rows.items()}, speed)]
+    return report
+
+
+def _table(found: dict[str, list[Row]], speed: list[dict[str, Any]]) -> Table:
+    """Accuracy against multiply-accumulates above, time against them below."""
+    rows: list[tuple[Any, ...]] = []
+    for name, measured in found.items():
+        dense = sum(measured[0]["gmacs"].values())
+        for row in measured:
+            fewer = 1 - sum(row["gmacs"].values()) / dense
+            shares = (f"{100 * share:.1f}" for share in (row["top1"], row["agreement"]))
+            rows.append((name, row.method, *shares, f"{100 * fewer:.0f}", "", "", ""))
+    for each in speed:
+        times = (f"{each['images_per_second']:.1f}", f"{each['speedup']:.2f}", f"{each['promised_speedup']:.2f}")
+        rows.append(("DeiT-S", each["method"], "", "", f"{100 * (1 - 1 / each['promised_speedup']):.0f}", *times))
+    images = ", ".join(f"{name} on {measured[0]['images']} images" for name, measured in found.items())
+    title = (
+        f"{images} it never saw, no retraining; then the speed of DeiT-S geometry here "
+        f"(batch {speed[0]['batch_size']}, {speed[0]['dtype']}, random weights)"
+    )
+    columns = ("model", "method", "top-1 %", "as dense %", "fewer MACs %", "images/s", "speed-up", "promised")
+    return Table("demo", title, columns, rows)
 
 
 @dataclass(frozen=True)
@@ -138,8 +221,8 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
     if len(labels.unique()) < SHOWN:
         raise VitrimError(f"{data} has images of {len(labels.unique())} classes among {len(labels)}: it needs all ten")
     first = [int((labels == label).nonzero()[0]) for label in range(SHOWN)]
-    told = ask(model).preprocessing(model)
-    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (told.mean, told.std))
+    before = ask(model).preprocessing(model)
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (before.mean, before.std))
     return Exhibit(
         name="CIFAR-10 ViT",
         images="CIFAR-10, test photographs",
@@ -152,12 +235,6 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
         pixels=(images[first] * std + mean).clamp(0, 1).permute(0, 2, 3, 1).numpy(),
         captions=[str(label) for label in dataset.class_names or range(SHOWN)],
     )
-
-
-def evaluate_exhibit(exhibit: Exhibit, seed: int = 0) -> list[Row]:
-    """Accuracy and MACs of its model, dense and under every one of its methods."""
-    task = task_of(exhibit.model, None)
-    return run(exhibit.model, exhibit.methods, exhibit.batches, standard_probes(task), task=task, seed=seed)
 
 
 def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str, Any]]:
@@ -187,20 +264,15 @@ def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -
     return match_macs(model, images[:2], setting, share, low=0.05, high=1.0)
 
 
-def draw(exhibit: Exhibit, rows: list[Row], folder: Path) -> list[Path]:
-    """Write the two figures of an exhibit into ``folder`` and return their paths."""
+def draw(exhibit: Exhibit, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write the two figures of an exhibit into ``folder``, accuracy over multiply-accumulates and the patches that the
+    stronger settings leave of one image of each class, and return their paths."""
     tradeoff = folder / f"{exhibit.prefix}accuracy_over_macs.png"
     merged = folder / f"{exhibit.prefix}merged_patches.png"
     points = [(row.method.partition(":")[0], sum(row["gmacs"].values()), row["top1"]) for row in rows[1:]]
     dense = (sum(rows[0]["gmacs"].values()), rows[0]["top1"])
     title = f"{exhibit.name}, without retraining: {rows[0]['images']} images ({exhibit.images})"
     plot_accuracy_over_macs(points, dense, tradeoff, title=title)
-    draw_merged(exhibit, merged)
-    return [tradeoff, merged]
-
-
-def draw_merged(exhibit: Exhibit, path: Path) -> None:
-    """Draw the patches that the stronger settings leave of one image of each class."""
     states = []
     model = exhibit.model
     for text in exhibit.drawn:
@@ -215,7 +287,8 @@ def draw_merged(exhibit: Exhibit, path: Path) -> None:
         exhibit.pixels,
         states,
         host_of(model).facts(model).grid_size,
-        path,
+        merged,
         captions=exhibit.captions,
         title="What each method leaves: outlined = merged into one token, pale red = pruned",
     )
+    return [tradeoff, merged]

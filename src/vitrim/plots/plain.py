@@ -1,4 +1,4 @@
-"""Text in figures as it is: names of files and classes are no mathematics. Importing this imports matplotlib."""
+"""Text in figures is literal: names of files and classes are not mathematics. Importing this imports matplotlib."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNPRINTABLE = {"Cc", "Cs", "Cn"}
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib draws as it is: no dollar begins mathematics, and what no font can draw is a replacement.
+    """Text that matplotlib draws as it is: dollars are escaped, and what no font can draw is replaced.
 
     Example:
         >>> print(plain("$x^$.png"), plain("a\\udcffb") == "a\\ufffdb")
@@ -36,8 +36,8 @@ def _printable(letter: str) -> bool:
 class Sheet(Figure):
     """A figure whose texts are drawn as they are, wherever they were set: every figure of vitrim is one.
 
-    It looks at them when it is drawn, so nobody who writes a title or a label has to think of it. Numbers at the ticks
-    of an axis are left to matplotlib, names given for them are not.
+    Texts are escaped when the figure is drawn, so callers need not escape titles and labels. Numbers at ticks are left
+    to matplotlib; names given for ticks are escaped.
 
     Example:
         >>> sheet = Sheet()
@@ -59,7 +59,7 @@ class Sheet(Figure):
 
 
 def _plainly(formatter: Callable[..., str]) -> Callable[..., str]:
-    """A function that names ticks, and names them in plain text."""
+    """``formatter`` with its names escaped."""
 
     @wraps(formatter, assigned=())
     def named(*place: Any) -> str:

@@ -1,10 +1,15 @@
-"""One picture per image: what methods leave of it block by block, the scores they go by, what the models predict."""
+"""``vitrim.show``: what methods leave of images, block by block, the scores they go by, and what the models predict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import base64
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,19 +18,29 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, host_of
+from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.core.tokens import TokenState
-from vitrim.errors import VitrimError
+from vitrim.data import ImageDataset, eval_transform, load_data, spread
+from vitrim.data.folders import loose_images
+from vitrim.errors import MissingPackageError, VitrimError, unknown
+from vitrim.files import check_folder
+from vitrim.loading import Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
-from vitrim.measure.machine import drawing
+from vitrim.measure.decisions import file_name
+from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.plots.charts import short
-from vitrim.plots.kept import Image, draw_kept, groups_of, in_colour, sources_of
-from vitrim.plots.overlays import overlay
-from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, TEXT, TITLE, sheet
+from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
+from vitrim.plots.style import DENSE_COLOUR, FORMATS, OKABE_ITO, SMALL, TEXT, TITLE, encoded, save, sheet
+from vitrim.report import Report, Table
 from vitrim.tasks import make_task
 
-__all__ = ["Row", "check_shown", "draw_show", "pixels_of", "prepared", "rows_of", "show"]
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
 
+__all__ = ["MethodRow", "Shown", "check_shown", "draw_show", "pixels_of", "prepared", "rows_of", "show"]
+
+FEW = 8
+"""Images of a dataset that are drawn by default; also the most figures that are kept if they are written to files."""
 MOST_BLOCKS = 8
 """Columns of a picture where none are chosen."""
 LARGE = 224
@@ -35,7 +50,7 @@ LABEL, PANEL, TITLES = 1.9, 1.2, 0.3
 DIFFERENT = OKABE_ITO[5]
 
 
-class Row(NamedTuple):
+class MethodRow(NamedTuple):
     """One method and one image.
 
     Attributes:
@@ -44,7 +59,7 @@ class Row(NamedTuple):
         cost: tokens left and the share of the multiply-accumulates, in words.
         same: the prediction is the dense model's.
         sources: (L, P), the token that holds each patch after each block, -1 for none.
-        scores: by block, what the method ranked its patches by, (P,), nan for those that were gone; none of a method
+        scores: by block, what the method ranked its patches by, (P,), nan for those that were gone; empty for a method
             that does not rank them.
     """
 
@@ -56,14 +71,14 @@ class Row(NamedTuple):
     scores: Mapping[int, NDArray[np.float64]]
 
     def changed(self) -> list[int]:
-        """The blocks after which tokens are others than before."""
+        """The blocks that changed the tokens."""
         start = np.arange(self.sources.shape[1])
         every = [start, *(_partition(groups_of(self.sources[: depth + 1])) for depth in range(len(self.sources)))]
         return [depth for depth in range(len(self.sources)) if not np.array_equal(every[depth], every[depth + 1])]
 
 
 def _partition(groups: NDArray[Any]) -> NDArray[Any]:
-    """Groups by the first patch of each, so that only who is together counts; -1 stays."""
+    """Groups named by the first patch of each, so that only membership counts; -1 stays."""
     found = np.full(len(groups), -1)
     first: dict[int, int] = {}
     for place, group in enumerate(groups.tolist()):
@@ -72,43 +87,214 @@ def _partition(groups: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
+@dataclass
+class Shown(Report):
+    """What `show` found: a row of predictions and a figure for every image.
+
+    Attributes:
+        figures: matplotlib figures in the order of the images; of those that were written to files, the first 8.
+    """
+
+    figures: list[Any] = field(default_factory=list)
+
+    @property
+    def figure(self) -> Any:
+        """The figure of the first image."""
+        return self.figures[0]
+
+    def parts(self) -> Iterator[Any]:
+        """The files that were written; the predictions where none were."""
+        yield from (f"wrote {file}" for file in self.files)
+        if not self.files:
+            yield from super().parts()
+
+    def _repr_html_(self) -> str:
+        pictures = (base64.b64encode(encoded(figure)).decode() for figure in self.figures)
+        return "".join(f'<img src="data:image/png;base64,{one}">' for one in pictures) + super()._repr_html_()
+
+
 def show(
-    model: nn.Module,
-    image: Tensor,
-    methods: Sequence[MethodConfig | str],
+    model: nn.Module | str,
+    methods: MethodConfig | str | Sequence[MethodConfig | str],
+    images: Any = None,
     *,
+    data: Any = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    data_options: Options | None = None,
+    limit: int | None = None,
     blocks: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
-    title: str = "",
+    out: str | Path | None = None,
+    format: str = "png",
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: Options | None = None,
+    device: str | None = None,
+    threads: int | None = None,
     seed: int = 0,
-) -> Any:
-    """A figure of one image: what every method leaves of it block by block, and what the models predict.
+    on_progress: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Shown:
+    """Draw what methods leave of images, block by block: a figure per image, a row per method.
+
+    Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
+    scores below, as heat maps. For classifiers. The command is ``vitrim show``.
 
     Args:
-        model: a supported classifier that is not reduced; it is left as it was.
-        image: (C, H, W), as the model takes it (`vitrim.data.eval_transform`).
-        methods: configs or their text form.
-        blocks: the columns, from 0; by default those that changed tokens under any method, at most eight.
-        class_names: default: numbers.
-        title: above the figure.
-        seed: of methods that draw at random; the global generators stay as they were.
+        model: a supported classifier that is not reduced, or its name, as of `vitrim.loading.load`. A model is left as
+            it was.
+        methods: one or several, configs or their text form.
+        images: one or several: image files, folders that images lie in, images of Pillow, or tensors (C, H, W) as the
+            model takes them (`vitrim.data.eval_transform`). Files do not mix with the others.
+        data: instead of ``images``, the source of a dataset, as `vitrim.data.load_data` takes it, or such a dataset.
+        split, image_column, label_column, data_options: what to read of the source ``data``.
+        limit: so many images only, spread evenly; default: all of ``images``, 8 of ``data``.
+        blocks: the columns, from 0; default: those that change tokens under any method, at most eight.
+        class_names: default: the model's own or those of ``data``, else numbers.
+        out: folder for the pictures, one per image; default: none are written.
+        format: of the pictures, ``png`` or ``svg``.
+        pretrained, checkpoint, model_options: of a model by name, see `vitrim.loading.load`.
+        device: where to compute; default: where the model is.
+        threads: of torch on the CPU; default: as they are.
+        seed: of random weights, and of methods that draw at random. The global generators stay as they were.
+        on_progress: called after every image with its row of the report.
 
     Returns:
-        A matplotlib figure; `vitrim.plots.style.save` writes it.
+        A report with a row per image, the predictions in words by the names of the methods, and the figures.
 
     Raises:
-        VitrimError: no method, a method that does not fit, a model that is no classifier, or a block it does not have.
+        VitrimError: no images, or images that cannot be read; no method, one that does not fit or is given twice; a
+            model that cannot be created or is no classifier; a block it does not have; a place that cannot be written.
+        MissingPackageError: matplotlib is not installed.
 
     Example:
-        >>> import timm
-        >>> model = timm.create_model("test_vit", num_classes=3).eval()
-        >>> figure = show(model, torch.rand(3, 160, 160), ["topk:keep_rate=0.5", "tome:r=8"], blocks=[1, 3])
-        >>> [axis.get_title() for axis in figure.axes if axis.get_title()]
+        >>> shown = show("test_vit", ["topk:keep_rate=0.5", "tome:r=8"], torch.rand(3, 160, 160), blocks=[1, 3])
+        >>> [axis.get_title() for axis in shown.figure.axes if axis.get_title()]
         ['image', 'after block 1', 'after block 3']
+        >>> sorted(shown.rows[0])
+        ['dense', 'file', 'image', 'tome:r=8', 'topk:keep_rate=0.5']
     """
-    models = prepared(model, methods)
-    rows, dense = rows_of(models, image, class_names, seed=seed)
-    return draw_show(pixels_of(model, image), rows, _grid(model), dense=dense, blocks=blocks, title=title)
+    configs = _configs(methods)
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    if limit is not None and limit < 1:
+        raise VitrimError(f"limit={limit}: at least one image is drawn")
+    if find_spec("matplotlib") is None:
+        raise MissingPackageError("pictures need the package 'matplotlib': pip install 'vitrim[analysis]'")
+    if out is not None:
+        check_folder(Path(out))
+    given = {"split": split, "image_column": image_column, "label_column": label_column}
+    dataset = _opened(images, data, {**given, "data_option": data_options})
+    selected = None if device is None else select_device(device)
+    set_threads(threads)
+    with drawing(torch.device("cpu"), seed):
+        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
+    dense = loaded.model
+    models = prepared(dense, configs, device=selected, learned=loaded.learned)
+    like = next(models[0].forward.parameters())
+    machine = environment(device=device or str(like.device), dtype=str(like.dtype).removeprefix("torch."), seed=seed)
+    report = Shown("show", {"model": loaded.name, "weights": loaded.weights, "environment": machine})
+    names, rows = class_names or _class_names(dense, dataset), []
+    for name, title, image in _images(dense, dataset, limit, loose=data is None):
+        drawn, predicted = rows_of(models, image, names, seed=seed)
+        figure = draw_show(pixels_of(dense, image), drawn, _grid(dense), dense=predicted, blocks=blocks, title=title)
+        file = None
+        if out is not None:
+            file = Path(out) / f"{name}.{format}"
+            save(figure, file)
+            report.files.append(file)
+        if file is None or len(report.figures) < FEW:
+            report.figures.append(figure)
+        predictions = {"dense": predicted, **{row.name: row.prediction for row in drawn}}
+        rows.append({"image": title, "file": None if file is None else str(file), **predictions})
+        if on_progress is not None:
+            on_progress(rows[-1])
+    report.rows = rows
+    columns = ("image", "dense", *(config.describe() for config in configs))
+    table = [tuple(row[column] for column in columns) for row in rows]
+    report.tables.append(Table("show", "Predictions", columns, table, text_columns=len(columns)))
+    return report
+
+
+def _configs(methods: MethodConfig | str | Sequence[MethodConfig | str]) -> list[MethodConfig]:
+    given = [methods] if isinstance(methods, MethodConfig | str) else list(methods)
+    configs = [parse_method(method) if isinstance(method, str) else method for method in given]
+    twice = next((config for place, config in enumerate(configs) if config in configs[:place]), None)
+    if twice is not None:
+        raise VitrimError(f"method {twice.describe()} is given twice")
+    return configs
+
+
+def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
+    """A dataset of ``data`` or of files, whose labels mean nothing; else the images or tensors themselves."""
+    if images is not None and not isinstance(images, list | tuple):
+        images = list(images) if isinstance(images, Tensor) and images.ndim == 4 else [images]
+    if (data is None) == (not images):
+        raise VitrimError("give the images to show: files or folders behind the model, or --data; not both")
+    name = next((name for name, value in reading.items() if value), None)
+    if name is not None and not isinstance(data, str | Path):
+        raise VitrimError(f"--{name.replace('_', '-')} is of a dataset: give --data too")
+    if isinstance(data, str | Path):
+        columns = {name: value for name, value in reading.items() if name != "data_option"}
+        return load_data(data, task=None, **columns, **(reading["data_option"] or {}))
+    if data is not None:
+        return copy.copy(data)  # it gets another transform
+    if not any(isinstance(one, str | Path) for one in images):
+        return images
+    if not all(isinstance(one, str | Path) for one in images):
+        raise VitrimError("files and images that are read already do not mix: give either")
+    found = loose_images(Path(one) for one in images)
+    return ImageDataset(found, [0] * len(found), source="the images")
+
+
+def _class_names(dense: nn.Module, dataset: Any) -> Sequence[str] | None:
+    """The names of the model's classes, its own or else those of the data, if there are as many."""
+    count = host_of(dense).facts(dense).num_classes
+    known = (ask(dense).class_names(dense), getattr(dataset, "class_names", None))
+    return next((names for names in known if names and len(names) == count), None)
+
+
+def _images(dense: nn.Module, dataset: Any, limit: int | None, *, loose: bool) -> Iterator[tuple[str, str, Tensor]]:
+    """The name of the file, the title and the pixels of every image to draw."""
+    few = FEW if limit is None and not loose else limit
+    places = [int(place) for place in spread(len(dataset), few)]
+    if isinstance(dataset, list | tuple):
+        for place in places:
+            yield f"image_{place}", f"image {place}", _pixels(dense, dataset[place])
+        return
+    dataset.transform = eval_transform(dense)
+    taken: set[str] = set()
+    for place in places:
+        image = dataset.read_image(place)
+        if not loose:
+            labels, names = getattr(dataset, "labels", None), dataset.class_names
+            label = "" if labels is None else f": {labels[place] if names is None else names[labels[place]]}"
+            yield f"image_{place}", f"image {place}{label}", image
+            continue
+        path = dataset.images[place]
+        name = stem = file_name(path.stem)
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{stem}_{number}"
+        taken.add(name)
+        yield name, path.name, image
+
+
+def _pixels(dense: nn.Module, image: Tensor | PillowImage) -> Tensor:
+    """(C, H, W) of an image that is read already, as the model takes it.
+
+    Raises:
+        VitrimError: neither a tensor of that shape nor an image of Pillow.
+    """
+    if isinstance(image, Tensor):
+        if image.ndim != 3:
+            raise VitrimError(f"an image is a tensor (C, H, W) as the model takes it, not one of {tuple(image.shape)}")
+        return image
+    if not hasattr(image, "convert"):
+        raise VitrimError(f"an image is a file, an image of Pillow or a tensor (C, H, W), not {type(image).__name__}")
+    return eval_transform(dense)(image)
 
 
 def prepared(
@@ -139,12 +325,12 @@ def check_shown(model: nn.Module) -> None:
     facts = host_of(model).facts(model)
     if facts.dense or not facts.num_classes:
         kind = "predicts places, not one class" if facts.dense else "has no classes"
-        raise VitrimError(f"this model {kind}: only classifiers are shown; see vitrim.plots.compared for others")
+        raise VitrimError(f"this model {kind}: only classifiers are shown; see vitrim.plots.dense for others")
 
 
 def rows_of(
     models: Sequence[Contestant], image: Tensor, class_names: Sequence[str] | None = None, *, seed: int = 0
-) -> tuple[list[Row], str]:
+) -> tuple[list[MethodRow], str]:
     """Run the models on one image: a row for every method, and the dense model's prediction in words.
 
     Args:
@@ -178,13 +364,13 @@ def _row(
     dense: Output,
     scores: Mapping[int, NDArray[np.float64]],
     class_names: Sequence[str] | None,
-) -> Row:
+) -> MethodRow:
     assert model.reduction is not None
     text, chosen = _prediction(output, class_names)
     macs, full = (sum((one.macs or {}).values()) for one in (counted, dense))
     cost = f"{output.tokens_at_end} of {dense.tokens_at_end} tokens\n{100 * macs / full:.0f} % of the MACs"
     same = chosen == _prediction(dense, None)[1]
-    return Row(model.name, text, cost, same, sources_of(model.reduction.states[1:]), scores)
+    return MethodRow(model.name, text, cost, same, sources_of(model.reduction.states[1:]), scores)
 
 
 def _prediction(output: Output, class_names: Sequence[str] | None) -> tuple[str, int]:
@@ -197,14 +383,14 @@ def _prediction(output: Output, class_names: Sequence[str] | None) -> tuple[str,
 
 @contextmanager
 def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
-    """Note what the reducers rank patches by, in the forwards within."""
+    """Record what the reducers rank patches by, during the forwards within."""
     found: dict[int, NDArray[np.float64]] = {}
     handles = []
     if model.reduction is not None:
         reduced = model.reduction.model
         for block in host_of(reduced).blocks(reduced):
             if isinstance(block, ReducedBlock):
-                handles.append(block.reducer.register_forward_pre_hook(_noting(found, block.depth)))
+                handles.append(block.reducer.register_forward_pre_hook(_recorder(found, block.depth)))
     try:
         yield found
     finally:
@@ -212,8 +398,8 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
             handle.remove()
 
 
-def _noting(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
-    def note(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
+def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
+    def record(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
         x, attention, state = args
         planned = reducer.layer.amount is not None and not reducer.config.is_adaptive()
         if planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
@@ -224,7 +410,7 @@ def _noting(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
         if scores is not None:
             found[depth] = _on_grid(scores[0], state)
 
-    return note
+    return record
 
 
 def _on_grid(scores: Tensor, state: TokenState) -> NDArray[np.float64]:
@@ -247,10 +433,10 @@ def pixels_of(model: nn.Module, image: Tensor) -> Image:
         >>> pixels_of(timm.create_model("test_vit"), torch.zeros(3, 8, 8))[0, 0].tolist()
         [0.5, 0.5, 0.5]
     """
-    told = ask(model).preprocessing(model)
+    how = ask(model).preprocessing(model)
     pixels = image.detach().float().cpu()
-    if told.mean and told.std and len(told.mean) == len(told.std):
-        mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (told.mean, told.std))
+    if how.mean and how.std and len(how.mean) == len(how.std):
+        mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (how.mean, how.std))
         if len(pixels) == 1:
             mean, std = mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
         pixels = pixels * std + mean
@@ -269,7 +455,7 @@ def _grid(model: nn.Module) -> tuple[int, int]:
 
 def draw_show(
     image: NDArray[Any],
-    rows: Sequence[Row],
+    rows: Sequence[MethodRow],
     grid: tuple[int, int],
     *,
     dense: str,
@@ -317,7 +503,7 @@ def draw_show(
     return figure
 
 
-def _columns(rows: Sequence[Row], blocks: Sequence[int] | None) -> list[int]:
+def _columns(rows: Sequence[MethodRow], blocks: Sequence[int] | None) -> list[int]:
     layers = min(len(row.sources) for row in rows)
     if blocks is not None:
         wrong = next((block for block in blocks if not 0 <= block < layers), None)
@@ -333,11 +519,11 @@ def _scale(image: NDArray[Any]) -> int:
     return max(1, -(-LARGE // int(image.shape[1])))
 
 
-def _left(image: NDArray[Any], row: Row, block: int, grid: tuple[int, int]) -> Image:
+def _left(image: NDArray[Any], row: MethodRow, block: int, grid: tuple[int, int]) -> Image:
     return draw_kept(image, row.sources[: block + 1], grid, scale=_scale(image))
 
 
-def _scored(image: NDArray[Any], row: Row, block: int, grid: tuple[int, int]) -> Image | None:
+def _scored(image: NDArray[Any], row: MethodRow, block: int, grid: tuple[int, int]) -> Image | None:
     """The scores in the colours of viridis over the faded image; None where nothing was scored in this block."""
     if block not in row.scores:
         return None

@@ -1,4 +1,4 @@
-"""The look that figures share: one colour per method, letters that can be read, files without traces of a machine."""
+"""The look of all figures: one colour per method, readable text, files that do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ __all__ = [
 ]
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""The colours of Okabe and Ito, which are told apart with any sight; those that show best on white come first."""
+"""The colours of Okabe and Ito, which differ for any colour vision; those that show best on white come first."""
 DENSE_COLOUR = "#000000"
 DENSE = "dense"
 SHADES = (1.0, 0.6, 0.35, 1.5)
-"""Light of the first seven colours, and of those that follow: dark ones, then pale ones."""
+"""Lightness of the first seven colours and of those that follow: darker ones, then paler ones."""
 ORDER = (
     *("tome", "topk", "evit", "atm", "ats", "cropr", "dynamicvit"),
     *("mctf", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
     *("gtp", "linf", "l1", "tofu", "bat", "diffrate", "algm"),
     *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
 )
-"""Methods by their colours: those that are often compared come first. The registry's others follow by name."""
+"""Methods in the order of colours: those that are often compared come first, the registry's others follow by name."""
 MARKERS = "osD^vP*X<>p"
 APART = 3
-"""Markers from one shade of a colour to the next."""
+"""Steps in `MARKERS` from one shade of a colour to the next."""
 BOUND, CHANCE = (0, (5, 2)), (0, (1, 1.5))
 """Dashes of lower bounds and of chance levels."""
 SMALL, TEXT, TITLE = 8, 9, 10
-"""Points of ticks and legends, of labels, of titles. Nothing is smaller."""
+"""Font sizes in points of ticks and legends, of labels, and of titles. No text is smaller."""
 DPI = 150
 FORMATS = ("png", "svg")
 

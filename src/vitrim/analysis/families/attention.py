@@ -19,8 +19,7 @@ from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.tokens import TokenState
 from vitrim.measure.contestants import Contestant
 from vitrim.plots.charts import short
-from vitrim.plots.kept import in_colour
-from vitrim.plots.overlays import gallery, grid_of, overlay
+from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
 from vitrim.plots.style import TEXT, below, panels
 from vitrim.report import Table
 

@@ -15,8 +15,7 @@ from vitrim.analysis.subject import EXAMPLES, Subject, Watch
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import short
-from vitrim.plots.kept import in_colour
-from vitrim.plots.overlays import gallery, grid_of, overlay
+from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
 from vitrim.report import Table
 
 IMAGES = 32

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitrim.app.front import read_front
+from vitrim.app.uploads import read_front
 from vitrim.errors import VitrimError
 
 

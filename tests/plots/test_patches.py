@@ -1,3 +1,5 @@
+"""Patches that were pruned or merged, over the image, by the pixels of the pictures."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -11,8 +13,16 @@ from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import DecisionsProbe
 from vitrim.measure.records import as_batches
 from vitrim.measure.run import Measurement
-from vitrim.plots.kept import PRUNED_LIGHT, PRUNED_TINT, draw_kept, groups_of, sources_of
-from vitrim.plots.merged import OUTLINE_COLOUR
+from vitrim.plots.patches import (
+    OUTLINE_COLOUR,
+    PRUNED_COLOUR,
+    PRUNED_LIGHT,
+    PRUNED_TINT,
+    draw_groups,
+    draw_kept,
+    groups_of,
+    sources_of,
+)
 from vitrim.tasks import make_task
 
 GRID = (6, 6)
@@ -93,3 +103,25 @@ def test_grids_that_do_not_fit_are_refused() -> None:
         draw_kept(np.zeros((6, 6)), np.arange(4), (3, 2))
     with pytest.raises(VitrimError, match="a grid over 4 x 6 pixels does not cover an image of 6 x 6"):
         draw_kept(np.zeros((6, 6)), np.arange(6), (2, 3), covered=(4, 6))
+
+
+def test_groups_get_their_mean_and_pruned_patches_the_pruned_colour() -> None:
+    image = np.zeros((4, 4), dtype=np.float32)
+    image[:, 1] = 1.0
+    source = np.array([1, 1, 2, -1] * 4)  # one group over the first two columns, one over the third, the last pruned
+    drawn = draw_groups(image, source, (4, 4), scale=8)
+    assert drawn.shape == (32, 32, 3)
+    assert np.allclose(drawn[12, 8], 0.5)  # inside the first group: the mean of black and white
+    assert np.allclose(drawn[12, 28], PRUNED_COLOUR)
+    assert np.allclose(drawn[12, 15], OUTLINE_COLOUR)  # its right edge
+    assert np.allclose(drawn[12, 20], 0.0)
+
+
+def test_single_patches_show_the_image_itself() -> None:
+    image = np.random.default_rng(0).random((4, 4, 3)).astype(np.float32)
+    assert np.array_equal(draw_groups(image, np.arange(4), (2, 2)), image)
+
+
+def test_a_grid_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(VitrimError, match="9 patches on a grid of 3 x 3 do not fit an image of 4 x 4"):
+        draw_groups(np.zeros((4, 4), dtype=np.float32), np.zeros(9, dtype=np.int64), (3, 3))

@@ -1,3 +1,5 @@
+"""A dense image under several models: what was drawn is what the models predict and what they kept."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,8 +16,7 @@ from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import contestants
 from vitrim.models.dense import detector
-from vitrim.plots.compared import check_drawable, draw_comparison, scene
-from vitrim.plots.dense import draw_mask, palette
+from vitrim.plots.dense import check_drawable, draw_comparison, draw_mask, palette, scene
 from vitrim.tasks import make_task
 from vitrim.tasks.sliding import Protocol
 

@@ -1,8 +1,8 @@
-"""Setups: groups of options that several commands share, each with the objects it leads to.
+"""Options of several commands, declared once, and groups of them.
 
 A command names the groups that it takes, and `flat` gives it their options:
 
-    def bench(*, model: Model, images: Images, machine: Machine, record: Record, repeats: Repeats = 10) -> None: ...
+    def bench(*, model: Model, images: Images, machine: Machine, output: Output, repeats: Repeats = 10) -> None: ...
 """
 
 from __future__ import annotations
@@ -10,23 +10,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from vitrim.cli import common
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, unknown
 
 if TYPE_CHECKING:
-    import torch
-    from rich.console import Console
-    from torch import nn
+    from vitrim.core.method import MethodConfig
 
-    from vitrim.data import ImageDataset
-    from vitrim.report import Report
+Methods = Annotated[
+    list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat")
+]
+MethodsBesideDense = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat; dense is always shown"
+    ),
+]
+MAX_BATCH = 2**20
+MAX_SEED = 2**63 - 1
+MAX_THREADS = 1024
+MAX_WORKERS = 256
+MAX_SECONDS = 24 * 3600.0
+MAX_REPEATS = 100_000
+"""Far above any useful value: typing errors are reported at once, not by the library that fails on them."""
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=MAX_BATCH, help="images per batch")]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, max=MAX_WORKERS, help="processes that read images; 0: this one")
+]
+
 
 CLASSIFIERS = (
     "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
@@ -48,12 +64,13 @@ ModelOptions = Annotated[
     list[str] | None,
     typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
 ]
+Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, max=common.MAX_THREADS, help="CPU threads; default: as torch chooses")
+    int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: as torch chooses")
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", min=0, max=common.MAX_SEED, help="seed of random weights, inputs and random methods")
+    int, typer.Option("--seed", min=0, max=MAX_SEED, help="seed of random weights, inputs and random methods")
 ]
 DataSource = Annotated[
     str,
@@ -90,7 +107,42 @@ Split = Annotated[str | None, typer.Option("--split", help="which part of the im
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
-Json = Annotated[str | None, typer.Option("--json", help="write the record to this file, or - for standard output")]
+
+
+def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
+    """Parse the methods written on the command line, checking every one before any work starts."""
+    from vitrim.core.registry import parse_method
+
+    configs = [parse_method(text) for text in texts]
+    for index, config in enumerate(configs):
+        if config in configs[:index]:
+            raise VitrimError(f"method {config.describe()} is given twice")
+    return configs
+
+
+def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:
+    """Parse ``["img_size=384"]`` into ``{"img_size": 384}``."""
+    from vitrim.core.registry import read_value
+
+    options: dict[str, Any] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key or not value:
+            raise VitrimError(f"cannot read '{text}': write key=value, e.g. img_size=384")
+        if key in options:
+            raise VitrimError(f"{what} {key} is given twice")
+        options[key] = read_value(value, f"{what} {key}")
+    return options
+
+
+def check_choice(what: str, given: str, valid: Collection[str]) -> None:
+    """Refuse a value that is not one of ``valid``.
+
+    Raises:
+        VitrimError: with the nearest one and all of them.
+    """
+    if given not in valid:
+        raise unknown(what, given, valid)
 
 
 # ---- the groups ------------------------------------------------------------------------------------------------------
@@ -112,21 +164,7 @@ class Weights(Setup):
     @functools.cached_property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the library's model."""
-        return common.parse_options(self.model_option)
-
-    def create(self, name: str, device: str | torch.device = "cpu") -> nn.Module:
-        """Create the model ``name`` in eval mode with these weights; see `vitrim.loading.create_model`."""
-        from vitrim.loading import create_model
-
-        return create_model(
-            name, pretrained=self.pretrained, checkpoint=self.checkpoint, options=self.options, device=device
-        )
-
-    def of(self, name: str) -> str:
-        """Describe the weights of the model ``name``, for the record."""
-        from vitrim.loading import weights_of
-
-        return weights_of(name, pretrained=self.pretrained, checkpoint=self.checkpoint)
+        return parse_options(self.model_option)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,22 +172,6 @@ class Model(Weights):
     """One model and its weights."""
 
     name: ModelName
-
-    @property
-    def weights(self) -> str:
-        """Describe the model's weights, for the record."""
-        return self.of(self.name)
-
-    @property
-    def learned(self) -> Path | None:
-        """The folder of the run that produced the model, if a method learned parameters there."""
-        from vitrim.loading import learned_reduction
-
-        return learned_reduction(self.name, self.checkpoint)
-
-    def load(self, device: str | torch.device = "cpu") -> nn.Module:
-        """Create the model; see `create`."""
-        return self.create(self.name, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,35 +181,12 @@ class Compute(Setup):
     threads: Threads = None
     seed: Seed = 0
 
-    def start(self) -> None:
-        """Set the thread count and the seed."""
-        import torch
-
-        from vitrim.measure.machine import set_threads
-
-        set_threads(self.threads)
-        torch.manual_seed(self.seed)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Compute):
     """Compute settings and the device."""
 
     device: Device = "cpu"
-
-    def select(self) -> torch.device:
-        """Set the thread count and the seed, and return the device if this machine has it."""
-        from vitrim.measure.machine import select_device
-
-        selected = select_device(self.device)
-        self.start()
-        return selected
-
-    def environment(self, dtype: str) -> dict[str, Any]:
-        """The environment of the record."""
-        from vitrim.measure.machine import environment
-
-        return environment(device=self.device, dtype=dtype, seed=self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,19 +196,6 @@ class Reading(Setup):
     split: Split = None
     image_column: ImageColumn = None
     label_column: LabelColumn = None
-
-    def load_any(self, source: str, task: str | None, options: dict[str, Any]) -> Any:
-        """Open the dataset ``source`` for a task; see `vitrim.data.load_data`."""
-        from vitrim.data import load_data
-
-        columns = {"image_column": self.image_column, "label_column": self.label_column}
-        return load_data(source, task=task, split=self.split, **columns, **options)
-
-    def load(self, source: str) -> ImageDataset:
-        """Open the dataset ``source``; see `vitrim.data.load_images`."""
-        from vitrim.data import load_images
-
-        return load_images(source, split=self.split, image_column=self.image_column, label_column=self.label_column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,21 +207,10 @@ class Data(Reading):
     data_option: DataOptions = None
     task: TaskName = None
 
-    def open(self, task: str | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Open the images with what ``task`` reads, by default with one label each or with several.
-
-        Args:
-            task: of `vitrim.data.load_data`.
-            options: of the reader, where the command line gives none.
-        """
-        return self.load_any(
-            self.source, task, {**(options or {}), **common.parse_options(self.data_option, "data option")}
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Reading):
-    """Images whose labels nobody reads; random ones if no source is given.
+    """Images whose labels are not read; random ones if no source is given.
 
     Raises:
         VitrimError: options that say which images to read, and no source.
@@ -250,10 +225,6 @@ class Images(Reading):
             option = name.replace("_", "-")
             raise VitrimError(f"--{option} says which images to read, and none are: give --images too")
 
-    def open(self) -> ImageDataset | None:
-        """Open the images if there is a source; see `load`."""
-        return None if self.source is None else self.load(self.source)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt(Setup):
@@ -261,53 +232,6 @@ class Prompt(Setup):
 
     text_tokens: TextTokens = None
     prompt_images: PromptImages = None
-
-    def around(self, model: nn.Module, images: str | None) -> nn.Module:
-        """The prefill of ``model`` if it reads prompts, else ``model``; see `vitrim.measure.prefill.as_measured`.
-
-        Raises:
-            VitrimError: images of a source are given, too: prompts have random ones.
-        """
-        from vitrim.measure.prefill import Prefill, as_measured
-
-        measured = as_measured(model, text=self.text_tokens, images=self.prompt_images)
-        if images is not None and isinstance(measured, Prefill):
-            raise VitrimError("--images is for models of images alone: prompts are made of random images and text")
-        return measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record(Setup):
-    """The results of a command, as JSON.
-
-    Raises:
-        VitrimError: it could not be written there. This is told before any work.
-    """
-
-    json: Json = None
-
-    def __post_init__(self) -> None:
-        common.check_json(self.json)
-
-    @property
-    def on_stdout(self) -> bool:
-        """Tell whether standard output carries the record and nothing else."""
-        return self.json == "-"
-
-    def console(self) -> Console:
-        """The console for tables."""
-        return common.console(self.json)
-
-    def show(self, report: Report) -> None:
-        """Print the tables and notes of a command's report, and write its record, if one is wanted."""
-        from vitrim.report import show
-
-        show(self.console(), report)
-        common.write_json(self.json, report.record)
-
-    def write(self, command: str, **entries: Any) -> None:
-        """Write the results of ``command``, if a record is wanted."""
-        common.write_json(self.json, {"command": command, **entries})
 
 
 # ---- from groups to options ------------------------------------------------------------------------------------------
@@ -319,12 +243,12 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     Setups are made, and so checked, before ``command`` runs.
 
     Example:
-        >>> def show(*, record: Record, wide: bool = False) -> None:
-        ...     print(record, wide)
+        >>> def show(*, compute: Compute, wide: bool = False) -> None:
+        ...     print(compute, wide)
         >>> list(inspect.signature(flat(show)).parameters)
-        ['json', 'wide']
-        >>> flat(show)(json=None, wide=True)
-        Record(json=None) True
+        ['threads', 'seed', 'wide']
+        >>> flat(show)(threads=None, seed=1, wide=True)
+        Compute(threads=None, seed=1) True
     """
     own = inspect.signature(command, eval_str=True).parameters
     setups = {name: one.annotation for name, one in own.items() if _is_setup(one.annotation)}

@@ -1,4 +1,4 @@
-"""Messages between the page and the process that runs models. Plain data: nothing here imports torch."""
+"""What the page and the process that runs models send each other. Plain data: nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-__all__ = ["Choice", "Front", "Limits", "Offer", "Picture", "Point", "Result", "Side", "Slide", "Source", "Timing"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that the page offers, and its weights, as `vitrim.loading.create_model` takes them.
 
     Attributes:
@@ -67,7 +65,7 @@ class Slide:
 
 @dataclass(frozen=True)
 class Offer:
-    """Notes on a model, before anything runs.
+    """What is known of a model before anything runs.
 
     Attributes:
         slides: of the methods that fit it and need no training, by name.
@@ -94,7 +92,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Picture:
+class BlockPicture:
     """The image after a block (-1: before the first), as PNG, and the same in words."""
 
     block: int
@@ -104,7 +102,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Side:
-    """The answer of a model, dense or reduced.
+    """What one model predicts and costs, dense or reduced.
 
     Attributes:
         best: classes and probabilities in [0, 1], best first.
@@ -129,7 +127,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Result:
+class Reply:
     """The result of one job, as the page shows it.
 
     Attributes:
@@ -148,7 +146,7 @@ class Result:
     options: Mapping[str, Any]
     method: str
     notes: Sequence[str]
-    pictures: Sequence[Picture]
+    pictures: Sequence[BlockPicture]
     dense: Side
     reduced: Side
     same: bool
@@ -156,12 +154,12 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontPoint:
     """A setting of the front.
 
     Attributes:
         share: its cost as a share of the dense model's.
-        score: see `Front.measure`.
+        score: see `FrontFile.measure`.
         on_front: no other point is as cheap and has as good a score.
         returned: it is the search's result for its target.
     """
@@ -176,7 +174,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Front:
+class FrontFile:
     """The points of a file.
 
     Attributes:
@@ -190,6 +188,6 @@ class Front:
     about: str
     cost: str
     measure: str
-    points: Sequence[Point]
+    points: Sequence[FrontPoint]
     png: bytes
     words: str

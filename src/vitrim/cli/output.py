@@ -1,0 +1,129 @@
+"""What commands print, and the record that ``--json`` writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrim.cli.options import Setup
+from vitrim.files import check_file, json_text, write_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitrim.report import Report
+
+Json = Annotated[str | None, typer.Option("--json", help="write the record to this file, or - for standard output")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Setup):
+    """Where the results of a command go: tables to the terminal, and a record to a file.
+
+    Raises:
+        VitrimError: the record cannot be written there; found before any work.
+    """
+
+    json: Json = None
+
+    def __post_init__(self) -> None:
+        if self.json not in (None, "-"):
+            check_file(Path(self.json))
+
+    @property
+    def on_stdout(self) -> bool:
+        """Whether standard output carries the record and nothing else."""
+        return self.json == "-"
+
+    def console(self) -> Console:
+        """The console for tables: standard output, or standard error if that is for the record."""
+        return console(self.json)
+
+    def print(self, *lines: str) -> None:
+        """Print lines as they are: no markup, no colours, no folding."""
+        out = self.console()
+        for line in lines:
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def write(self, command: str, **entries: Any) -> None:
+        """Write the record of ``command``, if one is wanted."""
+        write_json(self.json, {"command": command, **entries})
+
+    def finish(self, report: Report) -> None:
+        """Print the tables and notes of a command's report, and write its record, if one is wanted."""
+        from vitrim.report import show
+
+        show(self.console(), report)
+        self.write(**report.record)
+
+    show = finish
+
+
+def is_first_process() -> bool:
+    """True in the process that prints and writes; others are those that ``accelerate launch`` started beside it."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def progress_bar(unit: str = "images") -> Iterator[Callable[..., None]]:
+    """A bar on standard error, in the first process and if that is a terminal, gone at the end.
+
+    Yields:
+        What moves it, called with what is done, the total if it is known, and perhaps a line that stays above the bar,
+        which is printed where there is no bar, too.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    hidden = not console.is_terminal or not is_first_process()
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        bar = progress.add_task(unit, total=None, visible=False)  # until it is moved
+
+        def move(done: int, total: int | None = None, line: str = "") -> None:
+            progress.update(bar, completed=done, total=total, visible=True)
+            if line:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        yield move
+
+
+def write_json(target: str | None, record: Mapping[str, Any]) -> None:
+    """Write ``record`` to a file (whole or not at all) or, for ``-``, to standard output; for None not at all."""
+    if target is None:
+        return
+    text = json_text(record, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        write_text(Path(target), text)
+
+
+def console(json_target: str | None = None) -> Console:
+    """The console for tables: standard output, or standard error when the record itself goes to standard output."""
+    from rich.console import Console
+
+    from vitrim.report import WIDTH
+
+    out = Console(stderr=json_target == "-")
+    if not out.is_terminal:  # a pipe or a file has no width; the 80 columns rich assumes fold the numbers
+        out.width = max(out.width, WIDTH)
+    return out
+
+
+def print_table(
+    out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1
+) -> None:
+    """Print a table whose first columns are text and whose other columns are right-aligned."""
+    from vitrim.report import Table
+
+    out.print(Table("", title, tuple(columns), [tuple(row) for row in rows], text_columns=text_columns).rich())

@@ -1,0 +1,300 @@
+"""Pictures of patches over an image: those that were pruned or merged, and values of patches in colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrim.core.tokens import TokenState
+from vitrim.errors import VitrimError
+from vitrim.plots.style import SMALL, TEXT, sheet
+
+Image = NDArray[np.float32]
+
+PRUNED_LIGHT = 0.25
+"""Share of its light that a pruned patch is drawn with."""
+PRUNED_TINT = (0.04, 0.05, 0.22)
+"""Light added to it, dark blue: so that it differs from what is dark in the image itself."""
+PRUNED_COLOUR = (0.93, 0.62, 0.60)
+"""Pale red: a colour that neither grey scans nor most photographs have in large areas."""
+OUTLINE_COLOUR = (1.0, 0.60, 0.10)
+"""Orange: visible on black, white and pale red."""
+FADED = 0.35
+"""Share of the light that the image has where there is no value."""
+
+
+def sources_of(states: Iterable[TokenState], row: int = 0) -> NDArray[np.int64]:
+    """The token that holds each patch of one image after each block, (L, P), as `draw_kept` reads it.
+
+    In a `vitrim.measure.decisions.Decisions` the same is ``source[row][:, header["num_prefix"]:]``.
+
+    Args:
+        states: `Reduction.states` of a reduction with ``record=True``.
+        row: the image within the batch.
+
+    Example:
+        >>> import torch
+        >>> sources_of([TokenState.start(torch.zeros(2, 5, 8), num_prefix=1)]).tolist()
+        [[1, 2, 3, 4]]
+    """
+    each = [state.source.expand(max(len(state.source), row + 1), -1)[row, state.num_prefix :] for state in states]
+    return np.stack([source.cpu().numpy() for source in each])
+
+
+def groups_of(sources: NDArray[Any]) -> NDArray[Any]:
+    """The token that holds each patch at the end, (P,), -1 where the patch was pruned at any time.
+
+    A patch that was restored later (`restore`, Cropr's fusion) counts as pruned. What the last block itself prunes and
+    restores is not seen, as no state is recorded between the two.
+
+    Args:
+        sources: (L, P) or (P,): the token that holds each patch after each block, -1 for none.
+
+    Example:
+        >>> groups_of(np.array([[0, 1, 1, -1], [0, 1, 1, 2]])).tolist()  # the last one was brought back
+        [0, 1, 1, -1]
+    """
+    every = np.atleast_2d(sources)
+    return np.where((every < 0).any(axis=0), -1, every[-1])
+
+
+def draw_kept(
+    image: NDArray[Any],
+    sources: NDArray[Any],
+    grid: tuple[int, int],
+    *,
+    covered: tuple[float, float] | None = None,
+    scale: int = 1,
+    pruned: tuple[float, float, float] | None = None,
+) -> Image:
+    """The image as the blocks saw it: patches that were pruned are dark, groups of merged ones are outlined.
+
+    Args:
+        image: (H, W, 3) or (H, W), values in [0, 1].
+        sources: (L, P) or (P,), as of `groups_of`, patches in raster order.
+        grid: rows and columns of the patches; rows * columns = P.
+        covered: height and width in pixels of the image that the grid covers, more than the image where it was padded
+            at its right and bottom; default: just the image.
+        scale: enlarge the image by this whole factor first, so that outlines are thin next to small patches.
+        pruned: the colour of pruned patches; default: dark blue, over a quarter of their light.
+
+    Returns:
+        (H * scale, W * scale, 3) float32 in [0, 1]: the image itself where single patches were kept; pruned patches
+        dark or in one colour; groups of two or more in their mean colour, outlined in orange.
+
+    Raises:
+        VitrimError: the grid does not hold P patches, or does not cover the image.
+    """
+    groups = groups_of(sources)
+    rows, columns = grid
+    colour = in_colour(image)
+    height, width = colour.shape[:2]
+    tall, wide = covered or (height, width)
+    if rows * columns != groups.size:
+        raise VitrimError(f"{groups.size} patches do not fill a grid of {rows} x {columns}")
+    if tall < height or wide < width:
+        raise VitrimError(f"a grid over {tall:g} x {wide:g} pixels does not cover an image of {height} x {width}")
+    drawn = enlarged(colour, scale)
+    row = ((np.arange(height * scale) + 0.5) * rows / (tall * scale)).astype(np.int64)
+    column = ((np.arange(width * scale) + 0.5) * columns / (wide * scale)).astype(np.int64)
+    token = groups.reshape(rows, columns)[row[:, None], column[None, :]]
+    dark = token < 0
+    if pruned is None:
+        drawn[dark] = PRUNED_LIGHT * drawn[dark].mean(axis=-1, keepdims=True) + np.array(PRUNED_TINT, np.float32)
+    else:
+        drawn[dark] = pruned
+    names, sizes = np.unique(groups, return_counts=True)
+    merged = np.isin(token, names[(sizes > 1) & (names >= 0)])
+    drawn[merged] = _means(drawn, token, merged)
+    drawn[outline(token, groups)] = OUTLINE_COLOUR
+    return drawn
+
+
+def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Image:
+    """For every pixel that is ``chosen`` the mean colour of its token's pixels."""
+    _, places = np.unique(token[chosen], return_inverse=True)
+    counts = np.bincount(places)
+    means = [np.bincount(places, image[chosen][:, channel]) / np.maximum(counts, 1) for channel in range(3)]
+    return np.stack(means, axis=-1).astype(np.float32)[places]
+
+
+def in_colour(image: NDArray[Any]) -> Image:
+    """A copy of an image (H, W, 3), (H, W, 1) or (H, W) with three channels, float32.
+
+    Raises:
+        VitrimError: another shape.
+
+    Example:
+        >>> in_colour(np.zeros((2, 3))).shape
+        (2, 3, 3)
+    """
+    given = image[..., None] if image.ndim == 2 else image
+    if given.ndim != 3 or given.shape[-1] not in (1, 3):
+        raise VitrimError(f"an image is (H, W, 3) or (H, W), not {image.shape}")
+    return np.array(np.broadcast_to(given, (*given.shape[:2], 3)), dtype=np.float32)
+
+
+def enlarged(image: Image, scale: int) -> Image:
+    """An image (H, W, 3) with every pixel as a square of ``scale`` pixels."""
+    return image.repeat(scale, 0).repeat(scale, 1)
+
+
+def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tuple[int, int], scale: int = 1) -> Any:
+    """`draw_kept` after a whole reduction, with pruned patches in pale red: for images whose patches are all the same
+    whole number of pixels.
+
+    Args:
+        image: (H, W, 3) or (H, W), values in [0, 1].
+        source: (P,) current token of each patch in raster order, -1 where it was pruned.
+        grid: rows and columns of patches; rows * columns = P, and they divide H and W.
+        scale: enlarge the image by this whole factor first, so that outlines are thin next to small patches.
+
+    Returns:
+        (H * scale, W * scale, 3) float32 in [0, 1].
+
+    Raises:
+        VitrimError: shapes that do not fit.
+    """
+    rows, columns = grid
+    height, width = image.shape[:2]
+    if rows * columns != source.size or height % rows or width % columns:
+        raise VitrimError(
+            f"{source.size} patches on a grid of {rows} x {columns} do not fit an image of {height} x {width}"
+        )
+    return draw_kept(image, source, grid, scale=scale, pruned=PRUNED_COLOUR)
+
+
+def outline(groups: NDArray[np.int64], source: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Pixels (H, W) on the border of a group of two or more patches.
+
+    Args:
+        groups: (H, W), the token of each pixel.
+        source: (P,), the token of each patch, -1 where it was pruned.
+    """
+    tokens, sizes = np.unique(source, return_counts=True)
+    large = np.isin(groups, tokens[(sizes > 1) & (tokens >= 0)])
+    padded = np.pad(groups, 1, constant_values=-2)
+    neighbours = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
+    return np.asarray(large & np.any([groups != other for other in neighbours], axis=0))
+
+
+def plot_merged(
+    images: NDArray[np.float32],
+    reductions: Sequence[tuple[str, TokenState]],
+    grid: tuple[int, int],
+    path: str | Path,
+    *,
+    captions: Sequence[str] = (),
+    title: str = "",
+) -> None:
+    """Write a figure with one row per reduction and one column per image, the images themselves on top.
+
+    Args:
+        images: (B, H, W, 3) or (B, H, W), values in [0, 1].
+        reductions: label and final state of each reduction of these images.
+        grid: rows and columns of patches.
+        path: the file to write; its ending decides the format.
+        captions: one line above each image.
+        title: line above the figure.
+    """
+    count = len(images)
+    scale = max(1, 224 // images.shape[1])
+    figure = sheet(1.35 * count + 1.6, 1.42 * (len(reductions) + 1) + 0.7)
+    axes = figure.subplots(len(reductions) + 1, count, squeeze=False)
+    for column in range(count):
+        axes[0, column].imshow(images[column], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes[0, column].set_title(captions[column] if captions else "", fontsize=9)
+        for row, (_, state) in enumerate(reductions, start=1):
+            source = state.source[column, state.num_prefix :].cpu().numpy()
+            axes[row, column].imshow(draw_groups(images[column], source, grid, scale), interpolation="nearest")
+    for row, label in enumerate(["image", *(label for label, _ in reductions)]):
+        axes[row, 0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, labelpad=6)
+    for axis in axes.flat:
+        axis.set_xticks([])
+        axis.set_yticks([])
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+def grid_of(patches: int, image: NDArray[Any]) -> tuple[int, int]:
+    """Rows and columns of so many square patches over an image (H, W, ...).
+
+    Example:
+        >>> grid_of(8, np.zeros((32, 64, 3)))
+        (2, 4)
+    """
+    rows = round((patches * image.shape[0] / image.shape[1]) ** 0.5)
+    while patches % rows:
+        rows -= 1
+    return rows, patches // rows
+
+
+def overlay(
+    image: NDArray[Any],
+    values: NDArray[Any],
+    grid: tuple[int, int],
+    *,
+    limits: tuple[float, float] | None = None,
+    cmap: str = "viridis",
+    scale: int = 1,
+) -> Image:
+    """The values of patches in colours over the image, which is pale where a value is nan.
+
+    Args:
+        image: (H, W, 3) or (H, W), values in [0, 1].
+        values: (P,), patches in raster order.
+        grid: rows and columns of the patches.
+        limits: of the colours; default: those of the values.
+        cmap: viridis or cividis.
+        scale: enlarge the image by this whole factor first.
+
+    Returns:
+        (H * scale, W * scale, 3) float32 in [0, 1].
+
+    Raises:
+        VitrimError: the grid does not hold P patches.
+
+    Example:
+        >>> overlay(np.zeros((2, 2)), np.array([0.0, np.nan, 0.5, 1.0]), (2, 2))[0, 1].astype(float).round(2).tolist()
+        [0.65, 0.65, 0.65]
+    """
+    from matplotlib import colormaps
+
+    grey = draw_kept(image, np.arange(values.size), grid, scale=scale).mean(-1, keepdims=True)
+    drawn = np.repeat(FADED * grey + (1 - FADED), 3, -1).astype(np.float32)
+    if not np.isfinite(values).any():
+        return drawn
+    low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
+    placed = np.asarray(values, dtype=np.float64).reshape(grid)
+    shades = colormaps[cmap]((placed - low) / max(high - low, 1e-12))[..., :3]
+    tall, wide = drawn.shape[:2]
+    down = (np.arange(tall) * grid[0] // tall)[:, None]
+    across = (np.arange(wide) * grid[1] // wide)[None]
+    known = np.isfinite(placed)[down, across]
+    drawn[known] = shades[down, across][known]
+    return drawn
+
+
+def gallery(rows: Sequence[tuple[str, Sequence[tuple[str, NDArray[Any] | None]]]], *, side: float = 1.2) -> Any:
+    """A figure of pictures in rows: a name beside each row, a title above each picture that has one."""
+    columns = max(len(pictures) for _, pictures in rows)
+    figure = sheet(0.5 + side * columns, (side + 0.25) * len(rows) + 0.1)
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03, wspace=0.01, hspace=0.01)
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (name, pictures) in zip(axes, rows, strict=True):
+        for axis in line:
+            axis.set(xticks=[], yticks=[])
+            for edge in axis.spines.values():
+                edge.set_visible(False)
+        line[0].set_ylabel(name, fontsize=SMALL)
+        for axis, (title, picture) in zip(line, pictures, strict=False):
+            if picture is not None:
+                axis.imshow(picture, interpolation="antialiased", vmin=0, vmax=1)
+            axis.set_title(title, fontsize=TEXT)
+    return figure
