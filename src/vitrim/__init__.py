@@ -4,6 +4,9 @@
     model = timm.create_model("deit_small_patch16_224", pretrained=True)
     reduction = vitrim.reduce_(model, vitrim.ToMe(r=13))
 
+Every command of the command line is a function too: `profile`, `bench`, `compare`, `evaluate`, `show`, `tune`,
+`analyze`, `export`, `train`.
+
 Names are resolved on first use, so that ``vitrim --help`` need not import torch. Config classes of methods
 (``vitrim.ToMe``, ``vitrim.ATM``, ...) come from the registry: a new method file adds its own.
 """
@@ -14,74 +17,121 @@ from typing import TYPE_CHECKING, Any
 from vitrim.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from vitrim.analysis.analyze import analyze, analyze_records, compare_analyses
     from vitrim.core.assignment import Hard, Soft, merge, prune
     from vitrim.core.attention import Attention
-    from vitrim.core.block import Reducer
+    from vitrim.core.block import ReducedBlock, Reducer
+    from vitrim.core.host import Host
+    from vitrim.core.library import Library
     from vitrim.core.method import MethodConfig, StagedConfig
-    from vitrim.core.plan import Layer
+    from vitrim.core.plan import HostFacts, Layer
     from vitrim.core.reduce import Reduction, get_reduction, reduce_, reduced, restore_
-    from vitrim.core.registry import parse_method, reduces, register, register_host, register_method
+    from vitrim.core.registry import (
+        parse_method,
+        reduces,
+        register,
+        register_host,
+        register_library,
+        register_method,
+    )
     from vitrim.core.scoring import ScorerReducer
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.exporting.exported import Exported
     from vitrim.exporting.writing import export
+    from vitrim.loading import create_model
+    from vitrim.measure.evaluation import evaluate
+    from vitrim.measure.profile import profile
+    from vitrim.plots.show import show
+    from vitrim.report import Report
+    from vitrim.speed.bench import bench
+    from vitrim.speed.compare import compare
+    from vitrim.training.train import train
+    from vitrim.tuning.tune import tune
 
 __all__ = [
     "Attention",
     "Exported",
     "Hard",
+    "Host",
+    "HostFacts",
     "Layer",
+    "Library",
     "MethodConfig",
+    "ReducedBlock",
     "Reducer",
     "Reduction",
     "ReductionWarning",
+    "Report",
     "ScorerReducer",
     "Soft",
     "StagedConfig",
     "TokenState",
     "UnsupportedModelError",
     "VitrimError",
+    "analyze",
+    "analyze_records",
+    "bench",
+    "compare",
+    "compare_analyses",
+    "create_model",
+    "evaluate",
     "export",
     "get_reduction",
     "merge",
     "parse_method",
+    "profile",
     "prune",
     "reduce_",
     "reduced",
     "reduces",
     "register",
     "register_host",
+    "register_library",
     "register_method",
     "restore_",
+    "show",
+    "train",
+    "tune",
     "unmerge",
 ]
 
-_HOME = {
+_NAMES = {
+    "vitrim.analysis.analyze": ("analyze", "analyze_records", "compare_analyses"),
     "vitrim.core.assignment": ("Hard", "Soft", "merge", "prune"),
     "vitrim.core.attention": ("Attention",),
-    "vitrim.core.block": ("Reducer",),
+    "vitrim.core.block": ("ReducedBlock", "Reducer"),
+    "vitrim.core.host": ("Host",),
+    "vitrim.core.library": ("Library",),
     "vitrim.core.method": ("MethodConfig", "StagedConfig"),
-    "vitrim.core.plan": ("Layer",),
-    "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
-    "vitrim.exporting.exported": ("Exported",),
-    "vitrim.exporting.writing": ("export",),
+    "vitrim.core.plan": ("HostFacts", "Layer"),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "reduced", "restore_"),
     "vitrim.core.registry": (
-        "parse_method",
-        "reduces",
-        "register",
-        "register_backbone",
-        "register_host",
-        "register_method",
+        *("parse_method", "reduces", "register", "register_host", "register_library", "register_method"),
     ),
     "vitrim.core.scoring": ("ScorerReducer",),
     "vitrim.core.tokens": ("TokenState", "unmerge"),
+    "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
+    "vitrim.exporting.exported": ("Exported",),
+    "vitrim.exporting.writing": ("export",),
+    "vitrim.loading": ("create_model",),
+    "vitrim.measure.evaluation": ("evaluate",),
+    "vitrim.measure.profile": ("profile",),
+    "vitrim.plots.show": ("show",),
+    "vitrim.report": ("Report",),
+    "vitrim.speed.bench": ("bench",),
+    "vitrim.speed.compare": ("compare",),
+    "vitrim.training.train": ("train",),
+    "vitrim.tuning.tune": ("tune",),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+"""The public names, by the module that defines them."""
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+_EARLIER = {"register_backbone": "register_host"}
+"""Names of 0.1.0 that still work."""
 
 
 def __getattr__(name: str) -> Any:
+    name = _EARLIER.get(name, name)
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     if not name.startswith("_"):
@@ -96,4 +146,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from vitrim.core.registry import methods
 
-    return sorted([*globals(), *__all__, *(config.__name__ for config in methods().values())])
+    return sorted(["__version__", *__all__, *(config.__name__ for config in methods().values())])
