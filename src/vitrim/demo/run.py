@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_, restore_
-from vitrim.core.registry import ask, parse_method
+from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.errors import VitrimError
@@ -283,7 +283,7 @@ def draw(exhibit: Exhibit, rows: Sequence[Row], folder: Path) -> list[Path]:
     plot_merged(
         exhibit.pixels,
         states,
-        ask(model).facts(model).grid_size,
+        host_of(model).facts(model).grid_size,
         merged,
         captions=exhibit.captions,
         title="What each method leaves: outlined = merged into one token, pale red = pruned",
