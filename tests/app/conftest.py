@@ -11,7 +11,7 @@ from vitrim.app.service import Service
 
 @pytest.fixture(scope="session")
 def service() -> Service:
-    return Service([ModelSource(MODEL, "reference")])
+    return Service([ModelSource(MODEL, "reference")], seconds=3600.0)  # a busy machine times, too
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from vitrim.cli.output import Output
 PACKAGES = (
     *("torch", "torchvision", "timm", "transformers", "numpy", "safetensors", "pydantic", "PyYAML", "typer", "rich"),
     *("datasets", "pillow", "accelerate", "torchmetrics", "tensorboard", "scikit-learn", "matplotlib"),
-    *("open_clip_torch", "onnx", "onnxruntime", "openvino", "optuna", "gradio", "numba"),
+    *("filelock", "open_clip_torch", "onnx", "onnxruntime", "openvino", "optuna", "gradio", "numba"),
 )
 """The packages vitrim needs, always or for some commands, and the libraries whose models it reduces."""
 
