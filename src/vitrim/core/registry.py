@@ -255,8 +255,8 @@ def _enter_own(table: Table, entries: dict[str, Any], key: str, value: object, w
 @cache
 def libraries() -> tuple[str, ...]:
     """The host libraries vitrim knows, installed or not: the folders of ``hosts/``."""
-    package = importlib.import_module("vitrim.hosts")
-    return tuple(sorted({module.name for module in pkgutil.iter_modules(package.__path__)} - {"shared"}))
+    folder = Path(__file__).parents[1] / "hosts"
+    return tuple(sorted({module.name for module in pkgutil.iter_modules([str(folder)])} - {"shared"}))
 
 
 def missing_libraries() -> tuple[str, ...]:
