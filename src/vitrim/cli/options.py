@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
@@ -111,13 +111,9 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many image
 
 def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
     """Parse the methods written on the command line, checking every one before any work starts."""
-    from vitrim.core.registry import parse_method
+    from vitrim.core import registry
 
-    configs = [parse_method(text) for text in texts]
-    for index, config in enumerate(configs):
-        if config in configs[:index]:
-            raise VitrimError(f"method {config.describe()} is given twice")
-    return configs
+    return registry.parse_methods(texts)
 
 
 def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:
@@ -133,16 +129,6 @@ def parse_options(texts: Sequence[str] | None, what: str = "model option") -> di
             raise VitrimError(f"{what} {key} is given twice")
         options[key] = read_value(value, f"{what} {key}")
     return options
-
-
-def check_choice(what: str, given: str, valid: Collection[str]) -> None:
-    """Refuse a value that is not one of ``valid``.
-
-    Raises:
-        VitrimError: with the nearest one and all of them.
-    """
-    if given not in valid:
-        raise unknown(what, given, valid)
 
 
 # ---- the groups ------------------------------------------------------------------------------------------------------

@@ -63,8 +63,6 @@ class Output(Setup):
         show(self.console(), report)
         self.write(**report.record)
 
-    show = finish
-
 
 def is_first_process() -> bool:
     """True in the process that prints and writes; others are those that ``accelerate launch`` started beside it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Workers, parse_options
-from vitrim.cli.output import Output
+from vitrim.cli.output import Output, progress_bar
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"model {MODEL_NAMES}; none with --train")]
 Methods = Annotated[
@@ -121,7 +119,7 @@ def tune(
     from vitrim.report import show
     from vitrim.tuning.tune import tune
 
-    with _progress("settings" if grid is None else "points" if train is None else "runs") as on_progress:
+    with progress_bar("settings" if grid is None else "points" if train is None else "runs") as on_progress:
         report = tune(
             model.name or None, methods, data.source, target=target, front=front, grid=grid, train=train,
             evaluations=evaluations, proxy=proxy, search=search, shape=shape, minutes=minutes, engine=engine,
@@ -134,22 +132,3 @@ def tune(
     if Processes.launched(machine.device).index == 0:
         show(output.console(), report)
         output.write(**report.record)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error, with the time that is left; every improvement is a line."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(what, visible=False)
-
-        def show(done: int, most: int, line: str) -> None:
-            progress.update(bar, completed=done, total=most, visible=True)
-            if line:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        yield show

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, host_of, parse_method
+from vitrim.core.registry import ask, host_of, parse_methods
 from vitrim.core.tokens import TokenState
 from vitrim.data import ImageDataset, eval_transform, load_data, spread
 from vitrim.data.folders import loose_images
@@ -26,7 +26,6 @@ from vitrim.errors import MissingPackageError, VitrimError, unknown
 from vitrim.files import check_folder
 from vitrim.loading import Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
-from vitrim.measure.decisions import file_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.plots.charts import short
 from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
@@ -175,7 +174,7 @@ def show(
         >>> sorted(shown.rows[0])
         ['dense', 'file', 'image', 'tome:r=8', 'topk:keep_rate=0.5']
     """
-    configs = _configs(methods)
+    configs = parse_methods(methods)
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if limit is not None and limit < 1:
@@ -217,15 +216,6 @@ def show(
     return report
 
 
-def _configs(methods: MethodConfig | str | Sequence[MethodConfig | str]) -> list[MethodConfig]:
-    given = [methods] if isinstance(methods, MethodConfig | str) else list(methods)
-    configs = [parse_method(method) if isinstance(method, str) else method for method in given]
-    twice = next((config for place, config in enumerate(configs) if config in configs[:place]), None)
-    if twice is not None:
-        raise VitrimError(f"method {twice.describe()} is given twice")
-    return configs
-
-
 def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
     """A dataset of ``data`` or of files, whose labels mean nothing; else the images or tensors themselves."""
     if images is not None and not isinstance(images, list | tuple):
@@ -257,6 +247,8 @@ def _class_names(dense: nn.Module, dataset: Any) -> Sequence[str] | None:
 
 def _images(dense: nn.Module, dataset: Any, limit: int | None, *, loose: bool) -> Iterator[tuple[str, str, Tensor]]:
     """The name of the file, the title and the pixels of every image to draw."""
+    from vitrim.measure.decisions import file_name  # which imports torchmetrics
+
     few = FEW if limit is None and not loose else limit
     places = [int(place) for place in spread(len(dataset), few)]
     if isinstance(dataset, list | tuple):
