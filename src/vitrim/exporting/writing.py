@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
-from vitrim.core.reduce import HANDLE, get_reduction, reduce_, restore_, saved_method
+from vitrim.core.reduce import HANDLE, get_reduction, reduce_, refuse_reduced, restore_, saved_method
 from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.errors import ReductionWarning, VitrimError, first_line, unknown
@@ -376,6 +376,7 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
     """
     reduced = shared_copy(plain)
     if method is not None:
+        refuse_reduced(plain)
         reduction = reduce_(reduced, method)
         if learned is not None and method.name == saved_method(learned):
             reduction.load_parameters(learned)

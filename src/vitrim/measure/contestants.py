@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import HANDLE, Reduction, reduce_, saved_method
+from vitrim.core.reduce import Reduction, reduce_, refuse_reduced, saved_method
 from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import shared_copy
@@ -184,8 +184,7 @@ def contestants(
         VitrimError: the model is reduced, or a method is unknown or does not fit the model.
     """
     configs = [parse_method(method) if isinstance(method, str) else method for method in methods]
-    if hasattr(model, HANDLE):
-        raise VitrimError("evaluation starts from the dense model: call vitrim.restore_(model) first")
+    refuse_reduced(model)
     dense = copy.deepcopy(model).to(device=device, dtype=dtype).eval()
     reduced = []
     for config in configs:

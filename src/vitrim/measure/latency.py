@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import reduce_
+from vitrim.core.reduce import reduce_, refuse_reduced
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.measure.prefill import Prefill
@@ -219,6 +219,7 @@ def reduced_copy(model: nn.Module, method: MethodConfig | str) -> nn.Module:
     Raises:
         VitrimError: as `vitrim.reduce_`. ``model`` is never changed.
     """
+    refuse_reduced(model)
     reduced = shared_copy(model)
     reduce_(reduced, method, compact=isinstance(model, Prefill))
     return reduced

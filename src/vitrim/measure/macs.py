@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrim.core.block import Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.modules import Exchange
-from vitrim.core.reduce import Reduction, reduce_, restore_
+from vitrim.core.reduce import Reduction, reduce_, refuse_reduced, restore_
 from vitrim.core.registry import ask, has_trunk, parse_method
 from vitrim.core.scoring import EarlyScorer
 from vitrim.errors import VitrimError
@@ -343,6 +343,7 @@ def profile_of(
     """
     config = method if isinstance(method, MethodConfig) else parse_method(DENSE if method is None else method)
     batches = _batches(config, images)
+    refuse_reduced(model)
     unused = getattr(model, "published_unused_params", 0)
     whole = model.model if isinstance(model, Prefill) else model
     name = name or ask(whole).architecture(whole)

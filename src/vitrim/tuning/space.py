@@ -17,7 +17,7 @@ import numpy as np
 from torch import nn
 
 from vitrim.core.method import MethodConfig, Tunable
-from vitrim.core.reduce import reduce_
+from vitrim.core.reduce import reduce_, refuse_reduced
 from vitrim.core.registry import host_of, methods, parse_method
 from vitrim.errors import ReductionWarning, VitrimError
 
@@ -309,6 +309,7 @@ def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConf
         >>> "tome" in names, "dynamicvit" in names, "none" in names
         (True, False, False)
     """
+    refuse_reduced(model)
     found = []
     shell = copy.deepcopy(model).to("meta")
     for kind in methods().values():
