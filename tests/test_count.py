@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import pytest
+
+import tiny
 import vitrim
+from vitrim.core.block import Site
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(vitrim.__file__).parent
@@ -88,3 +93,53 @@ def test_every_measure_has_a_value() -> None:
     found = dict(count.rows(PACKAGE, walks=False))
     assert all(value[0].isdigit() for value in found.values())
     assert count.table(iter(found.items())).count("\n") == len(found) + 2
+
+
+# ---- the architecture page says what the code does -------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("title", "which"), [("The walk of one `r`", "of `r`"), ("The walk of one token", "of a token")]
+)
+def test_the_walks_of_the_page_are_those_of_the_code(title: str, which: str) -> None:
+    section = PAGE.partition(f"### {title}\n")[2].partition("\n#")[0]
+    named = {
+        file for line in section.splitlines() if line[:3] == "| `" for file in re.findall(r"`(\w+/\S+?\.py)`", line)
+    }
+    (program,) = (code for what, code in count.WALKS.items() if what.startswith(which))
+    assert named == set(count.walk(PACKAGE, program)) - {"__init__.py"}
+
+
+def test_the_picture_of_the_page_is_the_order_in_which_a_block_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = re.sub(r"\s+", " ", PAGE.partition("\n       x, state -> ")[2].partition("\n")[0])
+    stages = [stage.strip() for stage in picture.split("->") if stage.strip() != "+"]
+    model = tiny.HOSTS["hf_vit"]()
+    vitrim.reduce_(model, "tome:r=4")
+    block: Any = tiny.blocks(model)[1]
+    seen: list[str] = []
+
+    def watch(owner: Any, name: str, label: str | None = None) -> None:
+        own = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen.append(label or str(args[0]))
+            return own(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    watch(block.reducer, "reduce")
+    watch(block, "project", "project q, k, v")
+    watch(block.reducer, "attend", "attend")
+    watch(block, "mlp_branch", "MLP")
+    model(tiny.images())
+    assert seen == [stage for stage in stages if stage != "query"]  # where ToMe does nothing
+    assert [stage for stage in stages if stage in get_args(Site)] == list(get_args(Site))
+
+
+def test_every_room_and_every_file_of_the_core_is_on_the_page() -> None:
+    rooms = PAGE.partition("## The rooms")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([\w/]+?)(?:\.py|/|/LIBRARY/)`", rooms))
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} <= named
+    assert {path.stem for path in (PACKAGE / "core").glob("*.py") if path.name != "__init__.py"} <= named
