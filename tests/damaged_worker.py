@@ -27,7 +27,8 @@ from torch import nn
 import vitrim.cli
 from damaged_data import NAMES, Case, cases
 from tiny_hosts.timm_vit import vit
-from vitrim.cli import main, setup
+from vitrim import loading
+from vitrim.cli import main
 from vitrim.core.registry import ask
 from vitrim.models.segmenter import LinearDecoder, Segmenter
 from vitrim.models.vitdet import Detector
@@ -90,7 +91,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 
 def all_cases(folder: Path) -> None:
     models: dict[str, nn.Module] = {f"tiny_{task}": create() for task, create in MODELS.items()}
-    setup.Weights.create = lambda self, name, device="cpu": models[name]  # type: ignore[method-assign]
+    loading.create_model = lambda name, **given: models[name]
     vitrim.cli.app = typer.main.get_command(vitrim.cli.app)  # built once, not for every case
     datasets.config.HF_DATASETS_CACHE = str(folder / "cache")
     datasets.disable_progress_bars()

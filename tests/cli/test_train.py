@@ -16,6 +16,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from cli_runs import exit_code
 from tiny_training import TINY, write_images
+from vitrim.cli import output
 from vitrim.cli.options import flat
 from vitrim.cli.train import train as command_of_train
 from vitrim.training.loop import Trainer
@@ -255,9 +256,8 @@ def test_sigterm_saves_and_exits_with_its_code(
 def test_sigterm_ends_every_command_with_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    listing = import_module("vitrim.cli.listing")
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(listing.common, "check_json", lambda _: signal.raise_signal(signal.SIGTERM))
-    assert exit_code(monkeypatch, "list", "recipes") == 143
+    monkeypatch.setattr(output, "check_file", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert exit_code(monkeypatch, "list", "recipes", "--json", tmp_path / "list.json") == 143
     assert capsys.readouterr().err == "terminated\n"
     assert signal.getsignal(signal.SIGTERM) == before

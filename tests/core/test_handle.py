@@ -8,7 +8,7 @@ import torch
 
 import tiny
 import vitrim
-from vitrim.measure.macs import profile
+from vitrim.measure.macs import profile_of
 
 HOSTS = [*tiny.LIBRARIES, "distilled", "avg_fc_norm", "hf_eomt", "hf_yolos", "lv_vit"]
 
@@ -74,7 +74,7 @@ def test_macs_saved_are_about_those_that_are_counted(method: str) -> None:
     model = timm.create_model("deit_tiny_patch16_224")
     counted = []
     for config in (None, vitrim.parse_method(method)):
-        macs = profile(model, config, [torch.zeros(1, 3, 224, 224)], name="deit").macs
+        macs = profile_of(model, config, [torch.zeros(1, 3, 224, 224)], name="deit").macs
         counted.append(macs.linear + macs.attention - 196 * 192 * 768 - 192 * 1000)  # without patches and head
     saved = 100 * (1 - counted[1] / counted[0])
     said = float(str(vitrim.reduce_(model, method)).rpartition("about ")[2].partition(" %")[0])

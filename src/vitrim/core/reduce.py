@@ -320,10 +320,10 @@ class Reduction:
             >>> import timm, vitrim
             >>> print(vitrim.reduce_(timm.create_model("test_vit"), "tome:r=[0,40]"))
             tome:r=[0,40] on VisionTransformer
-              block         0   1   2   3   4   5
-              tokens in   101 101  61  61  61  61
-              tokens out  101  61  61  61  61  61
-            about 30 % of the MACs of its blocks are saved; compact: no
+              block        0   1   2   3   4   5
+              tokens in  101 101  61  61  61  61
+              tokens out 101  61  61  61  61  61
+            about 33 % of the MACs of its blocks are saved; compact: no
         """
         lines = [f"{self.config.describe()} on {type(self.model).__name__}"]
         counts = self._counts()
