@@ -348,7 +348,7 @@ def test_no_images():
 def test_models_and_methods_that_do_not_fit():
     model = classifier()
     vitrim.reduce_(model, "tome:r=4")
-    with pytest.raises(VitrimError, match=r"dense model: call vitrim\.restore_"):
+    with pytest.raises(VitrimError, match=r"reduced already: call vitrim\.restore_"):
         evaluate(model, [], data())
     with pytest.raises(VitrimError, match="no classifier"):
         evaluate(HOSTS["headless"](), [], data())
