@@ -37,6 +37,16 @@ def test_planned_counts_are_those_of_a_forward(host: str, config: vitrim.MethodC
         assert str(recorded) == text
 
 
+@pytest.mark.parametrize("host", ["vit", "distilled", "hf_vit"])
+def test_a_last_block_of_a_few_rows_is_counted_with_those(host: str) -> None:
+    planned = vitrim.reduce_(tiny.HOSTS[host](), "tome:r=4,last_block=auto").tokens_per_block
+    recorded = vitrim.reduce_(tiny.HOSTS[host](), "tome:r=4,last_block=auto", record=True)
+    with torch.no_grad():
+        tiny.run(recorded.model, tiny.images())
+    assert planned == recorded.tokens_per_block
+    assert planned[-1] == tiny.num_prefix(recorded.model)
+
+
 def test_planned_counts_follow_the_size_of_the_images() -> None:
     model = tiny.HOSTS["dynamic_img_size"]()
     reduction = vitrim.reduce_(model, "topk:keep_rate=0.5")
@@ -67,7 +77,7 @@ def test_counts_that_depend_on_images_need_recording() -> None:
     "method",
     [
         *("none", "random", "topk", "evit:keep_rate=0.5", "evit:fuse_token=false", "tome:r=13", "tome:r=[40,0,0,40]"),
-        *("pitome", "topk:last_block=class_token", "none:last_block=auto"),
+        *("pitome", "mctf", "topk:last_block=class_token", "none:last_block=auto"),
     ],
 )
 def test_macs_saved_are_about_those_that_are_counted(method: str) -> None:

@@ -383,7 +383,7 @@ class Reduction:
         keys = after if site == "before" else before
         queries = rows or (after if site in ("before", "query") else before)
         left = rows or (before if site == "after" else after)
-        projected = queries if site != "query" or self.config.kind == "prune" else before
+        projected = before if site == "query" and self.config.kind != "prune" else queries
         attention = dim * dim * (projected + 2 * keys + queries) + 2 * dim * projected * keys
         return attention + (weights - 4 * dim * dim) * left
 
