@@ -4,10 +4,14 @@ import doctest
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import pytest
+import torch
 
+import tiny
 import vitrim
 from vitrim.core.registry import methods
 
@@ -83,3 +87,46 @@ print([name for name in ("torch", "timm", "pydantic") if name in sys.modules])
     out = run(code)
     assert "profile" in out
     assert out.strip().splitlines()[-1] == "[]"
+
+
+# ---- arguments of the functions --------------------------------------------------------------------------------------
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "profile": lambda model, methods, data, **more: vitrim.profile(model, methods, **more),
+    "bench": lambda model, methods, data, **more: vitrim.bench(model, methods, **more),
+    "evaluate": vitrim.evaluate,
+    "compare": vitrim.compare,
+    "analyze": lambda *given, **more: vitrim.analyze(*given, out="never", **more),
+    "tune": lambda *given, **more: vitrim.tune(*given, target="macs=0.5", out=None, **more),
+}
+WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
+    (tuple(CALLS), {"model": 5}, "expected a model or its name"),
+    (tuple(CALLS), {"methods": 5}, "expected (methods|a method) such as"),
+    (tuple(CALLS), {"methods": vitrim.ToMe}, "expected (methods|a method) such as .*, got ToMe|MethodClass"),
+    (tuple(CALLS), {"methods": [None]}, "expected a method as text"),
+    (tuple(CALLS), {"methods": ["tome:r=1", "tome:r=1"]}, "given twice"),
+    (("bench", "compare", "tune"), {"methods": []}, "name at least one method"),
+    (("bench", "compare"), {"device": "nonsense"}, "unknown device 'nonsense'"),
+    (("bench", "compare"), {"repeats": 0}, "repeats is a whole number of at least 1, not 0"),
+    (("evaluate", "compare", "analyze"), {"limit": -1}, "limit is a whole number of at least 1, not -1"),
+    (("evaluate", "compare", "analyze"), {"batch_size": 0}, "batch_size is a whole number of at least 1, not 0"),
+    (("evaluate", "compare", "analyze"), {"workers": -1}, "workers is a whole number of at least 0, not -1"),
+    (("profile", "bench", "evaluate", "compare"), {"threads": 0}, "threads is a whole number of at least 1, not 0"),
+    (("bench", "evaluate", "compare"), {"seed": "x"}, "seed is a whole number of at least 0, not 'x'"),
+    (("bench", "evaluate", "compare", "analyze"), {"dtype": 5}, "unknown dtype '5'|expected"),
+    (("evaluate",), {"data": 5}, "expected a source, a dataset or pairs"),
+    (("evaluate",), {"data": [torch.zeros(2, 3, 8, 8)]}, "expected pairs of images"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"), [(name, given, message) for names, given, message in WRONG for name in names]
+)
+def test_wrong_arguments_are_one_line(name: str, given: dict[str, Any], message: str) -> None:
+    model = tiny.HOSTS["vit"]()
+    arguments = {"model": model, "methods": "tome:r=1", "data": "no/such/folder", **given}
+    positional = [arguments.pop(key) for key in ("model", "methods", "data")]
+    with pytest.raises(vitrim.VitrimError, match=message) as caught:
+        CALLS[name](*positional, **arguments)
+    assert "\n" not in str(caught.value)

@@ -19,11 +19,11 @@ from vitrim.version import __version__ as __version__
 if TYPE_CHECKING:
     from vitrim.analysis.analyze import analyze, analyze_records, compare_analyses
     from vitrim.core.assignment import Hard, Soft, merge, prune
-    from vitrim.core.attention import Attention
+    from vitrim.core.attention import Attention, split_heads
     from vitrim.core.block import ReducedBlock, Reducer
     from vitrim.core.host import Host
     from vitrim.core.library import Library
-    from vitrim.core.method import MethodConfig, StagedConfig
+    from vitrim.core.method import Adaptive, MethodConfig, Needs, StagedConfig, Tunable
     from vitrim.core.plan import HostFacts, Layer
     from vitrim.core.reduce import Reduction, get_reduction, reduce_, reduced, restore_
     from vitrim.core.registry import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         register_library,
         register_method,
     )
+    from vitrim.core.schedule import Keep, Remove
     from vitrim.core.scoring import ScorerReducer
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
@@ -50,23 +51,28 @@ if TYPE_CHECKING:
     from vitrim.tuning.tune import tune
 
 __all__ = [
+    "Adaptive",
     "Attention",
     "Exported",
     "Hard",
     "Host",
     "HostFacts",
+    "Keep",
     "Layer",
     "Library",
     "MethodConfig",
+    "Needs",
     "ReducedBlock",
     "Reducer",
     "Reduction",
     "ReductionWarning",
+    "Remove",
     "Report",
     "ScorerReducer",
     "Soft",
     "StagedConfig",
     "TokenState",
+    "Tunable",
     "UnsupportedModelError",
     "VitrimError",
     "analyze",
@@ -91,6 +97,7 @@ __all__ = [
     "register_method",
     "restore_",
     "show",
+    "split_heads",
     "train",
     "tune",
     "unmerge",
@@ -99,16 +106,17 @@ __all__ = [
 _NAMES = {
     "vitrim.analysis.analyze": ("analyze", "analyze_records", "compare_analyses"),
     "vitrim.core.assignment": ("Hard", "Soft", "merge", "prune"),
-    "vitrim.core.attention": ("Attention",),
+    "vitrim.core.attention": ("Attention", "split_heads"),
     "vitrim.core.block": ("ReducedBlock", "Reducer"),
     "vitrim.core.host": ("Host",),
     "vitrim.core.library": ("Library",),
-    "vitrim.core.method": ("MethodConfig", "StagedConfig"),
+    "vitrim.core.method": ("Adaptive", "MethodConfig", "Needs", "StagedConfig", "Tunable"),
     "vitrim.core.plan": ("HostFacts", "Layer"),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "reduced", "restore_"),
     "vitrim.core.registry": (
         *("parse_method", "reduces", "register", "register_host", "register_library", "register_method"),
     ),
+    "vitrim.core.schedule": ("Keep", "Remove"),
     "vitrim.core.scoring": ("ScorerReducer",),
     "vitrim.core.tokens": ("TokenState", "unmerge"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),

@@ -68,7 +68,24 @@ class ReductionWarning(UserWarning):
     """The reduction does less than was asked; the message says what it does."""
 
 
-def unknown(what: str, given: str, valid: Iterable[str]) -> VitrimError:
+def check_whole(**given: tuple[object, int]) -> None:
+    """Refuse what is no whole number, or too small: every argument with its least value; None stands for a default.
+
+    Raises:
+        VitrimError: naming the first that is wrong.
+
+    Example:
+        >>> check_whole(batch_size=(8, 1), limit=(None, 1))
+        >>> check_whole(batch_size=(0, 1))
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: batch_size is a whole number of at least 1, not 0
+    """
+    for name, (value, least) in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise VitrimError(f"{name} is a whole number of at least {least}, not {value!r:.60}")
+
+
+def unknown(what: str, given: object, valid: Iterable[str]) -> VitrimError:
     """ "unknown METHOD 'tomme'; did you mean 'tome'? valid: ..." as an error to raise.
 
     Example:
@@ -77,7 +94,7 @@ def unknown(what: str, given: str, valid: Iterable[str]) -> VitrimError:
     """
     names = sorted(valid)
     spelled = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(given.lower(), spelled, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(given).lower(), spelled, n=1, cutoff=0.5)
     hint = f" did you mean '{spelled[near[0]]}'?" if near else ""
     return VitrimError(f"unknown {what} '{given}';{hint} valid: {', '.join(names)}")
 

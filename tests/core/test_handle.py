@@ -107,3 +107,13 @@ def test_a_notebook_shows_a_row_per_block() -> None:
     assert text.count("<tr>") == 5
     assert "<td>37</td><td>33</td>" in text
     assert "compact: no" in text
+
+
+def test_a_handle_that_was_undone_says_so() -> None:
+    model = tiny.HOSTS["vit"]()
+    old = vitrim.reduce_(model, "tome:r=4")
+    vitrim.reduce_(model, "topk")
+    assert str(old) == "tome:r=4 on VisionTransformer: undone since"
+    assert old._repr_html_() == "<p>tome:r=4 on VisionTransformer: undone since</p>"
+    with pytest.raises(vitrim.VitrimError, match="this reduction was undone"):
+        _ = old.tokens_per_block

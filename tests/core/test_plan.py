@@ -160,3 +160,14 @@ def test_a_plan_for_other_blocks_is_refused_even_if_they_are_as_many() -> None:
     check_blocks(first, plan(first, facts, 4), reducers)
     with pytest.raises(VitrimError, match=r"acts in blocks \[2\] and the model was reduced for \[1\]"):
         check_blocks(other, plan(other, facts, 4), reducers)
+
+
+def test_amounts_that_are_none_are_refused_in_one_line() -> None:
+    class Numbers(vitrim.MethodConfig):
+        name = "test_numbers"
+
+        def amounts(self, num_layers: int) -> Any:
+            return [8] * num_layers
+
+    with pytest.raises(vitrim.VitrimError, match=r"such as vitrim.Remove\(8\) or .*, or None, not \[8, 8"):
+        vitrim.reduce_(tiny.HOSTS["vit"](), Numbers())

@@ -25,9 +25,9 @@ from vitrim.analysis.output import check_output, read_analysis, write_records, w
 from vitrim.analysis.record import Record
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import parse_method
+from vitrim.core.registry import parse_methods
 from vitrim.data import DataError
-from vitrim.errors import MissingPackageError, VitrimError, one_line_errors, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_whole, one_line_errors, unknown
 from vitrim.loading import load
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import DTYPES, data_facts, open_task, run_batches
@@ -118,11 +118,8 @@ def analyze(
         >>> [row["tokens"] for row in report.rows if row["method"] == "tome:r=2"]
         [15.0, 13.0, 11.0, 9.0, 7.0, 5.0]
     """
-    given = [methods] if isinstance(methods, str | MethodConfig) else methods
-    configs = [parse_method(method) if isinstance(method, str) else method for method in given]
-    twice = next((config for index, config in enumerate(configs) if config in configs[:index]), None)
-    if twice is not None:
-        raise VitrimError(f"method {twice.describe()} is given twice")
+    configs = parse_methods(methods)
+    check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     folder, families, kinds = _checked(out, families_of(only, sizes), formats)

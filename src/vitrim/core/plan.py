@@ -230,6 +230,11 @@ def plan(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[Layer
         164
     """
     amounts = tuple(config.planned(num_layers, facts.num_prefix))
+    if len(amounts) != num_layers or any(amount is not None and not hasattr(amount, "keep") for amount in amounts):
+        raise VitrimError(
+            f"{config.name}: amounts(num_layers) gives one amount for each of {num_layers} blocks, such as "
+            f"vitrim.Remove(8) or vitrim.Keep(0.7), or None, not {list(amounts)!r:.80}"
+        )
     return tuple(
         Layer(
             depth=depth,

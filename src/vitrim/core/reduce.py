@@ -326,6 +326,8 @@ class Reduction:
             about 33 % of the MACs of its blocks are saved; compact: no
         """
         lines = [f"{self.config.describe()} on {type(self.model).__name__}"]
+        if getattr(self.model, HANDLE, None) is not self:
+            return f"{lines[0]}: undone since"
         counts = self._counts()
         if counts is None:
             lines.append(f"  {self._unknown()}")
@@ -340,6 +342,8 @@ class Reduction:
 
     def _repr_html_(self) -> str:
         """`__str__` for notebooks, with a bar for the tokens that leave every block."""
+        if getattr(self.model, HANDLE, None) is not self:
+            return f"<p>{escape(str(self))}</p>"
         title = f"<b>{escape(self.config.describe())}</b> on {escape(type(self.model).__name__)}"
         counts = self._counts()
         if counts is None:
@@ -429,6 +433,7 @@ class Reduction:
         Raises:
             VitrimError: counts depend on the images, and nothing was recorded.
         """
+        self._check_alive()
         if not self._trace.recording:
             planned = self._planned()
             if planned is None:

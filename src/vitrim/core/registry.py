@@ -523,6 +523,9 @@ def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | N
         ['tome:r=8', 'evit:keep_rate=0.7']
     """
     given = [methods] if isinstance(methods, MethodConfig | str) else methods or ()
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        name = methods.__name__ if isinstance(methods, type) else type(methods).__name__
+        raise VitrimError(f"expected methods such as vitrim.ToMe(r=13) or 'tome:r=13', or a list of them, got {name}")
     configs = [method if isinstance(method, MethodConfig) else parse_method(method) for method in given]
     twice = next((config for place, config in enumerate(configs) if config in configs[:place]), None)
     if twice is not None:

@@ -22,7 +22,7 @@ from vitrim.data.decoding import to_tensor
 from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.transforms import eval_transform, geometry_of
-from vitrim.errors import VitrimError, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, as_trained, load
 from vitrim.measure.contestants import contestants
@@ -318,7 +318,8 @@ def evaluate(
         [('dense', 101), ('tome:r=8', 93)]
     """
     configs = parse_methods(methods)
-    if isinstance(dtype, str) and dtype not in DTYPES:
+    check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
+    if not (dtype is None or isinstance(dtype, torch.dtype) or dtype in DTYPES):
         raise unknown("dtype", dtype, DTYPES)
     precision: torch.dtype | None = getattr(torch, DTYPES[dtype]) if isinstance(dtype, str) else dtype
     if isinstance(model, str):  # the defaults of the command line; a model that is there has a place and a dtype

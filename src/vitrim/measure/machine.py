@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vitrim.errors import VitrimError, first_line, unknown
+from vitrim.errors import VitrimError, check_whole, first_line, unknown
 from vitrim.version import __version__
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -23,7 +23,7 @@ def select_device(device: str) -> torch.device:
     """The torch device called ``device``, if this machine has it."""
     try:
         selected = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise VitrimError(
             f"unknown device '{device}'; valid: {', '.join(DEVICES)}, or one of several, e.g. cuda:0"
         ) from None
@@ -40,6 +40,7 @@ def select_device(device: str) -> torch.device:
 
 def set_threads(threads: int | None) -> int:
     """Set the CPU threads if given, and return the number in force."""
+    check_whole(threads=(threads, 1))
     if threads is not None:
         torch.set_num_threads(threads)
     return torch.get_num_threads()
@@ -94,6 +95,7 @@ def drawing(device: torch.device, seed: int) -> Iterator[None]:
         ...     bool((torch.rand(2) == first).all())
         True
     """
+    check_whole(seed=(seed, 0))
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if on_cuda else []):
         if device.type not in ("cpu", "cuda", "meta"):

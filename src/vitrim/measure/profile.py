@@ -15,7 +15,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, has_trunk, host_of, parse_methods, reads_prompts
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
-from vitrim.errors import VitrimError, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
 from vitrim.loading import Loaded, load
 from vitrim.measure.inputs import untrained_counts, untrained_notes
 from vitrim.measure.machine import drawing, environment, set_threads
@@ -87,7 +87,10 @@ def profile(
         28.0 % of the multiply-accumulates saved
     """
     configs = [config for config in parse_methods(methods) if config.describe() != DENSE]
-    given = [models] if isinstance(models, str | nn.Module) else list(models)
+    check_whole(batch_size=(batch_size, 1), limit=(limit, 1))
+    given = [models] if isinstance(models, str | nn.Module) else models
+    if not isinstance(given, Sequence):
+        raise VitrimError(f"expected a model or its name, or a list of them, got {type(models).__name__}")
     if not given:
         raise VitrimError("there is nothing to count: name at least one model")
     if checkpoint is not None and len(given) > 1:

@@ -95,9 +95,13 @@ def as_batches(batches: Iterable[Batch | tuple[Tensor, Any]]) -> Iterator[Batch]
         >>> [(batch.index, batch.ids.tolist()) for batch in as_batches([(torch.zeros(2, 3, 8, 8), torch.zeros(2))] * 2)]
         [(0, [0, 1]), (1, [2, 3])]
     """
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+        raise DataError(f"expected a source, a dataset or pairs of images and targets, got {type(batches).__name__}")
     seen = 0
     for index, batch in enumerate(batches):
         if not isinstance(batch, Batch):
+            if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[0], Tensor):
+                raise DataError(f"expected pairs of images (B, C, H, W) and targets, got {type(batch).__name__}")
             images, targets = batch
             batch = Batch(images, targets, torch.arange(seen, seen + len(images)), index)
         if batch.images.ndim != 4:

@@ -17,7 +17,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction, saved_method
 from vitrim.core.registry import ask, host_of, parse_methods
 from vitrim.data import ImageDataset, batches
-from vitrim.errors import VitrimError, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
 from vitrim.loading import load
 from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
@@ -48,6 +48,23 @@ Tell: TypeAlias = Callable[[str], None]
 
 WHOLE = "whole model"
 """The part of a dense model that is all of it."""
+
+
+def place_of(model: nn.Module | str, device: str) -> torch.device:
+    """Where a model runs: on ``device`` if it is given by name, else where it is.
+
+    Raises:
+        VitrimError: there is no such device, the model is elsewhere, or is none.
+    """
+    selected = select_device(device)
+    if isinstance(model, str):
+        return selected
+    if not isinstance(model, nn.Module):
+        raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(model).__name__}")
+    place = next(model.parameters()).device
+    if device != "cpu" and place.type != selected.type:
+        raise VitrimError(f"device={device}, and the model is on {place}: move it with model.to({device!r}) first")
+    return place
 
 
 def bench(
@@ -118,9 +135,12 @@ def bench(
     """
     sizes, dtypes = batch_sizes(batch_size), _dtypes(dtype)
     configs = {config.describe(): config for config in parse_methods(methods)}
+    if not configs:
+        raise VitrimError("there is nothing to compare with dense: name at least one method")
     engines = _engines(engine, compiled)
+    check_whole(repeats=(repeats, 1))
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
-    place = select_device(device) if isinstance(model, str) else next(model.parameters()).device
+    place = place_of(model, device)
     set_threads(threads)
     with drawing(place, seed):
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
@@ -228,7 +248,7 @@ def batch_sizes(given: int | Sequence[int]) -> list[int]:
 
 
 def _dtypes(given: str | Sequence[str]) -> list[str]:
-    names = list(dict.fromkeys([given] if isinstance(given, str) else given))
+    names = list(dict.fromkeys(given if isinstance(given, list | tuple) else [given]))
     for name in names or ("",):
         if name not in DTYPES:
             raise unknown("dtype", name, DTYPES)

@@ -15,12 +15,12 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
 from vitrim.core.registry import parse_methods
-from vitrim.errors import ReductionWarning, one_line_errors, unknown
+from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors, unknown
 from vitrim.files import check_file
 from vitrim.loading import load
 from vitrim.measure.evaluation import open_task, standard_probes
 from vitrim.measure.latency import Budget, reduced_copy
-from vitrim.measure.machine import drawing, environment, select_device, set_threads
+from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.records import DENSE, Row, read
 from vitrim.measure.run import run
 from vitrim.plots import style
@@ -34,6 +34,7 @@ from vitrim.speed.bench import (
     check_enough,
     in_dtype,
     measure_setting,
+    place_of,
 )
 from vitrim.speed.engines import Engine, engines_named
 from vitrim.speed.words import shows_only_cost
@@ -157,9 +158,12 @@ def compare(
         raise unknown("dtype", dtype, EVALUATED)
     _check_figure(figure)
     configs = {config.describe(): config for config in parse_methods(methods)}
+    if not configs:
+        raise VitrimError("there is nothing to compare with dense: name at least one method")
     engines = engines_named([engine] if isinstance(engine, str | Engine) else list(engine))
+    check_whole(repeats=(repeats, 1), batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
-    place = select_device(device) if isinstance(model, str) else next(model.parameters()).device
+    place = place_of(model, device)
     set_threads(threads)
     with drawing(place, seed), warnings.catch_warnings():
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)

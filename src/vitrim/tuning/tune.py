@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import parse_method
+from vitrim.core.registry import parse_methods
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, load
@@ -335,15 +335,14 @@ def _configs(methods: Methods | None) -> list[MethodConfig] | None:
     Raises:
         VitrimError: an unknown one, one that is given twice, or others beside all.
     """
-    given = [methods] if isinstance(methods, str | MethodConfig) else list(methods or ())
+    given = methods if isinstance(methods, list | tuple) else [methods]
     if "all" in given:
         if len(given) > 1:
             raise VitrimError("-m all has the other methods already: leave them out")
         return None
-    configs = [parse_method(one) if isinstance(one, str) else one for one in given]
-    for place, config in enumerate(configs):
-        if config in configs[:place]:
-            raise VitrimError(f"method {config.describe()} is given twice")
+    configs = parse_methods(methods)
+    if not configs:
+        raise VitrimError("there is nothing to tune: name at least one method")
     return configs
 
 
