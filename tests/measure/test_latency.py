@@ -8,6 +8,8 @@ import torch
 from timm.models import VisionTransformer
 from torch import nn
 
+import tiny
+import vitrim
 from vitrim.core.block import ReducedBlock
 from vitrim.errors import VitrimError
 from vitrim.measure import latency
@@ -229,3 +231,10 @@ def test_examples():
     result = doctest.testmod(latency)
     assert result.attempted >= 10
     assert result.failed == 0
+
+
+def test_copies_are_made_of_dense_models() -> None:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, "topk")
+    with pytest.raises(vitrim.VitrimError, match=r"reduced already: call vitrim.restore_\(model\) first"):
+        reduced_copy(model, "tome:r=4")
