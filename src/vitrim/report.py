@@ -1,4 +1,4 @@
-"""What a command finds: tables to read, numbers to keep, notes on how to read them.
+"""The findings of a command: tables to read, numbers to keep, notes on how to read them.
 
 Every command of the command line is a function too, and both give the same `Report`:
 
@@ -111,7 +111,7 @@ class Table:
 
 @dataclass
 class Report:
-    """What one command found.
+    """The findings of one command.
 
     Attributes:
         command: its name on the command line.
@@ -149,7 +149,7 @@ class Report:
         write_text(Path(path), json_text(self.record, indent=2) + "\n")
 
     def parts(self) -> Iterator[RichTable | str]:
-        """What a terminal shows, from top to bottom."""
+        """The parts that a terminal shows, from top to bottom."""
         for table in self.tables:
             if table.shown != ():
                 if table.title:  # a line of its own: above the table it would be folded to its width

@@ -164,7 +164,7 @@ def load_backbone(model: nn.Module, path: Path) -> None:
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
-    """Whether a file of weights is of a model whose encoder is one such as ``model``.
+    """True if a file of weights is of a model whose encoder is one such as ``model``.
 
     Raises:
         VitrimError: no such file, or no file of weights.
@@ -285,7 +285,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether torch.save wrote a file: judged by its name, or by being such an archive.
+    """True if torch.save wrote a file: judged by its name, or by being such an archive.
 
     Raises:
         VitrimError: there is no such file.

@@ -167,7 +167,7 @@ class Record:
         return self.arrays["logits"].argmax(1) if "logits" in self.arrays else None
 
     def decisions(self) -> Decisions:
-        """Where every token went, after every block.
+        """The way of every token, after every block.
 
         Raises:
             VitrimError: the record has no patterns.

@@ -1,4 +1,4 @@
-"""What the page and the process that runs models send each other. Plain data: nothing here imports torch."""
+"""Messages between the page and the process that runs models. Plain data: nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Slide:
 
 @dataclass(frozen=True)
 class Offer:
-    """What is known of a model before anything runs.
+    """The facts known of a model before anything runs.
 
     Attributes:
         slides: of the methods that fit it and need no training, by name.
@@ -102,7 +102,7 @@ class BlockPicture:
 
 @dataclass(frozen=True)
 class Side:
-    """What one model predicts and costs, dense or reduced.
+    """The predictions and the cost of one model, dense or reduced.
 
     Attributes:
         best: classes and probabilities in [0, 1], best first.

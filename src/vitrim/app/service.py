@@ -81,7 +81,7 @@ class Service:
         self.loaded: OrderedDict[str, _Ready] = OrderedDict()
 
     def offer(self, name: str) -> Offer:
-        """What is known of a model on offer.
+        """The facts known of a model on offer.
 
         Raises:
             VitrimError: it is none of them, cannot be created, or is no classifier that vitrim can reduce.
@@ -91,7 +91,7 @@ class Service:
         return Offer(name, self.sources[name].weights, slides)
 
     def offers(self) -> list[Offer]:
-        """What is known of every model on offer."""
+        """The facts known of every model on offer."""
         return [self.offer(name) for name in self.sources]
 
     def front(self, content: bytes) -> FrontFile:
@@ -233,7 +233,7 @@ def _pictures(model: nn.Module, image: Tensor, sources: NDArray[np.int64]) -> li
 
 
 def _words(block: int, groups: NDArray[Any]) -> str:
-    """What a picture shows, in one sentence.
+    """A picture's contents, in one sentence.
 
     Example:
         >>> _words(3, np.array([0, 1, 1, -1]))

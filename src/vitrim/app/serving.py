@@ -166,7 +166,7 @@ class UploadsOnly:
 
 
 def names_address(body: bytes) -> bool:
-    """Whether an entry ``path`` within a JSON holds an address, or a body that is not empty is no JSON.
+    """True if an entry ``path`` within a JSON holds an address, or a body that is not empty is no JSON.
 
     Example:
         >>> names_address(b'{"data": [{"path": "http://host/x.png"}]}'), names_address(b'{"path": "/tmp/x.png"}')

@@ -104,7 +104,7 @@ def hosts() -> list[dict[str, Any]]:
 
 
 def fit(method: str, head: Head) -> str:
-    """How a method with its defaults fits models with such a head: ``work``, with an option, or why it is refused."""
+    """A default method on models with such a head: ``work``, with an option, or why it is refused."""
     from vitrim.core.checks import misfit
     from vitrim.core.registry import make_method
 
@@ -178,7 +178,7 @@ def models() -> list[dict[str, Any]]:
 
 
 def _has_host_class(module: ModuleType) -> bool:
-    """Whether a module defines or imports a model class that has a host family."""
+    """True if a module defines or imports a model class that has a host family."""
     from vitrim.core import registry
 
     hosts = registry.hosts()

@@ -1,4 +1,4 @@
-"""What commands print, and the record that ``--json`` writes."""
+"""Printed tables of commands, and the record that ``--json`` writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Json = Annotated[str | None, typer.Option("--json", help="write the record to th
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Setup):
-    """Where the results of a command go: tables to the terminal, and a record to a file.
+    """The places for a command's results: tables to the terminal, and a record to a file.
 
     Raises:
         VitrimError: the record cannot be written there; found before any work.
@@ -39,7 +39,7 @@ class Output(Setup):
 
     @property
     def on_stdout(self) -> bool:
-        """Whether standard output carries the record and nothing else."""
+        """True if standard output carries the record and nothing else."""
         return self.json == "-"
 
     def console(self) -> Console:

@@ -54,7 +54,7 @@ class Hard:
 
     @property
     def is_selection(self) -> bool:
-        """Whether no token joins another: query rows may then be selected before attention."""
+        """True if no token joins another: query rows may then be selected before attention."""
         return self.moved is None
 
     def pool(self, x: Tensor, size: Tensor, new_size: Tensor | None = None, gained: Tensor | None = None) -> Tensor:

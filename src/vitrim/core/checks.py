@@ -88,7 +88,7 @@ def head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
 
 
 def restores(config: MethodConfig) -> bool:
-    """Whether the options themselves ask for pruned patches to come back."""
+    """True if the options themselves ask for pruned patches to come back."""
     return config.restore not in (None, "zeros")
 
 

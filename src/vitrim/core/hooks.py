@@ -169,7 +169,7 @@ class FormOfModel:
 
 
 def is_foreign(part: nn.Module) -> bool:
-    """Whether a bypassed module (`ReducedBlock.bypassed`) has hooks or a forward put on the instance.
+    """True if a bypassed module (`ReducedBlock.bypassed`) has hooks or a forward put on the instance.
 
     Hooks of the host library itself, which only record what passes, do not count.
     """

@@ -73,7 +73,7 @@ class Host:
 
     @classmethod
     def hands_out_tokens(cls, model: nn.Module) -> bool:
-        """Whether ``model`` has no head, and its output are its tokens: the tower of another model, say."""
+        """True if ``model`` has no head, and its output are its tokens: the tower of another model, say."""
         return False
 
     @classmethod

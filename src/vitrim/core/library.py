@@ -20,7 +20,7 @@ METHOD = "reducer"
 
 
 class Dense:
-    """What only models for segmentation and detection answer; the defaults are of a model for labels of images."""
+    """Answers of models for segmentation and detection only; the defaults are of a model for labels of images."""
 
     learns: ClassVar[bool] = True
     """Models can be trained on their task here, and not only by their library."""
@@ -60,7 +60,7 @@ class Dense:
 
 
 class Library(Dense):
-    """What is known of every model of a library, whether it can be reduced or not.
+    """Answers about every model of a library, whether it can be reduced or not.
 
     `vitrim.core.registry.ask(model)` makes one. A subclass answers for one library; where a family of models differs,
     a subclass of that one answers for the family.
@@ -243,7 +243,7 @@ class Library(Dense):
         return weights
 
     def has_idle_parameters(self, model: nn.Module) -> bool:
-        """Whether classification may leave parameters without a gradient: distributed runs must know."""
+        """True if classification may leave parameters without a gradient: distributed runs must know."""
         return False
 
     # ---- images

@@ -1,4 +1,4 @@
-"""What a method is: its options, how much it removes, what it needs of a model. `MethodConfig`, `StagedConfig`."""
+"""A method's options, how much it removes, what it needs of a model. `MethodConfig`, `StagedConfig`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Tunable:
 
 
 class Needs(NamedTuple):
-    """What a method needs of a model.
+    """The needs of a method: what a model must have.
 
     Attributes:
         class_token: a class token, whose attention it reads.
@@ -277,7 +277,7 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
         return tuple(range(num_layers))
 
     def needs(self) -> Needs:
-        """What these options need of a model."""
+        """The needs of these options: what a model must have."""
         return Needs()
 
     def is_adaptive(self) -> bool:

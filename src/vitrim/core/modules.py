@@ -1,4 +1,4 @@
-"""What a module is besides its class: parts under FSDP2, empty on the meta device, hooked, or more than its weights."""
+"""Modules that are more than their class: parts under FSDP2, empty on the meta device, hooked, adapted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # type: ignore[assignment]
-    """Whether reading the weights of ``module`` does what calling it does: it is a ``kind`` and nothing more.
+    """True if reading the weights of ``module`` does what calling it does: it is a ``kind`` and nothing more.
 
     The one place that knows how a module can be more than its weights: a subclass (an adapter, a quantised layer, a
     parametrisation), a forward or hooks put on the instance (LoRA patches, offloading), hooks put on all modules, or
@@ -37,7 +37,7 @@ def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # ty
 
 
 def is_altered(module: nn.Module, library: str | None = None) -> bool:
-    """Whether ``module`` has a forward or hooks that were put on the instance.
+    """True if ``module`` has a forward or hooks that were put on the instance.
 
     Args:
         library: whose own hooks do not count, by the name of its package: they only record what passes.
@@ -59,7 +59,7 @@ def is_altered(module: nn.Module, library: str | None = None) -> bool:
 
 
 def _all_are_hooked() -> bool:
-    """Whether a hook runs at every module, other than that by which PyTorch's counters note where they are."""
+    """True if a hook runs at every module, other than that by which PyTorch's counters note where they are."""
     found = (
         hooks_of_all._global_forward_hooks,
         hooks_of_all._global_forward_pre_hooks,
@@ -72,7 +72,7 @@ def _all_are_hooked() -> bool:
 
 
 def _is_plain(parameter: Any) -> bool:
-    """Whether ``parameter`` is a tensor of PyTorch's own, or what its tracers put in the place of one."""
+    """True if ``parameter`` is a tensor of PyTorch's own, or what its tracers put in the place of one."""
     kind = type(parameter).__module__
     return parameter is None or kind.startswith(("torch.nn.", "torch._subclasses.")) or kind == "torch"
 
@@ -89,7 +89,7 @@ def copy_into(target: Tensor, values: Tensor) -> None:
 
 
 def sharded(block: nn.Module) -> bool:
-    """Whether FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
+    """True if FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
     return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
 
 

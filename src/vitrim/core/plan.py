@@ -78,7 +78,7 @@ class HostFacts:
 
     @property
     def averages_patches(self) -> bool:
-        """Whether the head weighs patches against each other, and so must know how many each token stands for."""
+        """True if the head weighs patches against each other, and so must know how many each token stands for."""
         return self.head_rows is None and not self.takes_maximum
 
     @property

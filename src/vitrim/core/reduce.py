@@ -314,7 +314,7 @@ class Reduction:
         return f"Reduction({self.config.describe()} on {type(self.model).__name__})"
 
     def __str__(self) -> str:
-        """What the method does to this model: tokens that enter and leave every block, and MACs saved.
+        """A text on what the method does to this model: tokens that enter and leave every block, and MACs saved.
 
         Example:
             >>> import timm, vitrim

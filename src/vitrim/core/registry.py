@@ -191,7 +191,7 @@ OWN = "vitrim"
 
 MOVED = {name for name in (*vars(Dense), *vars(Library)) if not name.startswith("_")} - {"name"}
 MOVED |= {"find_classifiers", "classifier_names", "classes_in", "compared", "named_part", "task", "front_name"}
-"""What a `Host` of vitrim 0.1 answered, and a `Library` does now."""
+"""Members that a `Host` of vitrim 0.1 had, and a `Library` has now."""
 
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
@@ -330,7 +330,7 @@ def find_vision_language(model: nn.Module) -> type[VisionLanguage] | None:
 
 
 def ask(model: nn.Module) -> Library:
-    """What answers questions about ``model``, which may be any model: its library, or what stands in for one.
+    """The adapter for ``model``, which may be any model: its library, or what stands in for one.
 
     Example:
         >>> import timm, torch
@@ -357,7 +357,7 @@ def support_libraries() -> None:
 
 
 def reads_prompts(kind: type) -> bool:
-    """Whether models of a class are of a family of vision-language models.
+    """True if models of a class are of a family of vision-language models.
 
     Example:
         >>> reads_prompts(nn.Linear)
@@ -382,7 +382,7 @@ def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
 
 
 def has_trunk(model: nn.Module) -> bool:
-    """Whether the class of ``model``, or of the backbone in it, has a host family.
+    """True if the class of ``model``, or of the backbone in it, has a host family.
 
     Example:
         >>> has_trunk(nn.Linear(2, 2))

@@ -36,7 +36,7 @@ class ScoredPruning(StagedConfig):
 
 
 def needs_of(score: Score) -> Needs:
-    """What a score by attention needs of a model."""
+    """The needs of a score by attention."""
     return Needs(class_token=score == "class_token", prefix=score == "prefix_mean")
 
 

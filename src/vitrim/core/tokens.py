@@ -399,7 +399,7 @@ class TokenState:
 
     @property
     def pruned(self) -> bool:
-        """Whether some input tokens have no current index: lost, or waiting in the bank."""
+        """True if some input tokens have no current index: lost, or waiting in the bank."""
         return self.lost or len(self.bank) > 0
 
     @property

@@ -124,7 +124,7 @@ class Trace:
 
     @property
     def full_grid(self) -> bool:
-        """Whether the next forward of this thread hands out full grids (dense outputs)."""
+        """True if the next forward of this thread hands out full grids (dense outputs)."""
         return self._call.full_grids or self._call.next_full_grid
 
     def see_grid(self, grid: tuple[int, int] | None) -> None:
@@ -190,7 +190,7 @@ class Trace:
 
     @property
     def compact(self) -> bool:
-        """Whether this thread is `handing_out_fewer`."""
+        """True if this thread is `handing_out_fewer`."""
         return self._call.compact
 
     def hand_over(self, counts: list[int]) -> None:
@@ -214,7 +214,7 @@ class Trace:
 
     @property
     def maps(self) -> bool:
-        """Whether forwards of this thread hand out attention maps."""
+        """True if forwards of this thread hand out attention maps."""
         return self._call.maps
 
     def hand_out_maps(self, wanted: bool) -> None:
@@ -236,7 +236,7 @@ class Trace:
 
     @property
     def table(self) -> Tensor | None:
-        """What `leave_table` kept."""
+        """The table that `leave_table` kept."""
         return self._call.table
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trace:

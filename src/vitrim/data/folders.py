@@ -131,7 +131,7 @@ def class_folders(path: Path) -> list[Path]:
 
 
 def has_images(folder: Path) -> bool:
-    """Whether images lie directly in a folder."""
+    """True if images lie directly in a folder."""
     return any(_is_image_file(file.name) for file in folder.iterdir())
 
 

@@ -226,7 +226,7 @@ def column_error(kind: str, valid: str, asked: str | None, found: list[str], fea
 
 
 def is_image(feature: Any) -> bool:
-    """Whether a column is of images."""
+    """True if a column is of images."""
     if isinstance(feature, dict):  # a struct, as files have that were not written by datasets
         kinds = {name: getattr(kind, "dtype", "").removeprefix("large_") for name, kind in feature.items()}
         return set(kinds) == {"bytes", "path"} and kinds["bytes"] in _BYTES and kinds["path"] in _PATHS
@@ -234,7 +234,7 @@ def is_image(feature: Any) -> bool:
 
 
 def is_integer(feature: Any) -> bool:
-    """Whether a column is of integers."""
+    """True if a column is of integers."""
     return isinstance(feature, import_datasets().Value) and feature.dtype.startswith(("int", "uint"))
 
 

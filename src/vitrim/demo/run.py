@@ -72,7 +72,7 @@ SHOWN = 10
 
 
 class DemoReport(Report):
-    """What `demo` found: its facts are the numbers, by ``digits``, ``cifar10`` and ``speed``."""
+    """The findings of `demo`: its facts are the numbers, by ``digits``, ``cifar10`` and ``speed``."""
 
     @property
     def record(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ Shape = tuple[int | str, ...]
 
 
 class ExportReport(Report):
-    """What was exported, in words, and how fast it is if it was timed."""
+    """The exported file in words, and its speed if it was timed."""
 
     def parts(self) -> Iterator[Any]:
         yield from self.notes

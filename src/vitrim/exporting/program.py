@@ -135,7 +135,7 @@ class Parity:
 
     @property
     def holds(self) -> bool:
-        """Whether the file computes what the model does."""
+        """True if the file computes what the model does."""
         other = 0 if self.same_top1 is None else self.images - self.same_top1
         return max(self.beyond, other) <= self.tolerated
 

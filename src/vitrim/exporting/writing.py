@@ -615,7 +615,7 @@ def _noise(file: Exported, count: int, seed: int) -> Tensor:
 
 
 def _report(file: Exported, weights: str, seed: int) -> ExportReport:
-    """What there is to say of a file before it is timed."""
+    """Notes on a file before it is timed."""
     known = file.metadata
     shape = ", ".join(map(str, file.shape))
     tokens = "" if known["tokens_per_block"] is None else f"; tokens per block: {known['tokens_per_block']}"
@@ -631,7 +631,7 @@ def _report(file: Exported, weights: str, seed: int) -> ExportReport:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    """What was timed at one batch size."""
+    """The times at one batch size."""
     first = rows[0]
     title = f"batch {first['batch_size']}, threads: {first['threads']}, rounds: {first['rounds']}"
     cells: list[tuple[Any, ...]] = [

@@ -1,4 +1,4 @@
-"""Where every input token went, per image and block, and the file of it: analyses and figures are made from it."""
+"""The way of every input token, per image and block, and its file: analyses and figures are made from it."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def open_task(
 
 
 def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) -> dict[str, Any]:
-    """What a record says of the images: where they are from, how many there are and how many are read.
+    """A record's entry about the images: their source, how many there are and how many are read.
 
     Args:
         dataset: of this package.

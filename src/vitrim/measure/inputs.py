@@ -1,4 +1,4 @@
-"""What users give to a function that measures: images without labels, and methods whose parameters nobody learned."""
+"""Inputs of functions that measure: images without labels, and methods whose parameters nobody learned."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def _table(rows: Sequence[Profile], convention: str) -> Table:
 
 
 def _prompt_table(rows: Sequence[Profile], convention: str) -> Table:
-    """What the prefill of a prompt is spent in."""
+    """A table of what the prefill of a prompt is spent in."""
     cells: list[tuple[str, ...]] = []
     dense = 1
     for row in rows:

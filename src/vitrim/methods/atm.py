@@ -142,7 +142,7 @@ class ATM(Adaptive):
         ]
 
     def by_size(self, depth: int, num_layers: int) -> bool:
-        """Whether a layer pairs small with large tokens, behind the splitting layer, and not alternate places."""
+        """True if a layer pairs small with large tokens, behind the splitting layer, and not alternate places."""
         return depth + 1 > (num_layers * 3 // 4 if self.splitting_layer is None else self.splitting_layer)
 
     @staticmethod

@@ -252,7 +252,7 @@ class OneStepAhead(MCTFReducer):
         return fuse_map(assignment, attention.probabilities(), state.size), precise
 
     def keeps_map(self, attention: Attention) -> bool:
-        """Whether the map is computed once, for deciding and attending."""
+        """True if the map is computed once, for deciding and attending."""
         return map_is_faster(attention) if self.config.attention_map == "auto" else self.config.attention_map == "kept"
 
 

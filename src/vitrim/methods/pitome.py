@@ -77,7 +77,7 @@ class PiToMeReducer(Reducer[PiToMe]):
 
     @property
     def protects(self) -> bool:
-        """Whether only the patches of highest energy take part; otherwise all do."""
+        """True if only the patches of highest energy take part; otherwise all do."""
         late = 2 * self.layer.depth >= self.layer.num_layers
         return self.config.protect == "always" or (self.config.protect == "late") == late
 

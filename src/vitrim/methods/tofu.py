@@ -74,7 +74,7 @@ class ToFuReducer(Reducer[ToFu]):
 
     @property
     def prunes(self) -> bool:
-        """Whether this block drops the sources; otherwise it merges them."""
+        """True if this block drops the sources; otherwise it merges them."""
         until = self.config.prune_until
         return self.layer.depth <= (self.layer.num_layers // 2 if until is None else until)
 

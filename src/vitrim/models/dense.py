@@ -133,7 +133,7 @@ def backbone(create: Create, pretrained: bool, options: Options) -> nn.Module:
 
 
 def takes(kind: type, option: str) -> bool:
-    """Whether the constructor of a class takes ``option``, itself or by handing on what it does not know.
+    """True if the constructor of a class takes ``option``, itself or by handing on what it does not know.
 
     Example:
         >>> import timm

@@ -207,7 +207,7 @@ class Detector(nn.Module):
 
     @property
     def masks(self) -> bool:
-        """Whether it predicts masks."""
+        """True if it predicts masks."""
         return bool(self.settings["masks"])
 
     def forward(self, images: Tensor, sizes: Sequence[Size] | None = None) -> list[Detection]:

@@ -80,7 +80,7 @@ class ReadWriteHead(Exchange):
     """
 
     fixed_length = False
-    """Whether the head works only for the numbers of tokens it was made for."""
+    """True if the head works only for the numbers of tokens it was made for."""
 
     def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class Fusion(nn.Module):
     """Addition of an update to ``num_target`` tokens of C = ``dim`` channels; base class of other fusions."""
 
     fixed_length = False
-    """Whether the fusion works only for the number of tokens it was made for."""
+    """True if the fusion works only for the number of tokens it was made for."""
 
     def __init__(self, dim: int, num_target: int) -> None:
         super().__init__()

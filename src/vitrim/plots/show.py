@@ -88,7 +88,7 @@ def _partition(groups: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class Shown(Report):
-    """What `show` found: a row of predictions and a figure for every image.
+    """The findings of `show`: a row of predictions and a figure for every image.
 
     Attributes:
         figures: matplotlib figures in the order of the images; of those that were written to files, the first 8.

@@ -1,1 +1,1 @@
-"""How fast models run here: engines, and dense and reduced models timed in turn on them."""
+"""Speed on this machine: engines, and dense and reduced models timed in turn on them."""

@@ -51,7 +51,7 @@ WHOLE = "whole model"
 
 
 def place_of(model: nn.Module | str, device: str) -> torch.device:
-    """Where a model runs: on ``device`` if it is given by name, else where it is.
+    """The device of a model: ``device`` if it is given by name, else where it is.
 
     Raises:
         VitrimError: there is no such device, the model is elsewhere, or is none.
@@ -274,7 +274,7 @@ def _notes(
     images: str | None,
     seed: int,
 ) -> Iterator[str]:
-    """What the numbers to come depend on, and what is not timed."""
+    """Notes on what the numbers to come depend on, and on what is not timed."""
     if cost_varies(host):
         yield (
             "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
@@ -571,7 +571,7 @@ def promised_speedup(dense: nn.Module, reduced: nn.Module, images: Tensor) -> fl
 
 
 def cost_varies(model: nn.Module) -> bool:
-    """Whether the work of ``model`` depends on what is in the images: that of RoI heads does, on the proposals.
+    """True if the work of ``model`` depends on what is in the images: that of RoI heads does, on the proposals.
 
     Example:
         >>> cost_varies(nn.Linear(1, 1))

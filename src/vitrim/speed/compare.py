@@ -47,7 +47,7 @@ PALE = "#999999"
 
 @dataclass
 class Comparison(Report):
-    """What `compare` found: a row per method, dense first, and what it comes to in words.
+    """The findings of `compare`: a row per method, dense first, and what it comes to in words.
 
     Attributes:
         words: a sentence per method, and a line per batch size: what loses least for its time.
@@ -305,7 +305,7 @@ def _speed_cell(speed: Mapping[str, Any], several: bool) -> str:
 
 
 def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Task) -> Iterator[str]:
-    """What is needed to read the table correctly."""
+    """Notes needed to read the table correctly."""
     yield (
         f"{spelled(task.selects_by)}, agree ({task.agreement_means}) and saved (MACs) in %; change in points; ms per "
         "image, the median; speed-up over the fastest dense model at the same batch size, with its quartiles"
@@ -391,7 +391,7 @@ tome:r=8 (1.21x, loses 0.30)
 
 
 def dominates(other: Mapping[str, Any], row: Mapping[str, Any], place: int) -> bool:
-    """Whether ``other`` is as good in time and loss at one batch size, and clearly better in one of them."""
+    """True if ``other`` is as good in time and loss at one batch size, and clearly better in one of them."""
     if other is row:
         return False
     speed, own = other["speeds"][place], row["speeds"][place]

@@ -57,12 +57,12 @@ class Engine(ABC):
 
     @property
     def whole_models_only(self) -> bool:
-        """Whether parts of a model (`Host.front`) cannot run on it."""
+        """True if parts of a model (`Host.front`) cannot run on it."""
         return False
 
     @property
     def runs_prompts(self) -> bool:
-        """Whether the prefill of a vision-language model can run on it."""
+        """True if the prefill of a vision-language model can run on it."""
         return False
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What was timed, for people: the table of a setting, which engine to use, and where reducing does not pay."""
+"""Times for people to read: the table of a setting, which engine to use, and where reducing does not pay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALONE = "eager", "compile"
 
 @dataclass
 class SpeedReport(Report):
-    """What `vitrim.bench` found. ``notes`` say what the numbers depend on; there is a table for every setting.
+    """The findings of `vitrim.bench`. ``notes`` say what the numbers depend on; there is a table for every setting.
 
     Attributes:
         words: for every table, in words, what to use, or what does not pay.
@@ -34,7 +34,7 @@ class SpeedReport(Report):
         self.words.append(in_words(rows))
 
     def setting(self, place: int) -> Iterator[Any]:
-        """What a terminal shows of one setting."""
+        """The parts that a terminal shows of one setting."""
         own = self.tables[place]
         yield own.title
         yield replace(own, title="").rich()
@@ -71,7 +71,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def in_words(rows: Sequence[Row]) -> list[str]:
-    """What to use at one setting, or what does not pay."""
+    """Advice for one setting: which engine to use, or which method does not pay."""
     dense = [row for row in rows if row["method"] == rows[0]["method"]]
     several = len({row["engine"] for row in dense}) > 1
     own = {(row["engine"], row.get("part")): row for row in dense}
@@ -171,7 +171,7 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def shows_only_cost(method: str) -> bool:
-    """Whether a method is there to show what vitrim itself costs."""
+    """True if a method is there to show what vitrim itself costs."""
     return method.partition(":")[0] == "none"
 
 

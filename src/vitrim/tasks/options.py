@@ -39,7 +39,7 @@ class Mix(Section):
 
     @property
     def on(self) -> bool:
-        """Whether anything is mixed."""
+        """True if anything is mixed."""
         return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
 
@@ -86,7 +86,7 @@ class Loss(Section):
 
 
 def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: tuple[str, ...] = ()) -> VitrimError:
-    """What is wrong with the values of a section, in one line: an unknown key first, for it explains a missing one.
+    """The fault in the values of a section, in one line: an unknown key first, for it explains a missing one.
 
     Args:
         name: of the file, or the option that gives the values.

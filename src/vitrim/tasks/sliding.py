@@ -51,7 +51,7 @@ class Protocol(Section):
 
     @property
     def plain(self) -> bool:
-        """Whether an image goes through the model once, as it is."""
+        """True if an image goes through the model once, as it is."""
         once = self.scales == (1.0,) and not self.flip and self.average == "logits"
         return once and self.mode == "whole" and self.size is None and self.window is None
 

@@ -294,7 +294,7 @@ class Learner:
 
     @property
     def sharded(self) -> bool:
-        """Whether each process has only a part of the parameters (FSDP): then the outermost module must run."""
+        """True if each process has only a part of the parameters (FSDP): then the outermost module must run."""
         return bool(self.accelerator.distributed_type == DistributedType.FSDP)
 
     def evaluated(self, update: int) -> nn.Module:

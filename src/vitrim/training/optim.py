@@ -47,7 +47,7 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
 
 
 def is_new(role: Role, backbone: str = "trunk") -> bool:
-    """Whether a new task or method adds the parameter's part, which is then not of the ``backbone``.
+    """True if a new task or method adds the parameter's part, which is then not of the ``backbone``.
 
     Args:
         role: of the parameter, as its library says (`vitrim.core.library.Library.roles`).
@@ -152,7 +152,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 
 def _is_plain(parameter: nn.Parameter, role: Role) -> bool:
-    """Whether weight decay leaves a parameter alone: a vector, positions, and what the model says."""
+    """True if weight decay leaves a parameter alone: a vector, positions, and what the model says."""
     return parameter.ndim <= 1 or role.part == "positions" or not role.decays
 
 
@@ -261,7 +261,7 @@ def warmup_epochs(options: Schedule, epochs: float) -> float:
 
 
 def starts_small(options: Ema, updates: int) -> bool:
-    """Whether the average's decay starts small: by the recipe, or as most of it would stay as it began.
+    """True if the average's decay starts small: by the recipe, or as most of it would stay as it began.
 
     Example:
         >>> from vitrim.training.recipe import Ema

@@ -470,7 +470,7 @@ def _name(path: Path) -> str:
 
 
 def _one_line(name: str, error: ValidationError) -> str:
-    """What is wrong with a recipe: an unknown key first, for it explains one that is missing."""
+    """The fault of a recipe: an unknown key first, for it explains one that is missing."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     where = short(".".join(str(part) for part in first["loc"]))

@@ -55,7 +55,7 @@ class TrainReport(Report):
         return {"command": self.command, **self.facts, "result": self.result}
 
     def parts(self) -> Iterator[RichTable | str]:
-        """What a terminal shows: the result, a line for each of its entries."""
+        """The parts that a terminal shows: the result, a line for each of its entries."""
         yield from (f"{name}: {_short(value)}" for name, value in self.result.items())
         yield from super().parts()
 

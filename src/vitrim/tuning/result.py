@@ -1,4 +1,4 @@
-"""What a search is for and what it finds: targets, trials, the setting for one target, the Pareto front of several."""
+"""The aims of a search and its findings: targets, trials, the setting for one target, the Pareto front of several."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ class Difference:
 
     @property
     def better(self) -> bool:
-        """Whether the one is better beyond noise."""
+        """True if the one is better beyond noise."""
         return self.mean < 0.0 and self.mean < -ERRORS * self.error
 
     @property
     def worse(self) -> bool:
-        """Whether the one is worse beyond noise."""
+        """True if the one is worse beyond noise."""
         return self.mean > 0.0 and self.mean > ERRORS * self.error
 
 
@@ -310,7 +310,7 @@ class Result:
         return [*tables, Table("settings", "", heads, rows, text_columns=2)]
 
     def notes(self) -> list[str]:
-        """What the numbers of the tables are, and which setting is returned."""
+        """Notes on the numbers of the tables, and on the setting that is returned."""
         notes = []
         if self.race:
             notes.append(
@@ -387,7 +387,7 @@ class ParetoFront:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the searches follow from."""
+        """The facts that the searches follow from."""
         return {key: value for key, value in self.results[0].about.items() if key != "target"}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -425,7 +425,7 @@ class ParetoFront:
         return Table("front", "", columns, rows, text_columns=5)
 
     def notes(self) -> list[str]:
-        """What the numbers of the table are, and which settings are returned."""
+        """Notes on the numbers of the table, and on the settings that are returned."""
         first = "means over the check images, less is better; front: no other is as cheap and does as little damage"
         return [first, *(f"{result.target}: {result.verdict}" for result in self.results)]
 

@@ -211,7 +211,7 @@ class Search:
         )
 
     def reaches(self, limit: float) -> bool:
-        """Whether the constant setting can be so cheap."""
+        """True if the constant setting can be so cheap."""
         return within(self.space, None, self.cost, limit) is not None
 
     def agreement(self, trial: Trial) -> float:

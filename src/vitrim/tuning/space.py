@@ -99,7 +99,7 @@ class Space:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the number of tokens depends on the images."""
+        """True if the number of tokens depends on the images."""
         return self.base.is_adaptive()
 
     @property

@@ -1,4 +1,4 @@
-"""Where the candidates of a search come from: evolution, chance or optuna's samplers, over settings of some shape.
+"""The sources of a search's candidates: evolution, chance or optuna's samplers, over settings of some shape.
 
 A strategy keeps nothing: what it proposes follows from the seed and from what was found so far. So a search that is
 resumed goes on as if it had never stopped. A shape says how freely the amounts may differ from block to block. Few

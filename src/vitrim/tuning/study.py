@@ -152,7 +152,7 @@ class Study:
         return row["value"]
 
     def ended(self, over: Callable[[], bool]) -> bool:
-        """Whether a search ends here: where it did in the log, and from its end on where ``over()`` says so.
+        """True if a search ends here: where it did in the log, and from its end on where ``over()`` says so.
 
         Args:
             over: of the first process; it may differ from run to run.

@@ -48,7 +48,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(repr=False)
 class TuneReport(Report):
-    """What `tune` found.
+    """The findings of `tune`.
 
     Attributes:
         results: of a search, one for every target.
@@ -356,7 +356,7 @@ def _start(device: str, threads: int | None, seed: int | None) -> torch.device:
 
 
 def _improvements(on_progress: Progress, most: int, proxy: str) -> Callable[[Trial], None]:
-    """What counts finished trials, and says which are better than all before."""
+    """A callback that counts finished trials, and says which are better than all before."""
     done, best = 0, float("inf")
 
     def finished(trial: Trial) -> None:
@@ -425,7 +425,7 @@ def _report_searches(
     model: nn.Module,
     folder: Path | None,
 ) -> TuneReport:
-    """What searches found, after it is written to the folder and drawn there."""
+    """The findings of searches, after they are written to the folder and drawn there."""
     if front is None:
         (result,) = results
         report = TuneReport("tune", {**facts, **result.record()}, result.rows(), result.tables(), result.notes())
@@ -518,7 +518,7 @@ def _train(texts: Sequence[str], given: Mapping[str, Any]) -> TuneReport:
 
 
 def _report_sweep(found: SweepResult, about: Mapping[str, Any], folder: Path | None) -> TuneReport:
-    """What a grid gave, after it is written to the folder and drawn there."""
+    """The findings of a grid, after they are written to the folder and drawn there."""
     table, best = found.table(), found.best()
     kept = "that no other dominates" if "share" in best[0] else f"best {found.metric} first"
     note = f"in %; {len(table.rows)} of {len(found.rows)} points, {kept}"

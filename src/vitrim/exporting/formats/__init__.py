@@ -68,7 +68,7 @@ class Format:
 
     @classmethod
     def missing(cls) -> str | None:
-        """What this machine lacks to write and run the format, in words; None if nothing."""
+        """The parts that this machine lacks to write and run the format, in words; None if nothing."""
         absent = [name for name in cls.needs if importlib.util.find_spec(name) is None]
         if not absent:
             return None
@@ -87,7 +87,7 @@ class Format:
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Whether a file is of this format: by its suffix, unless several formats share that."""
+        """True if a file is of this format: by its suffix, unless several formats share that."""
         return path.suffix == cls.suffix
 
     @classmethod

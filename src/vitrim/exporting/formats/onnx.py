@@ -68,7 +68,7 @@ class ONNX(Format):
 
 
 def _places(message: Any) -> Iterator[str]:
-    """Where the tensors of a model, or of a part of it, that lie outside the file are said to be."""
+    """The places that a model, or a part of it, names for tensors outside the file."""
     if message.DESCRIPTOR.name == "TensorProto":
         if message.data_location == message.EXTERNAL:
             yield next((entry.value for entry in message.external_data if entry.key == "location"), "")

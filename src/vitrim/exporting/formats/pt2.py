@@ -127,7 +127,7 @@ def packaged(path: Path, ending: str) -> str | None:
 
 
 def is_compiled(path: Path) -> bool:
-    """Whether a package of torch holds code that AOTInductor compiled, and no program."""
+    """True if a package of torch holds code that AOTInductor compiled, and no program."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as package:

@@ -1,4 +1,4 @@
-"""What is known of models of the original repositories of DINOv2 and DINOv3."""
+"""Answers about models of the original repositories of DINOv2 and DINOv3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file of this folder knows which class of models; see `vitrim.hosts`."""
+"""Tables: the file of this folder that knows each class of models; see `vitrim.hosts`."""
 
 HOSTS: dict[str, str] = {
     "dinov3.models.vision_transformer.DinoVisionTransformer": "vit:Dinov3",
@@ -8,4 +8,4 @@ HOSTS: dict[str, str] = {
 LIBRARIES: dict[str, str] = {
     "dinov3.models.vision_transformer.DinoVisionTransformer": ".dinov2.library:DinoLibrary",
 }
-"""What answers for all models of the library, and for those of some classes."""
+"""The adapter for all models of the library, and those for some classes."""

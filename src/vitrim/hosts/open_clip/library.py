@@ -1,4 +1,4 @@
-"""What is known of all open_clip models, of two towers or one."""
+"""Answers about all open_clip models, of two towers or one."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class WindowBlock(ReducedBlock):
 
     @property
     def crosses(self) -> bool:
-        """Whether this block attends across windows, in a model that has some."""
+        """True if this block attends across windows, in a model that has some."""
         raise NotImplementedError
 
     def windows_of(self, x: Tensor) -> Windows:

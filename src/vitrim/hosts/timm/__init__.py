@@ -1,4 +1,4 @@
-"""Which file of this folder knows which class of models; see `vitrim.hosts`."""
+"""Tables: the file of this folder that knows each class of models; see `vitrim.hosts`."""
 
 HOSTS: dict[str, str] = {
     "timm.models.beit.Beit": "beit:TimmBeit",
@@ -14,4 +14,4 @@ LIBRARIES: dict[str, str] = {
     "timm": "library:TimmLibrary",
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "sam:TimmSamLibrary",
 }
-"""What answers for all models of the library, and for those of some classes."""
+"""The adapter for all models of the library, and those for some classes."""

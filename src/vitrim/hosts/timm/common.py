@@ -84,7 +84,7 @@ def _comes_apart(attn: Any) -> bool:
 
 
 def _calls_weight(attn: Any) -> bool:
-    """Whether attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a bias beside it."""
+    """True if attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a bias beside it."""
     return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
 
 
@@ -306,7 +306,7 @@ class TimmHost(Host):
 
     @classmethod
     def has_class_token(cls, model: Any) -> bool:
-        """Whether token 0 of ``model`` is a class token."""
+        """True if token 0 of ``model`` is a class token."""
         return model.cls_token is not None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What is known of all torchvision models. Their `preprocessing` is that of an ``eval_transform``."""
+"""Answers about all torchvision models. Their `preprocessing` is that of an ``eval_transform``."""
 
 from __future__ import annotations
 

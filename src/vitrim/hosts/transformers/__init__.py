@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Which file of this folder knows which class of models; see `vitrim.hosts`."""
+"""Tables: the file of this folder that knows each class of models; see `vitrim.hosts`."""
 
 HOSTS: dict[str, str] = {
     "transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer.ASTModel": "audio:HFAST",
@@ -120,9 +120,9 @@ LIBRARIES: dict[str, str] = {
     "transformers.models.yolos.modeling_yolos.YolosModel": "yolos:YolosLibrary",
     "transformers.models.yolos.modeling_yolos.YolosForObjectDetection": "yolos:YolosLibrary",
 }
-"""What answers for all models of the library, and for those of some classes."""
+"""The adapter for all models of the library, and those for some classes."""
 
 ON_REDUCE: dict[str, str] = {
     "transformers.modeling_utils": "saving:support",
 }
-"""What a reduction calls if a module is loaded."""
+"""Functions that a reduction calls if a module is loaded."""

@@ -111,7 +111,7 @@ class ReducedLayer(ReducedBlock):
 
 
 def attends_plainly(reducer: Reducer[Any]) -> bool:
-    """Whether a method leaves attention as it is: the map of the layer is then that of its output."""
+    """True if a method leaves attention as it is: the map of the layer is then that of its output."""
     own = type(reducer)
     return all(
         getattr(own, name) is getattr(Reducer, name) for name in ("prepare", "attend", "query", "attend_reduced")

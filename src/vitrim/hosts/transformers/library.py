@@ -1,4 +1,4 @@
-"""What is known of all Hugging Face models, including the convolutional ones that vitrim does not reduce."""
+"""Answers about all Hugging Face models, including the convolutional ones that vitrim does not reduce."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def follows(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
-        """Whether a call with these inputs brings images whose tokens are fewer now.
+        """True if a call with these inputs brings images whose tokens are fewer now.
 
         Raises:
             VitrimError: the prompt is not given as ids.
@@ -250,7 +250,7 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
-        """Whether the connector needs every place of an image, as for several blocks side by side."""
+        """True if the connector needs every place of an image, as for several blocks side by side."""
         return len(cls.layers(model, given)) > 1
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Which file of this folder knows which class of models; see `vitrim.hosts`."""
+"""Tables: the file of this folder that knows each class of models; see `vitrim.hosts`."""
 
 HOSTS: dict[str, str] = {
     "vitrim.models.segmenter.Segmenter": "dense:DenseHost",
@@ -13,4 +13,4 @@ LIBRARIES: dict[str, str] = {
     "vitrim.models.segmenter.Segmenter": "dense:DenseLibrary",
     "vitrim.models.vitdet.Detector": "dense:DenseLibrary",
 }
-"""What answers for all models of the library, and for those of some classes."""
+"""The adapter for all models of the library, and those for some classes."""

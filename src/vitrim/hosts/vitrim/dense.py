@@ -79,7 +79,7 @@ def _inner(model: Any) -> type[Host]:
 
 
 class DenseLibrary(Library):
-    """What concerns the backbone is asked of its own library."""
+    """An adapter that asks the backbone's own library about the backbone."""
 
     name = "vitrim"
 
@@ -90,7 +90,7 @@ class DenseLibrary(Library):
         return model.front_name, model.front
 
     def readers(self, model: Any) -> list[nn.Module]:
-        """What reads the tokens of all patches, or their map, as the backbone hands them out."""
+        """The module that reads the tokens of all patches, or their map, as the backbone hands them out."""
         return [model.decoder if hasattr(model, "decoder") else model.pyramid]
 
     def class_layers(self, model: Any) -> dict[str, int]:

@@ -23,7 +23,7 @@ class OwnLibrary(TimmLibrary):
     }
 
     def classifiers(self, model: Any) -> list[nn.Module]:
-        """What ``get_classifier`` gives; of a user's model that has a host, else, a linear layer called like a head."""
+        """The layers that ``get_classifier`` gives, else, where a host is known, a linear layer called like a head."""
         found = super().classifiers(model)
         if found or self.host is None:
             return found
@@ -54,7 +54,7 @@ class OwnLibrary(TimmLibrary):
 
 
 def _last_map(model: Any) -> dict[str, Any]:
-    """What ``model`` says of the last of its maps.
+    """The entry of ``model`` about the last of its maps.
 
     Raises:
         UnsupportedModelError: it has none.
