@@ -27,5 +27,5 @@ def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Co
     except ModuleNotFoundError as error:
         raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
     with output.console().status("loading") as status:
-        report = run.demo(out, cifar10=cifar10, threads=compute.threads, seed=compute.seed, on_progress=status.update)
+        report = run.demo(out, cifar10=cifar10, **compute.arguments, on_progress=status.update)
     output.finish(report)

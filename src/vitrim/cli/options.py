@@ -152,6 +152,11 @@ class Weights(Setup):
         """Keyword arguments of the library's model."""
         return parse_options(self.model_option)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by which a function creates a model that is given by name."""
+        return {"pretrained": self.pretrained, "checkpoint": self.checkpoint, "model_options": self.options}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Weights):
@@ -166,6 +171,11 @@ class Compute(Setup):
 
     threads: Threads = None
     seed: Seed = 0
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options as arguments of a function."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +192,11 @@ class Reading(Setup):
     split: Split = None
     image_column: ImageColumn = None
     label_column: LabelColumn = None
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options as arguments of a function."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Reading)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,9 +45,7 @@ def app(
 
     serve(
         models or (DEFAULT_MODEL,),
-        pretrained=weights.pretrained,
-        checkpoint=weights.checkpoint,
-        model_options=weights.options,
+        **weights.arguments,
         host=host,
         port=port,
         max_upload=max_upload,

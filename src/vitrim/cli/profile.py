@@ -47,15 +47,10 @@ def profile(
         batch_size=batch_size,
         limit=limit,
         images=images.source,
-        split=images.split,
-        image_column=images.image_column,
-        label_column=images.label_column,
+        **images.reading,
         text_tokens=prompt.text_tokens,
         prompt_images=prompt.prompt_images,
-        pretrained=weights.pretrained,
-        checkpoint=weights.checkpoint,
-        model_options=weights.options,
-        threads=compute.threads,
-        seed=compute.seed,
+        **weights.arguments,
+        **compute.arguments,
     )
     output.finish(report)

@@ -59,12 +59,8 @@ def show(
         blocks=columns,
         out=out,
         format=format,
-        pretrained=model.pretrained,
-        checkpoint=model.checkpoint,
-        model_options=model.options,
-        device=machine.device,
-        threads=machine.threads,
-        seed=machine.seed,
+        **model.arguments,
+        **machine.arguments,
         on_progress=lambda row: output.print(f"wrote {row['file']}"),
     )
     output.write(**report.record)

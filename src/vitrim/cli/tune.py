@@ -124,10 +124,10 @@ def tune(
             model.name or None, methods, data.source, target=target, front=front, grid=grid, train=train,
             evaluations=evaluations, proxy=proxy, search=search, shape=shape, minutes=minutes, engine=engine,
             check=check, batch_size=batch_size, workers=workers, out=out, resume=resume, limit=data.limit,
-            split=data.split, image_column=data.image_column, label_column=data.label_column,
+            **data.reading,
             data_options=parse_options(data.data_option, "data option"), task=data.task,
-            pretrained=model.pretrained, checkpoint=model.checkpoint, model_options=model.options,
-            device=machine.device, threads=machine.threads, seed=machine.seed, on_progress=on_progress,
+            **model.arguments,
+            **machine.arguments, on_progress=on_progress,
         )  # fmt: skip
     if Processes.launched(machine.device).index == 0:
         show(output.console(), report)

@@ -468,10 +468,15 @@ def _notes(facts: Mapping[str, Any], task: Task) -> Iterator[str]:
         f"metrics, agree ({task.agreement_means}) and saved (MACs) in %; change of {_heading(task.selects_by)} in "
         "points; cosine of what the head reads; tokens left at the end, class token included"
     )
+    yield from weight_and_class_notes(facts, task, "agree and cosine still say")
+
+
+def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> Iterator[str]:
+    """Notes on accuracy that random weights or classes by number make meaningless; ``still``: what is left to read."""
     if facts["weights"] == "random":
         yield (
             "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
-            "agree and cosine still say how much the reduction changes"
+            f"{still} how much the reduction changes"
         )
     if facts["untrained"]:
         yield (

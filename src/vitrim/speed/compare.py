@@ -18,7 +18,7 @@ from vitrim.core.registry import parse_methods
 from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors, unknown
 from vitrim.files import check_file
 from vitrim.loading import load
-from vitrim.measure.evaluation import open_task, standard_probes
+from vitrim.measure.evaluation import open_task, standard_probes, weight_and_class_notes
 from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.records import DENSE, Row, read
@@ -316,27 +316,7 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
             f"{one['dense_kernel']} attention on {one['dense_engine']} at batch {one['batch_size']}" for one in speeds
         )
         yield f"dense is {kernels}, timed on {facts['timed_on']}; threads: {facts['environment']['threads']}"
-    if facts["weights"] == "random":
-        yield (
-            "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
-            "agree still says how much the reduction changes"
-        )
-    if facts["untrained"]:
-        yield (
-            f"{', '.join(facts['untrained'])}: with random parameters, as nothing was given that learned them; "
-            "--checkpoint takes the folder of a run of `vitrim train`"
-        )
-    classes, known = facts["data"]["classes"], task.num_classes
-    if task.by_number and classes == known:
-        yield (
-            "the classes of data and model have different names: accuracy is right only if every label is the index "
-            "of the model's class"
-        )
-    elif classes not in (None, known) and task.places is None:
-        yield (
-            f"the data has {classes} classes and the model {known}: accuracy is right only if every label is the "
-            "index of the model's class"
-        )
+    yield from weight_and_class_notes(facts, task, "agree still says")
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
