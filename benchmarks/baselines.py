@@ -41,6 +41,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, parse_method
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
+from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import (
@@ -54,7 +55,7 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
-from vitrim.speed.bench import DTYPES, promised_speedup, random_images
+from vitrim.speed.bench import promised_speedup, random_images
 
 Row = dict[str, Any]
 

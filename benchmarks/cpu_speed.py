@@ -25,10 +25,11 @@ from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import one_line_errors
+from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget, reduced_copy
-from vitrim.speed.bench import DTYPES, measure, random_images
+from vitrim.speed.bench import measure, random_images
 from vitrim.speed.words import setting_text
 
 Row = dict[str, Any]

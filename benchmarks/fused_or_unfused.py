@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from lines import Row
 from script import from_shell
 from vitrim.core.registry import host_of
+from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget, dense_copies, paired_speedup, reduced_copy, summarise, time_interleaved
-from vitrim.speed.bench import DTYPES, random_images
+from vitrim.speed.bench import random_images
 
 CHOICES = ("vitrim.core.attention.unfused_is_faster", "vitrim.core.block.unfused_is_faster")
 """Where the choice is read, which is taken out of vitrim's hands here."""

@@ -44,11 +44,12 @@ from vitrim.cli.options import parse_methods
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget
 from vitrim.measure.memory import peak_memory_mib
-from vitrim.speed.bench import DTYPES, random_images
+from vitrim.speed.bench import random_images
 from vitrim.speed.engines import Call, Compiled, Eager, Engine
 
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")

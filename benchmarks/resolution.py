@@ -33,10 +33,11 @@ from script import from_shell
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods
 from vitrim.errors import ReductionWarning
+from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget
-from vitrim.speed.bench import DTYPES, random_images
+from vitrim.speed.bench import random_images
 from vitrim.speed.engines import Eager
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")

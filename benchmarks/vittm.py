@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from script import from_shell
 from vitrim.cli.output import write_json
 from vitrim.errors import ReductionWarning, one_line_errors, unknown
+from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import (
@@ -42,7 +43,6 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
-from vitrim.speed.bench import DTYPES
 
 Row = dict[str, Any]
 

@@ -5,7 +5,7 @@
     reduction = vitrim.reduce_(model, vitrim.ToMe(r=13))
 
 Every command of the command line is a function too: `profile`, `bench`, `compare`, `evaluate`, `show`, `tune`,
-`analyze`, `export`, `train`.
+`optimize`, `analyze`, `export`, `train`.
 
 Names are resolved on first use, so that ``vitrim --help`` need not import torch. Config classes of methods
 (``vitrim.ToMe``, ``vitrim.ATM``, ...) come from the registry: a new method file adds its own.
@@ -85,6 +85,7 @@ __all__ = [
     "export",
     "get_reduction",
     "merge",
+    "optimize",
     "parse_method",
     "profile",
     "prune",

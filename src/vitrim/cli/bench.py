@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Images, Machine, Methods, Model, Prompt
+from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Images, Machine, Model, Prompt
 from vitrim.cli.output import Output, write_json
 from vitrim.errors import VitrimError
 
@@ -23,9 +24,18 @@ REDRAWN_SECONDS = 0.2
 BatchSizes = Annotated[
     list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
 ]
-Dtypes = Annotated[
-    list[str] | None, typer.Option("--dtype", help="fp32, bf16, fp16, or several; may repeat; default: fp32")
+Precisions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--precision", "--dtype",
+        help="fp32, bf16, fp16, int8, or several: every engine runs in those that it has; may repeat; default: fp32",
+    ),
+]  # fmt: skip
+Suggested = Annotated[
+    list[str] | None,
+    typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat"),
 ]
+Figure = Annotated[Path | None, typer.Option("--figure", help="draw the times per image into this file: .png or .svg")]
 Engines = Annotated[
     list[str] | None,
     typer.Option(
@@ -44,13 +54,14 @@ MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SEC
 def bench(
     *,
     model: Model,
-    method: Methods,
+    method: Suggested = None,
     batch_size: BatchSizes = None,
-    dtype: Dtypes = None,
     engine: Engines = None,
+    precision: Precisions = None,
     compiled: Compiled = False,
     repeats: Repeats = 10,
     min_seconds: MinSeconds = 1.0,
+    figure: Figure = None,
     prompt: Prompt,
     images: Images,
     machine: Machine,
@@ -66,11 +77,16 @@ def bench(
     if compiled and engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(batch_size, "--batch-size")]
-    dtypes, engines = words(dtype, "--dtype"), words(engine, "--engine")
+    if not method:
+        raise VitrimError(
+            "-m METHOD is missing: say what to time next to the dense model, e.g. -m tome:keep_rate=0.7; "
+            "`vitrim list methods` names all"
+        )
+    precisions, engines = words(precision, "--precision"), words(engine, "--engine")
     from vitrim.speed.bench import bench as time_
 
     given: dict[str, Any] = {
-        name: value for name, value in (("batch_size", sizes), ("dtype", dtypes), ("engine", engines)) if value
+        name: value for name, value in (("batch_size", sizes), ("precision", precisions), ("engine", engines)) if value
     }
     out = output.console()
     found: list[SpeedReport] = []
@@ -92,6 +108,7 @@ def bench(
                 compiled=compiled,
                 repeats=repeats,
                 min_seconds=min_seconds,
+                figure=figure,
                 text_tokens=prompt.text_tokens,
                 prompt_images=prompt.prompt_images,
                 images=images.source,

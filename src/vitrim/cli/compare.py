@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.bench import Engines, MinSeconds, Repeats, progress, words
+from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, progress, words
 from vitrim.cli.evaluate import ProtocolChanges
-from vitrim.cli.options import BatchSize, Data, Dtype, Machine, Methods, Model, Workers, parse_options
+from vitrim.cli.options import BatchSize, Data, Machine, Methods, Model, Workers, parse_options
 from vitrim.cli.output import Output, write_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def compare(
     batch_size: BatchSize = 32,
     at: At = None,
     engine: Engines = None,
-    dtype: Dtype = "fp32",
+    precision: Precisions = None,
     repeats: Repeats = 10,
     min_seconds: MinSeconds = 1.0,
     workers: Workers = 0,
@@ -46,7 +46,7 @@ def compare(
     images; time is measured on some of them, dense and reduced models in turn.
     """
     sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(at, "--at")]
-    every = {"at": sizes, "engine": words(engine, "--engine")}
+    every = {"at": sizes, "engine": words(engine, "--engine"), "precision": words(precision, "--precision")}
     given: dict[str, Any] = {name: values for name, values in every.items() if values}
     options = parse_options(data.data_option, "data option")
     changes = parse_options(protocol, "protocol option")
@@ -68,7 +68,6 @@ def compare(
                 data.source,
                 batch_size=batch_size,
                 **given,
-                dtype=dtype,
                 repeats=repeats,
                 min_seconds=min_seconds,
                 limit=data.limit,

@@ -25,7 +25,9 @@ Opset = Annotated[int, typer.Option("--opset", help="version of the ONNX operato
 Size = Annotated[
     int | None, typer.Option("--image-size", min=1, max=4096, help="side of the images; default: the model's own")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="of the weights: fp32 or fp16")]
+Precision = Annotated[
+    str, typer.Option("--precision", "--dtype", help="fp32, fp16, bf16, or int8 with --images: as far as --to has it")
+]
 Preprocess = Annotated[
     bool, typer.Option("--preprocess", help="take uint8 images (batch, height, width, 3) and normalise in the graph")
 ]
@@ -51,7 +53,7 @@ def export(
     batch: Batch = "dynamic",
     opset: Opset = 20,
     size: Size = None,
-    dtype: Dtype = "fp32",
+    precision: Precision = "fp32",
     preprocess: Preprocess = False,
     check: Check = 64,
     freeze: Freeze = False,
@@ -81,7 +83,7 @@ def export(
             to=to,
             batch=images_at_once,
             opset=opset,
-            dtype=dtype,  # type: ignore[arg-type]
+            precision=precision,
             preprocess=preprocess,
             size=size,
             check=check,

@@ -68,6 +68,12 @@ Engine = Annotated[
         "the dense model; default: eager",
     ),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", help="for speedup: fp32, bf16, fp16, int8 or several, as --engine; damage is measured in fp32"
+    ),
+]
 Check = Annotated[
     str | None,
     typer.Option(
@@ -102,6 +108,7 @@ def tune(
     shape: Shape = "free",
     minutes: Minutes = None,
     engine: Engine = None,
+    precision: Precision = None,
     check: Check = None,
     batch_size: BatchSize = 32,
     workers: Workers = 0,
@@ -123,8 +130,8 @@ def tune(
         report = tune(
             model.name or None, methods, data.source, target=target, front=front, grid=grid, train=train,
             evaluations=evaluations, proxy=proxy, search=search, shape=shape, minutes=minutes, engine=engine,
-            check=check, batch_size=batch_size, workers=workers, out=out, resume=resume, limit=data.limit,
-            **data.reading,
+            precision=precision, check=check, batch_size=batch_size, workers=workers, out=out, resume=resume,
+            limit=data.limit, **data.reading,
             data_options=parse_options(data.data_option, "data option"), task=data.task,
             **model.arguments,
             **machine.arguments, on_progress=on_progress,

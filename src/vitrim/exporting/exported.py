@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitrim.errors import VitrimError, first_line
-from vitrim.exporting.formats import Array, Format, Run, format_named, formats
+from vitrim.errors import VitrimError, first_line, unknown
+from vitrim.exporting.formats import PRECISIONS, Array, Format, Run, format_named, formats
+from vitrim.files import json_text
 from vitrim.report import Report
 
 Shape = tuple[int | str, ...]
@@ -40,7 +44,7 @@ class Exported:
         inputs: shapes by name; a batch of any size is the word "batch".
         nodes: operations in the graph; 0 where that is not known, of a file that was opened.
         bytes: of the file, with the weights that lie beside it.
-        metadata: version, method, model, preprocessing, classes, tokens per block, MACs.
+        metadata: version, method, model, preprocessing, classes, tokens per block, MACs, precision.
         threads: of the engine, if it has threads of its own (onnx, openvino); None: as many as torch has when it is
             opened. pt2 and aoti run on torch's.
         report: of `vitrim.export`: what the command prints and records; None of a file that was opened.
@@ -114,6 +118,45 @@ class Exported:
         """The name of what runs the file: onnxruntime, torch.export, aoti or openvino."""
         return self.kind.engine
 
+    @property
+    def precision(self) -> str:
+        """What the engine computes in: fp32, fp16, bf16 or int8."""
+        return str(self.metadata.get("precision", self.metadata.get("weights", "fp32")))
+
+    def in_precision(self, precision: str, path: str | Path, images: Iterable[Array] = ()) -> Exported:
+        """Write this fp32 file again, to be computed in ``precision``.
+
+        Args:
+            precision: one that the engine makes of fp32 weights: bf16 (OpenVINO) or int8 (OpenVINO and onnxruntime).
+            path: of the new file.
+            images: for int8: batches as the file takes them, to find the ranges of activations on; the more like those
+                to come they are, the better. 100 images are enough.
+
+        Raises:
+            VitrimError: the format has no such precision, the file is not in fp32, or there are no images for int8.
+            MissingPackageError: what quantises is not installed.
+
+        Example:
+            >>> import vitrim
+            >>> from tempfile import TemporaryDirectory
+            >>> options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
+            >>> with TemporaryDirectory() as folder:
+            ...     file = vitrim.export("test_vit", None, f"{folder}/m.xml", check=0, model_options=options)
+            ...     file.in_precision("bf16", f"{folder}/half.xml").precision
+            'bf16'
+        """
+        path, images = Path(path), list(images)
+        if precision not in self.kind.makes:
+            raise unknown(f"precision of {self.format} files made of fp32", precision, self.kind.makes)
+        if self.precision != "fp32":
+            raise VitrimError(f"{self.path} is in {self.precision}: start from a file in fp32")
+        if precision == "int8" and not images:
+            raise VitrimError("int8 finds the ranges of activations on images: give some")
+        known = {**self.metadata, "precision": precision}
+        with staged(path) as place:
+            known["nodes"] = self.kind.in_precision(self.path, precision, json_text(known), images, place)
+        return replace(self, path=path, nodes=known["nodes"], bytes=size_of(path), metadata=known, report=None)
+
     @cached_property
     def _run(self) -> Run:
         if self.kind.code and not self.trust:
@@ -122,7 +165,7 @@ class Exported:
                 "wrote it, open it with trust=True"
             )
         with _reading(self.path, self.format):
-            return self.kind.open(self.path, self.threads or torch.get_num_threads())
+            return self.kind.open(self.path, self.threads or torch.get_num_threads(), self.precision)
 
     @property
     def shape(self) -> Shape:
@@ -154,6 +197,49 @@ class Exported:
     def on(self, images: Array) -> Callable[[], Array]:
         """A call without arguments that runs ``images``: a candidate for `vitrim.measure.latency.time_interleaved`."""
         return partial(self.run, images)
+
+
+@contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a new folder beside ``path``; all files in it take their places at the end.
+
+    After an error none does: what was there is as it was.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with staged(Path(folder) / "m.onnx") as place:
+        ...         _ = place.write_text("graph")
+        ...     [file.name for file in Path(folder).iterdir()]
+        ['m.onnx']
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent))
+    except OSError as error:
+        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        yield folder / path.name
+        _move(sorted(folder.iterdir(), key=lambda file: file.name == path.name), path)  # the file itself last
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(files: Sequence[Path], path: Path) -> None:
+    """Give files their places beside ``path``, all of them or none.
+
+    Raises:
+        VitrimError: a place is taken by a folder, or cannot be written.
+    """
+    places = [path.with_name(file.name) for file in files]
+    taken = next((place for place in places if place.is_dir()), None)
+    if taken is not None:
+        raise VitrimError(f"cannot write {taken}: it is a folder")
+    try:
+        for file, place in zip(files, places, strict=True):
+            os.replace(file, place)
+    except OSError as error:
+        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
 
 
 def sidecar(path: Path) -> Path:
@@ -217,4 +303,6 @@ def _known(text: str, path: Path) -> dict[str, Any]:
             raise ValueError("its metadata name an input of no valid shape")
         if not isinstance(given.get("name"), str) or not isinstance(known.get("nodes", 0), int):
             raise ValueError("its metadata name no input, or no number of nodes")
+        if known.get("precision", "fp32") not in PRECISIONS:
+            raise ValueError("its metadata name no precision that there is")
     return dict(known)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import shutil
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,8 +24,8 @@ from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.errors import ReductionWarning, VitrimError, first_line, unknown
 from vitrim.exporting import static
-from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, weights_beside
-from vitrim.exporting.formats import OPSETS, Format, Graph, as_array, format_named
+from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, staged, weights_beside
+from vitrim.exporting.formats import OPSETS, PRECISIONS, Format, Graph, as_array, check_quantiser, format_named
 from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
 from vitrim.files import check_file, json_text
@@ -67,7 +65,11 @@ CHECKED = 64
 MAX_SIDE = 4096
 """Pixels of a side: beyond, a model may take gigabytes or hours before it says that it takes no such images."""
 
-Dtype = Literal["fp32", "fp16"]
+CALIBRATED = 64
+"""Images that the ranges of activations are found on, for int8."""
+
+AGREES = 0.9
+"""Share of real images in which a file in bf16 or int8 must give the top-1 of the model: below, something is wrong."""
 
 
 def export(
@@ -78,7 +80,7 @@ def export(
     to: str | None = None,
     batch: int | None = None,
     opset: int = 20,
-    dtype: Dtype = "fp32",
+    precision: str = "fp32",
     preprocess: bool = False,
     size: int | tuple[int, int] | None = None,
     check: int | Tensor = CHECKED,
@@ -103,7 +105,8 @@ def export(
 
     The file takes ``image`` (batch, C, H, W) float32 and gives float32 logits (batch, K); of a model without a head,
     its first output. Before it gets its name it must agree with the model: the same top-1 and logits within 1e-4, at
-    batch 1, 2 and all that is left of the images of ``check``. A JSON file beside it repeats the metadata in it.
+    batch 1, 2 and all that is left of the images of ``check``. A file in bf16 or int8 is made of one that does, and its
+    metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
 
     Args:
         model: a supported host: dense or, if ``method`` is None, reduced already, with learned parameters for instance;
@@ -113,14 +116,16 @@ def export(
         to: format, by default that of the suffix: onnx, pt2, openvino (.xml), aoti (.pt2 too).
         batch: the only batch size; None for any.
         opset: version of the ONNX operator set, 18 to 23.
-        dtype: of weights and computation; decisions stay in fp32, as do input and output.
+        precision: fp32, fp16 (of weights and computation), bf16 (openvino; pt2 and aoti as fp16) or int8 (products with
+            weights; onnx and openvino). Decisions are never rounded so, nor are input and output.
         preprocess: take (batch, H, W, C) uint8 and normalise in the graph; resizing and cropping stay outside.
         size: side of the images, or height and width; by default the model's own.
         check: compare on so many images, of ``images`` or else random, 0 for none; or on these, as the file takes them.
+            Those are other images than int8 finds the ranges of activations on.
         freeze: the method's counts become the means over ``images`` (`vitrim.exporting.freeze`).
         capacity: the method gets slots per block, enough for this share of ``images`` (`vitrim.exporting.bound`).
         bench: time eager and exported, dense and reduced, at ``batch``, or at 1 and 8.
-        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`.
+        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`; int8 needs it.
         split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
         limit: find counts on so many images, by default 512.
         name: of the model, for the metadata.
@@ -150,7 +155,9 @@ def export(
     config = parse_method(method) if isinstance(method, str) else method
     fixing = freeze or capacity is not None
     _check_fixing(config, freeze, capacity, images, limit)
-    wanted = _Wanted(Path(path), format_named(to, Path(path)), batch, opset, dtype, preprocess)
+    wanted = _Wanted(Path(path), format_named(to, Path(path)), batch, opset, precision, preprocess)
+    if precision == "int8" and images is None:
+        raise VitrimError("int8 finds the ranges of activations on images: give images too")
     tell = on_progress or (lambda _: None)
     set_threads(threads)
     with drawing(torch.device("cpu"), seed):
@@ -165,8 +172,13 @@ def export(
         reduced = _reduced(plain, config, loaded.learned)
         shape = _shape(reduced, size)
         told = replace(ask(reduced).preprocessing(reduced), size=shape[1:])
-        if dataset is not None and isinstance(check, int) and check > 0:
-            check = _spread(dataset, max(check, batch or 1), told if preprocess else None)
+        calibration: Tensor | None = None
+        if dataset is not None and isinstance(check, int) and (check > 0 or precision == "int8"):
+            own = CALIBRATED if precision == "int8" else 0
+            every = _spread(dataset, max(check, batch or 1) + own, told if preprocess else None)
+            parts = torch.arange(len(every)) * own // len(every)  # spread over what is spread
+            calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
+            check, calibration = (every[~calibrating] if check else 0), every[calibrating]
         compared = _images(check, shape, batch, preprocess)
         names = _classes(dataset, reduced) if classes is None else classes
         facts = _describe(reduced, torch.zeros(1, *shape), told, name or loaded.name, names, _tokens(reduced, shape))
@@ -181,6 +193,9 @@ def export(
                         f"{wanted.path} is not written: as {wanted.kind.name} it disagrees with the model; {found}"
                     )
                 written = replace(written, metadata={**written.metadata, "parity": str(found)})
+            if precision in wanted.kind.makes:
+                tell(f"making {precision}")
+                written = _made(written, wanted, calibration, compared, real=dataset is not None)
             text = json_text(dict(written.metadata), indent=2) + "\n"
             sidecar(place).write_text(text, encoding="utf-8")
         file = replace(written, path=wanted.path)
@@ -202,7 +217,7 @@ class _Wanted:
     kind: type[Format]
     batch: int | None
     opset: int
-    dtype: Dtype
+    precision: str
     preprocess: bool
 
     def __post_init__(self) -> None:
@@ -210,9 +225,11 @@ class _Wanted:
             raise VitrimError(f"batch={self.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
         if self.opset not in OPSETS:
             raise VitrimError(f"opset={self.opset} must be a whole number from {OPSETS.start} to {OPSETS.stop - 1}")
-        if self.dtype not in ("fp32", "fp16"):
-            raise unknown("dtype", self.dtype, ("fp32", "fp16"))
+        if self.precision not in (*self.kind.casts, *self.kind.makes):
+            raise unknown(f"precision of {self.kind.name} files", self.precision, (*self.kind.casts, *self.kind.makes))
         self.kind.check()
+        if self.precision == "int8":
+            check_quantiser()
         for file in (self.path, sidecar(self.path), *weights_beside(self.path)):
             check_file(file)
             if file.exists() and not file.is_file():
@@ -228,8 +245,9 @@ def _write(
     place: Path,
 ) -> Exported:
     """Write the file to ``place``."""
-    half = wanted.dtype == "fp16"
-    module = Program(copy.deepcopy(reduced).half() if half else reduced, told if wanted.preprocess else None).eval()
+    weights = wanted.precision if wanted.precision in wanted.kind.casts else "fp32"
+    cast = reduced if weights == "fp32" else copy.deepcopy(reduced).to(PRECISIONS[weights])
+    module = Program(cast, told if wanted.preprocess else None).eval()
     channels, height, width = shape
     layout = (height, width, channels) if wanted.preprocess else shape
     dtype = "uint8" if wanted.preprocess else "float32"
@@ -247,56 +265,46 @@ def _write(
             "layout": "NHWC, as read, 0 to 255" if wanted.preprocess else "NCHW, normalised",
         },
         "output": {"name": output},
-        "weights": wanted.dtype,
+        "weights": weights,
+        "precision": weights,
         "opset": wanted.opset,
         "format": wanted.kind.name,
     }
-    nodes = wanted.kind.write(Graph(program, output, json_text(known), wanted.opset, half), place)
+    nodes = wanted.kind.write(Graph(program, output, json_text(known), wanted.opset, PRECISIONS[weights]), place)
     known = {**known, "nodes": nodes}
     return Exported(place, wanted.kind.name, {"image": inputs}, nodes, size_of(place), known, trust=True)
 
 
-@contextmanager
-def staged(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a new folder beside ``path``; all files in it take their places at the end.
-
-    After an error none does: what was there is as it was.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     with staged(Path(folder) / "m.onnx") as place:
-        ...         _ = place.write_text("graph")
-        ...     [file.name for file in Path(folder).iterdir()]
-        ['m.onnx']
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent))
-    except OSError as error:
-        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        yield folder / path.name
-        _move(sorted(folder.iterdir(), key=lambda file: file.name == path.name), path)  # the file itself last
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _move(files: Sequence[Path], path: Path) -> None:
-    """Give files their places beside ``path``, all of them or none.
+def _made(
+    written: Exported, wanted: _Wanted, calibration: Tensor | None, compared: Tensor | None, *, real: bool
+) -> Exported:
+    """The file in a precision that its engine makes, in place of the fp32 one, and how it agrees with that.
 
     Raises:
-        VitrimError: a place is taken by a folder, or cannot be written.
+        VitrimError: on real images it often gives another top-1.
     """
-    places = [path.with_name(file.name) for file in files]
-    taken = next((place for place in places if place.is_dir()), None)
-    if taken is not None:
-        raise VitrimError(f"cannot write {taken}: it is a folder")
-    try:
-        for file, place in zip(files, places, strict=True):
-            os.replace(file, place)
-    except OSError as error:
-        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
+    place, size = written.path, written.batch or 1
+    batches = [] if calibration is None else [as_array(each) for each in calibration.split(size) if len(each) == size]
+    made = written.in_precision(wanted.precision, place.with_stem(f"{place.stem}.made"), batches)
+    if compared is not None:
+        size = written.batch or 32
+        images = [as_array(each) for each in compared.split(size) if len(each) == size or written.batch is None]
+        pairs = [(made.run(each), written.run(each)) for each in images]
+        ones, others = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        if classified := made.metadata["output"]["name"] == "logits" and ones.ndim == 2:
+            same = (ones.argmax(1) == others.argmax(1)).mean()
+        else:  # features and maps: close, on the whole
+            flat, like = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
+            same = (np.linalg.norm(flat - like, axis=1) <= 0.2 * np.linalg.norm(like, axis=1)).mean()
+        what = "same top-1" if classified else "within 20 %"
+        found = f"{what} as fp32 in {100 * same:.1f} % of {len(ones)} {'images' if real else 'random images'}"
+        if not np.isfinite(ones).all() or (real and same < AGREES):
+            raise VitrimError(f"{wanted.path} is not written: {wanted.precision} is too coarse for it; {found}")
+        made = replace(made, metadata={**made.metadata, "parity": found, "agreement": float(same)})
+    for file in (made.path, *weights_beside(made.path)):
+        if file.is_file():
+            os.replace(file, file.with_name(file.name.replace(made.path.stem, place.stem)))
+    return replace(made, path=place)
 
 
 # ---- what is asked for -----------------------------------------------------------------------------------------------
@@ -599,7 +607,7 @@ def _dense_file(model: nn.Module, exported: Exported, folder: Path) -> Exported:
         to=exported.format,
         batch=exported.batch,
         opset=known["opset"],
-        dtype=known["weights"],
+        precision=known["weights"],
         preprocess=in_graph,
         size=tuple(shape[1:3] if in_graph else shape[2:]),
         check=0,

@@ -6,18 +6,24 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction, saved_method
 from vitrim.core.registry import ask, host_of, parse_methods
-from vitrim.data import ImageDataset, batches
+from vitrim.data import ImageDataset, batches, spread
 from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
+from vitrim.exporting.formats import PRECISIONS
+from vitrim.exporting.program import Program
+from vitrim.files import check_file
 from vitrim.loading import load
 from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
@@ -36,11 +42,14 @@ from vitrim.measure.machine import drawing, environment, select_device, set_thre
 from vitrim.measure.macs import count_macs
 from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.measure.records import DENSE, Row
-from vitrim.speed.engines import Call, Compiled, Eager, Engine, compilation, engines_named
+from vitrim.plots import style
+from vitrim.speed.engines import Compiled, Eager, Engine, Run, compilation, engines_named
 from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CALIBRATED, SCORED = 64, 256
+"""Images that int8 finds the ranges of activations on, and that dense models are compared on."""
+
 MAX_BATCH = 2**20
 """Far above any useful batch: typing errors are reported at once, not by the library that fails on them."""
 
@@ -72,13 +81,14 @@ def bench(
     methods: MethodConfig | str | Sequence[MethodConfig | str],
     *,
     batch_size: int | Sequence[int] = (1, 8, 32),
-    dtype: str | Sequence[str] = "fp32",
     engine: str | Engine | Sequence[str | Engine] = "eager",
+    precision: str | Sequence[str] = "fp32",
     compiled: bool = False,
     repeats: int = 10,
     min_seconds: float = 1.0,
     text_tokens: int | None = None,
     prompt_images: int | None = None,
+    figure: str | Path | None = None,
     images: str | Path | ImageDataset | None = None,
     split: str | None = None,
     image_column: str | None = None,
@@ -94,23 +104,28 @@ def bench(
 ) -> SpeedReport:
     """Time a dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
 
-    Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines, measured in the
-    same run. Speed-up is the median over rounds of the ratio within a round, with its quartiles; peak memory is what
-    one forward allocates. Of a vision-language model, prefill is timed: tower, connector and language model on a batch
-    of prompts, from which reduced models leave out the image tokens that are gone.
+    Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines in the fastest
+    of the precisions, measured in the same run. Speed-up is the median over rounds of the ratio within a round,
+    with its quartiles; peak memory is what one forward allocates. Of a vision-language model, prefill is timed:
+    tower, connector and language model on a batch of prompts, from which reduced models leave out the image tokens
+    that are gone.
 
     Args:
         model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
         methods: one or several, configs or texts.
         batch_size: images per batch, one number or several.
-        dtype: fp32, bf16, fp16, or several.
         engine: of `vitrim.speed.engines`, by name or made, or several: eager, compile (with frozen weights and
             without), onnxruntime, openvino, aoti, torch.export.
+        precision: fp32, bf16, fp16, int8, or several: every engine runs in those that it has, and notes name the
+            others.
         compiled: torch.compile every model, dense too, in its default mode; in place of ``engine``.
         repeats: time every model at least so often.
         min_seconds: and at least so long.
         text_tokens, prompt_images: of a vision-language model: text and images of a prompt, by default 32 and 1.
-        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`; None: random images.
+        figure: draw the times per image there: .png or .svg.
+        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`; None: random images. With
+            images, int8 finds the ranges of activations on some of them, and the dense model of every engine and
+            precision is compared with that of PyTorch in fp32 on others, at most 256.
         split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
         pretrained, checkpoint, model_options: as of `vitrim.loading.load`; only with a name.
         device: where a model is made that is given by name.
@@ -120,12 +135,14 @@ def bench(
         on_progress: called with a few words on what is being done, often.
 
     Returns:
-        A row per setting, model and engine, as `measure` has them, with ``model, batch_size, dtype``; a table for every
-        setting, and in words which engine to use and where reducing does not pay.
+        A row per batch size, model, engine and precision, as `measure` has them, with ``model, batch_size`` and, for
+        dense rows with images, ``agreement`` (share of the same top-1 as in fp32), ``top1`` where there are labels, and
+        ``scored`` (images); a table for every batch size, and in words which engine to use and where reducing does not
+        pay.
 
     Raises:
         VitrimError: a name, a method or an option is not valid, or an engine cannot run here: before anything is timed.
-            Or the machine has too little memory for a setting, or cannot compute in its dtype.
+            Or the machine has too little memory for a setting.
 
     Example:
         >>> options = {"img_size": 32, "depth": 1}
@@ -133,22 +150,22 @@ def bench(
         >>> [(row["method"], row["batch_size"], row["rounds"]) for row in report.rows]
         [('dense', 2, 1), ('tome:r=1', 2, 1)]
     """
-    sizes, dtypes = batch_sizes(batch_size), _dtypes(dtype)
+    sizes = batch_sizes(batch_size)
     configs = {config.describe(): config for config in parse_methods(methods)}
     if not configs:
         raise VitrimError("there is nothing to compare with dense: name at least one method")
-    engines = _engines(engine, compiled)
     check_whole(repeats=(repeats, 1))
+    check_figure(figure)
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
     place = place_of(model, device)
+    engines, lacking = chosen_engines(engine, precision, place, compiled)
     set_threads(threads)
     with drawing(place, seed):
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
         host = as_measured(loaded.model, text=text_tokens, images=prompt_images)
         if images is not None and isinstance(host, Prefill):
-            raise VitrimError("--images is for models of images alone: prompts are made of random images and text")
-        for name in dtypes:
-            check_engines(engines, configs, host, place, DTYPES[name])
+            raise VitrimError("images are for models of images alone: prompts are made of random images and text")
+        check_engines(engines, configs, host)
         for config in configs.values():
             reduced_copy(host, config)
         dataset = open_images(host, images, split=split, image_column=image_column, label_column=label_column)
@@ -156,29 +173,57 @@ def bench(
         if dataset is not None:
             check_enough(dataset, max(sizes))
         untrained = untrained_counts(host, configs.values())
+        precisions = list(dict.fromkeys(one.precision for one in engines))
+        where = device if isinstance(model, str) else str(place)
         facts = {
-            "environment": environment(
-                device=device if isinstance(model, str) else str(place), dtype=",".join(dtypes), seed=seed
-            ),
+            "environment": environment(device=where, dtype=",".join(precisions), seed=seed),
             "weights": loaded.weights,
             "untrained": untrained,
             "images": str(source),
             "split": None if dataset is None else dataset.split,
         }
-        notes = [*_notes(host, configs, engines, None if dataset is None else str(source), seed)]
+        notes = [*_notes(host, configs, engines, None if dataset is None else str(source), seed), *lacking]
         report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
         tell = on_setting or (lambda _: None)
         tell(report)
-        for name in dtypes:
-            timed = in_dtype(host, DTYPES[name], copied=not isinstance(model, str))
-            for size in sizes:
-                setting = {"model": loaded.name, "batch_size": size, "dtype": name}
-                rows = measure_setting(
-                    timed, configs, dataset, setting, engines, budget, seed=seed, on_progress=on_progress
+        for size in sizes:
+            setting = {"model": loaded.name, "batch_size": size}
+            report.add(
+                measure_setting(
+                    host, configs, dataset, setting, engines, budget, seed=seed, scored=True, on_progress=on_progress
                 )
-                report.add(rows)
-                tell(report)
+            )
+            tell(report)
+    if figure is not None:
+        style.save(report.figure, Path(figure))
+        report.files.append(Path(figure))
     return report
+
+
+def check_figure(path: str | Path | None) -> None:
+    """Refuse a picture that could not be written, before any work."""
+    if path is not None:
+        kind = Path(path).suffix.removeprefix(".")
+        if kind not in style.FORMATS:
+            raise unknown("format", kind, style.FORMATS)
+        check_file(Path(path))
+
+
+def chosen_engines(
+    engine: str | Engine | Sequence[str | Engine], precision: str | Sequence[str], device: torch.device, compiled: bool
+) -> tuple[list[Engine], list[str]]:
+    """The engines that were asked for, each once, and what they lack; as `engines_named`.
+
+    Raises:
+        VitrimError: two ways to ask for torch.compile, or as `engines_named`.
+    """
+    names = [engine] if isinstance(engine, str | Engine) else list(engine)
+    precisions = list(dict.fromkeys([precision] if isinstance(precision, str) else precision))
+    if compiled and names != ["eager"]:
+        raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
+    if compiled:
+        names = [Compiled(one) for one in precisions if one in Compiled.precisions]
+    return engines_named(names, precisions, device)
 
 
 def measure_setting(
@@ -191,39 +236,50 @@ def measure_setting(
     *,
     seed: int,
     learned: Path | None = None,
+    scored: bool = False,
     on_progress: Tell | None = None,
 ) -> list[Row]:
     """`measure` one setting on images of ``dataset``, spread evenly over it, or on random ones.
 
     Args:
-        host: in the dtype of the setting.
+        host: dense.
         methods, engines, budget, learned: as of `measure`.
         dataset: prepared for the host; None: random images.
-        setting: ``batch_size``, ``dtype`` and what else the rows shall have in front.
+        setting: ``batch_size`` and what else the rows shall have in front.
         seed: of random images.
+        scored: compare dense models with fp32 on ``dataset``, if it is given.
         on_progress: likewise; the setting stands in front.
 
     Raises:
-        VitrimError: the machine has too little memory, or cannot compute in this dtype.
+        VitrimError: the machine has too little memory, or cannot compute in a precision.
     """
-    size, name = setting["batch_size"], setting["dtype"]
-    tell = None if on_progress is None else lambda text: on_progress(f"batch {size}, {name}: {text}")
-    like = next(host.parameters())
-    with one_line_errors(f"batch {size}, {name}"):
+    size = setting["batch_size"]
+    tell = None if on_progress is None else lambda text: on_progress(f"batch {size}: {text}")
+    with one_line_errors(f"batch {size}"):
+        held_out, given = None, None
         if dataset is None:
             batch = random_images(host, size, seed)
         else:
             batch, _ = next(iter(batches(dataset, size, limit=size)))
-        batch = batch.to(like.device, like.dtype)
-        rows = measure(host, methods, batch, engines=engines, budget=budget, learned=learned, on_progress=tell)
+            if len({str(engine) for engine in engines}) > 1 or engines[0].precision != "fp32":
+                # every third image is for the ranges of activations, the others to compare on
+                places = spread(len(dataset), min(len(dataset), SCORED + CALIBRATED))
+                read = max(size, 16)
+                given = torch.cat([images for images, _ in batches(Subset(dataset, places[::3].tolist()), read)])
+                kept = np.delete(places, np.s_[::3])
+                held_out = list(batches(Subset(dataset, kept[: len(kept) // size * size].tolist()), size))
+        like = next(host.parameters())
+        rows = measure(
+            host, methods, batch.to(like.device), engines=engines, budget=budget, learned=learned, calibration=given,
+            held_out=held_out if scored else None, on_progress=tell,
+        )  # fmt: skip
     return [Row(row.method, {**setting, **row}) for row in rows]
 
 
-def in_dtype(model: nn.Module, dtype: torch.dtype, *, copied: bool) -> nn.Module:
-    """``model`` in this dtype and eval mode: itself, or a copy."""
-    if not copied:
-        return model.to(dtype)
-    return (shared_copy(model) if next(model.parameters()).dtype == dtype else copy.deepcopy(model).to(dtype)).eval()
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of ``model`` in this dtype and eval mode, which shares the parameters if they have it."""
+    same = next(model.parameters()).dtype == dtype
+    return (shared_copy(model) if same else copy.deepcopy(model).to(dtype)).eval()
 
 
 def check_enough(dataset: ImageDataset, count: int) -> None:
@@ -247,26 +303,6 @@ def batch_sizes(given: int | Sequence[int]) -> list[int]:
     return sizes
 
 
-def _dtypes(given: str | Sequence[str]) -> list[str]:
-    names = list(dict.fromkeys(given if isinstance(given, list | tuple) else [given]))
-    for name in names or ("",):
-        if name not in DTYPES:
-            raise unknown("dtype", name, DTYPES)
-    return names
-
-
-def _engines(given: str | Engine | Sequence[str | Engine], compiled: bool) -> list[Engine]:
-    """The engines by name.
-
-    Raises:
-        VitrimError: two ways to ask for torch.compile, or as `engines_named`.
-    """
-    names = [given] if isinstance(given, str | Engine) else list(given)
-    if compiled and names != ["eager"]:
-        raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
-    return [Compiled()] if compiled else engines_named(names)
-
-
 def _notes(
     host: nn.Module,
     methods: Mapping[str, MethodConfig],
@@ -285,8 +321,10 @@ def _notes(
         yield f"prefill: batches are prompts of {what}; methods leave out the image tokens that are gone"
     adaptive = [name for name, config in methods.items() if config.is_adaptive()]
     if adaptive:
-        given = f"images of {images}" if images else "random images (give real ones with --images)"
+        given = f"images of {images}" if images else "random images (give real ones as images)"
         yield f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}"
+    if images is None and any(engine.precision == "int8" for engine in engines):
+        yield "int8: ranges of activations are those of random images, so only its times mean something"
     for name, config in methods.items():
         refused = {engine.label: engine.obstacle(config) for engine in engines}
         labels = [label for label, obstacle in refused.items() if obstacle is not None]
@@ -303,33 +341,42 @@ def measure(
     images: Tensor,
     *,
     engines: Sequence[str | Engine] = ("eager",),
+    precisions: Sequence[str] | None = None,
     compiled: bool = False,
     budget: Budget | None = None,
     learned: Path | None = None,
+    calibration: Tensor | None = None,
+    held_out: Sequence[tuple[Tensor, Any]] | None = None,
     on_progress: Tell | None = None,
 ) -> list[Row]:
-    """Speed and peak memory of a dense model and its reductions at one batch size and dtype, in one interleaved run.
+    """Speed and peak memory of a dense model and its reductions at one batch size, in one interleaved run.
 
-    The baseline is the dense model on the fastest of the engines, with the faster attention kernel there.
+    The baseline is the dense model on the fastest of the engines in the fastest precision, with the faster attention
+    kernel there.
 
     Args:
         model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; it is not changed.
         methods: configs by the name that the rows should carry.
-        images: (B, C, H, W) on the device and in the dtype of the model; (B, n, C, H, W) for a `Prefill`.
+        images: (B, C, H, W) on the device of the model; (B, n, C, H, W) for a `Prefill`.
         engines: names (`vitrim.speed.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
             engines. Every model runs on each, but for methods without a fixed graph on those that need one.
+        precisions: of engines that are given by name; None: that of the model's parameters.
         compiled: in place of ``engines``, torch.compile in its default mode alone.
         budget: how long to time.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
+        calibration: (N, C, H, W) for int8; None: ``images``.
+        held_out: batches of B images (B, C, H, W) with their targets, to compare dense models on.
         on_progress: called with a few words before a model is made ready, and between rounds.
 
     Returns:
-        One row per engine for the dense model with the faster attention kernel there (method "dense"), then one per
-        method and engine, each with ``method, engine, compiled, images_per_second, latency_ms`` (p50, p95, min, iqr),
-        ``rounds, peak_memory_mib`` (None where it cannot be measured), ``speedup, speedup_q1, speedup_q3`` over the
-        baseline, ``promised_speedup`` (dense MACs over reduced MACs), ``ratio`` (speedup over promised_speedup),
-        ``dense_engine, dense_kernel`` of the baseline, ``engine_speedup`` over the dense model on the same engine,
-        ``dense_p50_ms`` of that (by kernel), and ``prepare_seconds`` (compiling or exporting, and the first run).
+        One row per engine and precision for the dense model with the faster attention kernel there (method
+        "dense"), then one per method, engine and precision, each with ``method, engine, precision, compiled,
+        images_per_second, latency_ms`` (p50, p95, min, iqr), ``rounds, peak_memory_mib`` (None where it cannot
+        be measured), ``speedup, speedup_q1, speedup_q3`` over the baseline, ``promised_speedup`` (dense MACs
+        over reduced MACs), ``ratio`` (speedup over promised_speedup), ``dense_engine, dense_precision,
+        dense_kernel`` of the baseline, ``engine_speedup`` over the dense model on the same engine in the same
+        precision, ``dense_p50_ms`` of that (by kernel), and ``prepare_seconds`` (compiling or exporting, and
+        the first run).
 
         Of a dense model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) two rows each, with ``part``: what runs in
         front of its heads, against the same part of the dense model, and the whole model.
@@ -349,36 +396,43 @@ def measure(
         >>> [(row["method"], row["engine"]) for row in rows]
         [('dense', 'eager'), ('tome:r=1', 'eager')]
     """
-    chosen = [Compiled()] if compiled else engines_named(engines)
-    check_engines(chosen, methods, model, images.device, images.dtype)
-    copies: dict[tuple[str, str], nn.Module] = {(DENSE, kernel): copy for kernel, copy in dense_copies(model).items()}
-    for name, config in methods.items():
-        copies[name, ""] = reduced_copy(model, config)
-        if learned is not None and config.name == saved_method(learned):
-            get_reduction(copies[name, ""]).load_parameters(learned)
+    own = next(model.parameters()).dtype
+    names = precisions or [next(name for name, dtype in PRECISIONS.items() if dtype == own)]
+    chosen, _ = chosen_engines(list(engines), names, images.device, compiled)
+    check_engines(chosen, methods, model)
+    entries: list[Entry] = []
     parts = _parts(model)
-    # counted on the very copies that are timed: learned reducers are drawn anew for every copy
-    promised = {
-        part: _promises(take(model), {name: take(copies[name, ""]) for name in methods}, images)
-        for part, take in parts.items()
-    }
-    entries = [
-        Entry(name, kernel, engine, part, take(copy), promised[part].get(name, 1.0))
-        for engine in chosen
-        for part, take in parts.items()
-        for (name, kernel), copy in copies.items()
-        if name == DENSE or engine.obstacle(methods[name]) is None
-    ]
+    for dtype in dict.fromkeys(engine.dtype for engine in chosen):
+        base = in_dtype(model, dtype)
+        copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
+        for name, config in methods.items():
+            copies[name, ""] = reduced_copy(base, config)
+            if learned is not None and config.name == saved_method(learned):
+                get_reduction(copies[name, ""]).load_parameters(learned)
+        for part, take in parts.items():
+            # counted on the very copies that are timed: learned reducers are drawn anew for every copy
+            promised = {
+                name: promised_speedup(take(base), take(copies[name, ""]), images.to(dtype)) for name in methods
+            }
+            entries += [
+                Entry(name, kernel, engine, part, take(copied), promised.get(name, 1.0))
+                for engine in chosen
+                if engine.dtype == dtype
+                for (name, kernel), copied in copies.items()
+                if name == DENSE or engine.obstacle(methods[name]) is None
+            ]
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
         for number, entry in enumerate(entries):
             if on_progress is not None:
                 on_progress(f"making {entry.key} ready, {number + 1} of {len(entries)}")
-            entry.prepare(images, Path(folder) / str(number))
+            # precisions of one engine are made of one file
+            place = Path(folder) / f"{entry.name}-{entry.kernel}-{entry.part}-{entry.engine.dtype}".replace("/", "-")
+            entry.prepare(images, place, calibration)
         if on_progress is not None:
             budget = _Watched(**vars(budget or Budget()), tell=on_progress)
         with torch.inference_mode():
             times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
-            return _rows(entries, times, [DENSE, *methods], images)
+            return _rows(entries, times, [DENSE, *methods], images, held_out, on_progress)
 
 
 @dataclass(frozen=True)
@@ -404,7 +458,8 @@ class Entry:
         part: of the model; None where it is timed as one.
         model: what runs.
         promised: dense MACs over its MACs.
-        call: one forward of the images; `prepare` makes it.
+        run: runs batches; `prepare` makes it.
+        call: one forward of the images.
         seconds: that took.
     """
 
@@ -414,21 +469,24 @@ class Entry:
     part: str | None
     model: nn.Module
     promised: float
-    call: Call = field(init=False)
+    run: Run = field(init=False)
+    call: Callable[[], object] = field(init=False)
     seconds: float = field(init=False)
 
     @property
     def key(self) -> str:
         """The name among all that is timed."""
         kernel = f" ({self.kernel})" if self.kernel else ""
-        on = "" if self.engine.label == Eager.label else f" on {self.engine.label}"
+        on = "" if str(self.engine) == Eager.label else f" on {self.engine}"
         return self.name + kernel + on + ("" if self.part is None else f" [{self.part}]")
 
-    def prepare(self, images: Tensor, folder: Path) -> None:
+    def prepare(self, images: Tensor, folder: Path, calibration: Tensor | None) -> None:
         """Compile or export the model for ``images``; files go to ``folder``."""
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         start = time.perf_counter()
-        self.call = self.engine.prepare(self.model, images, folder)
+        given = images.to(self.engine.dtype)
+        self.run = self.engine.prepare(self.model, given, folder, calibration)
+        self.call = partial(self.run, given)
         self.seconds = time.perf_counter() - start
 
 
@@ -436,17 +494,14 @@ def check_engines(
     engines: Sequence[Engine],
     methods: Mapping[str, MethodConfig],
     model: nn.Module,
-    device: torch.device,
-    dtype: torch.dtype,
 ) -> None:
-    """Refuse engines that cannot run here, or not this model, and methods that run on none of them.
+    """Refuse engines that cannot run this model, and methods that run on none of them.
 
     Raises:
         VitrimError: saying which, and what to do.
     """
     part = (ask(model).front(model) or (None,))[0]
     for engine in engines:
-        engine.check(device, dtype)
         if isinstance(model, Prefill) and not engine.runs_prompts:
             raise VitrimError(f"engine {engine.label} runs models of images, not prompts: time prefill on eager")
         if part is not None and engine.whole_models_only:
@@ -457,7 +512,14 @@ def check_engines(
             raise VitrimError(f"{name} runs on none of these engines: {obstacles[0]}; give eager too")
 
 
-def _rows(entries: Sequence[Entry], times: Mapping[str, FloatArray], names: Sequence[str], images: Tensor) -> list[Row]:
+def _rows(
+    entries: Sequence[Entry],
+    times: Mapping[str, FloatArray],
+    names: Sequence[str],
+    images: Tensor,
+    held_out: Sequence[tuple[Tensor, Any]] | None,
+    on_progress: Tell | None,
+) -> list[Row]:
     """A row for every method, engine and part; of the dense model on an engine that with its faster kernel."""
 
     def quickest(among: Iterable[Entry]) -> Entry:
@@ -467,22 +529,50 @@ def _rows(entries: Sequence[Entry], times: Mapping[str, FloatArray], names: Sequ
     kernels: dict[tuple[str, str | None], list[Entry]] = {}
     for entry in entries:
         if entry.name == DENSE:
-            kernels.setdefault((entry.engine.label, entry.part), []).append(entry)
+            kernels.setdefault((str(entry.engine), entry.part), []).append(entry)
     dense = {place: quickest(every) for place, every in kernels.items()}
     baseline = {part: quickest(one for one in dense.values() if one.part == part) for _, part in dense}
     kept = [*dense.values(), *(entry for entry in entries if entry.name != DENSE)]
+    exact: list[Tensor] = []
     rows = []
     for entry in sorted(kept, key=lambda entry: names.index(entry.name)):
-        place = entry.engine.label, entry.part
+        place, base = (str(entry.engine), entry.part), baseline[entry.part]
         facts: dict[str, Any] = {} if entry.part is None else {"part": entry.part}
-        facts |= {"engine": entry.engine.label, "compiled": entry.engine.compiled}
-        facts |= {"dense_engine": baseline[entry.part].engine.label, "dense_kernel": baseline[entry.part].kernel}
-        facts |= _prompt(entry.model, images)
+        facts |= {"engine": entry.engine.label, "precision": entry.engine.precision, "compiled": entry.engine.compiled}
+        facts |= {"dense_engine": base.engine.label, "dense_precision": base.engine.precision}
+        facts |= {"dense_kernel": base.kernel, **_prompt(entry.model, images)}
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels[place]}
-        peak = entry.engine.peak_mib(entry.model, entry.call, images)
-        numbers = _numbers(times, entry, baseline[entry.part], dense[place], _number(entry.model, images))
+        peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
+        numbers = _numbers(times, entry, base, dense[place], _number(entry.model, images))
+        if held_out and entry.name == DENSE and entry.part is None:
+            if on_progress is not None:
+                on_progress(f"comparing {entry.key} with fp32")
+            numbers |= _agreement(entry, held_out, exact)
         rows.append(Row(entry.name, {**facts, **numbers, "peak_memory_mib": peak}))
     return rows
+
+
+def _agreement(entry: Entry, held_out: Sequence[tuple[Tensor, Any]], exact: list[Tensor]) -> dict[str, Any]:
+    """The share of the same top-1 as of the dense model in fp32, and the top-1 where there are labels.
+
+    Args:
+        entry: a dense model on an engine.
+        held_out: batches that were not calibrated on.
+        exact: logits in fp32, found at the first call.
+    """
+    program, device = Program(entry.model), next(entry.model.parameters()).device
+    if not exact:
+        model = in_dtype(entry.model, torch.float32)
+        exact.extend(Program(model).tensor(model(images.to(device, torch.float32))).cpu() for images, _ in held_out)
+    if exact[0].ndim != 2:
+        return {}
+    given = (images.to(device, entry.engine.dtype) for images, _ in held_out)
+    found = torch.cat([program.tensor(entry.run(images)).float().cpu() for images in given]).argmax(1)
+    numbers: dict[str, Any] = {"agreement": (found == torch.cat(exact).argmax(1)).double().mean().item()}
+    labels = [labels for _, labels in held_out]
+    if all(isinstance(one, Tensor) and one.ndim == 1 and bool((one >= 0).all()) for one in labels):
+        numbers["top1"] = (found == torch.cat(labels)).double().mean().item()
+    return {**numbers, "scored": len(found)}
 
 
 def _prompt(model: nn.Module, images: Tensor) -> dict[str, Any]:
@@ -552,11 +642,6 @@ def _numbers(
         "engine_speedup": paired_speedup(times[own.key], times[entry.key]).median,
         "prepare_seconds": entry.seconds,
     }
-
-
-def _promises(dense: nn.Module, reduced: Mapping[str, nn.Module], images: Tensor) -> dict[str, float]:
-    """`promised_speedup` of several reduced models, or fronts of models."""
-    return {name: promised_speedup(dense, candidate, images) for name, candidate in reduced.items()}
 
 
 def promised_speedup(dense: nn.Module, reduced: nn.Module, images: Tensor) -> float:

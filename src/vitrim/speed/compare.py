@@ -6,41 +6,49 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import saved_method
-from vitrim.core.registry import parse_methods
-from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors, unknown
-from vitrim.files import check_file
+from vitrim.core.reduce import Reduction, reduce_, saved_method
+from vitrim.core.registry import ask, parse_methods
+from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors
 from vitrim.loading import load
+from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.evaluation import open_task, standard_probes, weight_and_class_notes
-from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.latency import Budget, reduced_copy, shared_copy
 from vitrim.measure.machine import drawing, environment, set_threads
-from vitrim.measure.records import DENSE, Row, read
-from vitrim.measure.run import run
+from vitrim.measure.probes import Agreement, Gauge, TaskMetrics, Values, divergence
+from vitrim.measure.records import DENSE, Batch, Row, read
+from vitrim.measure.run import Measurement, run
 from vitrim.plots import style
 from vitrim.report import Report, Table
 from vitrim.speed.bench import (
-    DTYPES,
+    CALIBRATED,
     WHOLE,
     Tell,
     batch_sizes,
     check_engines,
     check_enough,
+    check_figure,
+    chosen_engines,
     in_dtype,
     measure_setting,
     place_of,
 )
-from vitrim.speed.engines import Engine, engines_named
-from vitrim.speed.words import shows_only_cost
+from vitrim.speed.engines import Engine, Run, compilation
+from vitrim.speed.words import engine_of, shows_only_cost
 from vitrim.tasks import Task
 
-EVALUATED = ("fp32", "bf16")
+SCORED_ON_ENGINES = ("classification", "multilabel")
+"""Tasks whose predictions are read from what a file gives."""
 PALE = "#999999"
 """The colour of what only shows the cost of vitrim itself."""
 
@@ -82,7 +90,7 @@ def compare(
     batch_size: int = 32,
     at: int | Sequence[int] = (1, 8),
     engine: str | Engine | Sequence[str | Engine] = "eager",
-    dtype: str = "fp32",
+    precision: str | Sequence[str] = "fp32",
     repeats: int = 10,
     min_seconds: float = 1.0,
     limit: int | None = None,
@@ -106,8 +114,9 @@ def compare(
     """Measure what methods lose and how much time they save: `vitrim eval` and `vitrim bench` in one table.
 
     Accuracy is that of all ``data``, in one pass for all methods. Time is measured on images of it, dense and reduced
-    models in turn; dense is its fastest engine and attention kernel in the same run, and every method runs on the
-    engine that is fastest for it. Both have the parameters that a run learned for a method.
+    models in turn; dense is its fastest engine, precision and attention kernel in the same run. In fp32 all engines
+    compute the same, so every method has one row, and runs on the engine that is fastest for it; in bf16 and int8 it
+    has a row for every engine, scored on that very engine. Both have the parameters that a run learned for a method.
 
     Args:
         model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
@@ -116,7 +125,8 @@ def compare(
         batch_size: images per batch of the evaluation.
         at: batch sizes to time.
         engine: of `vitrim.speed.engines`, by name or made, or several.
-        dtype: of parameters and images: fp32 or bf16.
+        precision: fp32, bf16, fp16, int8, or several; losses are against the dense model in fp32. int8 finds the ranges
+            of activations on images of ``data``, which then count with the others.
         repeats: time every model at least so often.
         min_seconds: and at least so long.
         limit: evaluate on so many images only, spread evenly over the data.
@@ -133,14 +143,15 @@ def compare(
         on_progress: called with a few words on what is being done, often.
 
     Returns:
-        One row per method, dense first: what `vitrim eval` has in its rows, ``saved`` (share of the dense MACs),
-        ``loss`` (of the metric named in ``facts``, a share: dense minus reduced), ``loss_error`` (one standard error
-        of it at most, None where it is not known), and ``speeds``: for every batch size the row of `vitrim bench` of
-        the engine that is fastest for the method. ``words`` has a sentence per method; ``figure`` is the picture.
+        One row per method, dense first, and of lower precisions one per engine: what `vitrim eval` has in its rows,
+        ``precision``, ``engine`` (None in fp32), ``saved`` (share of the dense MACs), ``loss`` (of the metric named in
+        ``facts``, a share: dense in fp32 minus this), ``loss_error`` (one standard error of it at most, None where it
+        is not known), and ``speeds``: for every batch size the row of `vitrim bench` of its engine, in fp32 of the one
+        that is fastest for the method. ``words`` has a sentence per method; ``figure`` is the picture.
 
     Raises:
         VitrimError: a name, a method, the data or an option is not valid, or an engine cannot run here: before anything
-            is measured. Or the machine has too little memory, or cannot compute in this dtype.
+            is measured. Or the machine has too little memory, or cannot compute in a precision.
 
     Example:
         >>> import io
@@ -154,20 +165,19 @@ def compare(
         [('dense', 2, 2), ('tome:r=2', 2, 2)]
     """
     sizes = batch_sizes(at)
-    if dtype not in EVALUATED:
-        raise unknown("dtype", dtype, EVALUATED)
-    _check_figure(figure)
+    check_figure(figure)
     configs = {config.describe(): config for config in parse_methods(methods)}
     if not configs:
         raise VitrimError("there is nothing to compare with dense: name at least one method")
-    engines = engines_named([engine] if isinstance(engine, str | Engine) else list(engine))
     check_whole(repeats=(repeats, 1), batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
     place = place_of(model, device)
+    engines, lacking = chosen_engines(engine, precision, place, compiled=False)
+    lower = [one for one in engines if one.precision != "fp32"]
     set_threads(threads)
     with drawing(place, seed), warnings.catch_warnings():
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
-        check_engines(engines, configs, loaded.model, place, DTYPES[dtype])
+        check_engines(engines, configs, loaded.model)
         for config in configs.values():
             reduced_copy(loaded.model, config)
         warnings.simplefilter("ignore", ReductionWarning)  # it was said of these copies
@@ -175,25 +185,36 @@ def compare(
             loaded, data, task=task, split=split, image_column=image_column, label_column=label_column,
             data_options=data_options, protocol=protocol,
         )  # fmt: skip
+        if lower and goal.name not in SCORED_ON_ENGINES:
+            raise VitrimError(
+                f"{lower[0].precision} is compared for {' and '.join(SCORED_ON_ENGINES)}, not {goal.name}"
+            )
         timed_on = dataset if goal.reads is None else None
         if timed_on is not None:
             check_enough(timed_on, max(sizes))
         batch_size = goal.eval_batch(batch_size)
         count = len(dataset) if limit is None else min(limit, len(dataset))
-        with one_line_errors(f"batch {batch_size}, {dtype}", kept=""):
+        batches = partial(read, dataset, batch_size, limit=limit, workers=workers, collate=goal.collate)
+        scored = [PairedLoss(goal, labels=goal.selects_by == "top1")] if goal.name in SCORED_ON_ENGINES else []
+        progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {count} images")
+        with one_line_errors(f"batch {batch_size}", kept=""):
             found = run(
-                loaded.model,
-                list(configs.values()),
-                read(dataset, batch_size, limit=limit, workers=workers, collate=goal.collate),
-                standard_probes(goal),
-                task=goal,
-                dtype=DTYPES[dtype],
-                seed=seed,
-                learned=loaded.learned,
-                on_progress=None if on_progress is None else lambda seen: on_progress(f"{seen} of {count} images"),
-            )
+                loaded.model, list(configs.values()), batches(), [*standard_probes(goal), *scored], task=goal,
+                dtype=torch.float32,
+                seed=seed, learned=loaded.learned, on_progress=progress,
+            )  # fmt: skip
+            scores: list[tuple[Sequence[Row], Engine | None]] = [(found, None)]
+            if lower:
+                rows_of = score_on_engines(
+                    loaded.model, configs, lower, batches, goal, learned=loaded.learned, seed=seed, on_progress=progress
+                )
+                scores += [(rows, one) for rows, one in zip(rows_of, lower, strict=True)]
         facts = {
-            "environment": environment(device=device if isinstance(model, str) else str(place), dtype=dtype, seed=seed),
+            "environment": environment(
+                device=device if isinstance(model, str) else str(place),
+                dtype=",".join(dict.fromkeys(one.precision for one in engines)),
+                seed=seed,
+            ),
             "weights": loaded.weights,
             "model_options": loaded.options,
             "untrained": _untrained(configs.values(), loaded.learned),
@@ -208,35 +229,26 @@ def compare(
             },
             "at": sizes,
             "timed_on": "random images" if timed_on is None else "the data",
+            "lacking": lacking,
         }
         report = Comparison("compare", facts)
-        speeds: dict[str, list[Row]] = {row.method: [] for row in found}
+        timed: list[list[Row]] = []
         tell = on_setting or (lambda _: None)
-        _fill(report, loaded.name, goal, found, speeds)
+        _fill(report, loaded.name, goal, scores, timed)
         tell(report)
-        host = in_dtype(loaded.model, DTYPES[dtype], copied=not isinstance(model, str))
         for size in sizes:
-            rows = measure_setting(
-                host, configs, timed_on, {"batch_size": size, "dtype": dtype}, engines, budget,
-                seed=seed, learned=loaded.learned, on_progress=on_progress,
+            timed.append(
+                measure_setting(
+                    loaded.model, configs, timed_on, {"batch_size": size}, engines, budget,
+                    seed=seed, learned=loaded.learned, on_progress=on_progress,
+                )
             )  # fmt: skip
-            for method, own in speeds.items():
-                own.append(fastest_engine(rows, method))
-            _fill(report, loaded.name, goal, found, speeds)
+            _fill(report, loaded.name, goal, scores, timed)
             tell(report)
     if figure is not None:
         style.save(report.figure, Path(figure))
         report.files.append(Path(figure))
     return report
-
-
-def _check_figure(path: str | Path | None) -> None:
-    """Refuse a picture that could not be written, before any work."""
-    if path is not None:
-        kind = Path(path).suffix.removeprefix(".")
-        if kind not in style.FORMATS:
-            raise unknown("format", kind, style.FORMATS)
-        check_file(Path(path))
 
 
 def _untrained(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
@@ -245,44 +257,215 @@ def _untrained(configs: Iterable[MethodConfig], learned: Path | None) -> list[st
     return [config.describe() for config in configs if not config.training_free and config.name != known]
 
 
-def fastest_engine(rows: Sequence[Row], method: str) -> Row:
-    """The row of ``method`` on the engine that is fastest for it; of a dense model with a head, as a whole."""
-    own = [row for row in rows if row.method == method and row.get("part", WHOLE) == WHOLE]
-    return max(own, key=lambda row: row["speedup"])
+class OnEngine(Contestant):
+    """A model on an engine, as one that is compared: its predictions are those of the engine.
+
+    Args:
+        model: dense or reduced, in the dtype of the engine.
+        task: makes the prediction.
+        reduction: of a reduced ``model``.
+        engine: runs it.
+        run: made of it for batches of ``size``; a smaller one is filled up.
+        size: B.
+    """
+
+    def __init__(
+        self, model: nn.Module, task: Task, reduction: Reduction | None, engine: Engine, run: Run, size: int
+    ) -> None:
+        shadow, library = shared_copy(model), ask(model)
+
+        def forward(images: Tensor) -> Tensor:
+            count = len(images)
+            full = torch.cat([images, images[:1].expand(size - count, *images.shape[1:])])
+            return library.logits(run(full.to(engine.dtype)))[:count].float()
+
+        shadow.forward = forward
+        super().__init__(shadow, task, reduction)
+
+
+class PairedLoss:
+    """Loss against the first model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
+
+    The standard error is that of the mean of the differences, and at least one image's share: of few images none may
+    change.
+
+    Args:
+        task: compares predictions.
+        labels: it is top-1 that is lost; False: agreement with the first model.
+    """
+
+    def __init__(self, task: Task, *, labels: bool) -> None:
+        self.task, self.labels = task, labels
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The loss of one model."""
+        return _PairedLoss(self.task, self.labels)
+
+
+class _PairedLoss(Gauge):
+    def __init__(self, task: Task, labels: bool) -> None:
+        self.task, self.labels = task, labels
+        self.loss, self.kl = Values(), Values()
+        super().__init__({"loss": self.loss, "kl": self.kl})
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        found, like = output.prediction, dense.prediction
+        if self.labels:
+            right, wrong = like.argmax(1) == batch.targets, found.argmax(1) == batch.targets
+            self.loss.update(right.double() - wrong.double())
+        else:
+            self.loss.update(1.0 - self.task.agreement(found, like, batch.targets).double())
+        self.kl.update(divergence(found, like))
+
+    def result(self) -> Mapping[str, Any]:
+        each = self.loss.each()
+        error = each.std(unbiased=False).item() / math.sqrt(len(each))
+        return {
+            "loss": each.mean().item(),
+            "loss_error": max(error, 1.0 / len(each)),
+            "kl": self.kl.compute().item(),
+        }
+
+
+def score_on_engines(
+    model: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    engines: Sequence[Engine],
+    batches: Callable[[], Iterable[Batch]],
+    task: Task,
+    *,
+    learned: Path | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[list[Row]]:
+    """The task's metrics, and agreement with the dense model in fp32, of models as their engines compute them.
+
+    Args:
+        model: dense; it is left as it was.
+        methods: configs by name; those that an engine cannot run are left out.
+        engines: each in its precision. int8 finds the ranges of activations on the first 64 images.
+        batches: read twice if there is int8.
+        task: classification or multilabel.
+        learned: folder of a saved reduction, whose parameters the methods of that name get.
+        seed: of methods that draw at random.
+        on_progress: called after every batch with the number of images seen.
+
+    Returns:
+        For every engine a row per model, the dense one first.
+    """
+    first = next(iter(batches())).images
+    size, calibration = len(first), None
+    if any(engine.precision == "int8" for engine in engines):
+        few = islice(batches(), -(-CALIBRATED // size))
+        calibration = torch.cat([batch.images for batch in few])[:CALIBRATED]
+    exact = Contestant(in_dtype(model, torch.float32), task)
+    device = next(exact.forward.parameters()).device
+    found: list[list[OnEngine]] = []
+    with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
+        for engine in engines:
+            own: list[OnEngine] = []
+            for config in (None, *methods.values()):
+                if config is not None and engine.obstacle(config) is not None:
+                    continue
+                copied = in_dtype(model, engine.dtype)
+                reduction = None if config is None else reduce_(copied, config)
+                if reduction is not None and learned is not None and reduction.config.name == saved_method(learned):
+                    reduction.load_parameters(learned)
+                place = Path(folder) / f"{len(own)}-{engine.dtype}"
+                place.mkdir(exist_ok=True)
+                given = first.to(device, engine.dtype)
+                run = engine.prepare(copied, given, place, calibration)
+                own.append(OnEngine(copied, task, reduction, engine, run, size))
+            found.append(own)
+        models = [exact, *(one for own in found for one in own)]
+        measurement = Measurement(
+            models,
+            [TaskMetrics(task), Agreement(task), PairedLoss(task, labels=task.selects_by == "top1")],
+            task,
+            seed=seed,
+        )
+        measurement.follow(batches(), on_progress)
+        rows = iter(
+            [Row(row.method, {key: row[key] for key in row if key != "cosine"}) for row in measurement.rows()[1:]]
+        )
+    return [list(islice(rows, len(own))) for own in found]
 
 
 # ---- rows and words --------------------------------------------------------------------------------------------------
 
 
-def _fill(report: Comparison, model: str, task: Task, found: Sequence[Row], speeds: Mapping[str, list[Row]]) -> None:
-    """Put accuracy and speeds together, as far as they are measured."""
-    dense, main = found[0], task.selects_by
-    full = sum(dense["gmacs"].values())
-    report.rows = [
-        {
-            "model": model,
-            **row,
-            "saved": 1 - sum(row["gmacs"].values()) / full,
-            "loss": dense[main] - row[main],
-            "loss_error": math.sqrt((1 - row["agreement"]) / row["images"]) if main == "top1" else None,
-            "speeds": [dict(speed) for speed in speeds[row.method]],
-        }
-        for row in found
-    ]
+def _fill(
+    report: Comparison,
+    model: str,
+    task: Task,
+    scores: Sequence[tuple[Sequence[Row], Engine | None]],
+    timed: Sequence[Sequence[Row]],
+) -> None:
+    """Put accuracy and speeds together, as far as they are measured.
+
+    Args:
+        report: to be filled.
+        model: its name.
+        task: of the model.
+        scores: rows in fp32, and those of every engine in a lower precision.
+        timed: rows of `measure_setting` for every batch size.
+    """
+    exact, main = {row.method: row for row in scores[0][0]}, task.selects_by
+    dense = exact[DENSE]
+    report.rows = []
+    for rows, engine in scores:
+        label, precision = (None, "fp32") if engine is None else (engine.label, engine.precision)
+        for row in rows:
+            # what a lower precision does not change was counted in fp32
+            whole = {**exact[row.method], **row}
+            speeds = []
+            for setting in timed:
+                own = [
+                    one
+                    for one in setting
+                    if one.method == row.method and one["precision"] == precision
+                    if label in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
+                ]
+                if own:
+                    speeds.append(dict(max(own, key=lambda one: one["speedup"])))
+            if timed and not speeds:
+                continue  # fp32 is the measure of loss, and was not timed
+            report.rows.append(
+                {
+                    "model": model,
+                    "precision": precision,
+                    "engine": label,
+                    **whole,
+                    "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
+                    "loss": dense[main] - whole[main],
+                    "loss_error": whole["loss_error"] if main == "top1" else None,
+                    "speeds": speeds,
+                }
+            )
     report.tables = [_table(report, main)]
     report.notes = list(_notes(report.facts, report.rows, task))
     report.words = list(in_words(report.rows, main))
+
+
+def named(row: Mapping[str, Any]) -> str:
+    """The method of a row, with engine and precision where that is not fp32.
+
+    Example:
+        >>> named({"method": "tome:r=8", "precision": "int8", "engine": "openvino"})
+        'tome:r=8 on openvino int8'
+    """
+    return row["method"] if row["precision"] == "fp32" else f"{row['method']} on {row['engine']} {row['precision']}"
 
 
 def _table(report: Comparison, metric: str) -> Table:
     data, sizes = report.facts["data"], [speed["batch_size"] for speed in report.rows[0]["speeds"]]
     title = f"{report.rows[0]['model']} on {data['source']}: {data['images']} images"
     timed = (column for size in sizes for column in (f"ms at {size}", f"speed-up at {size}"))
-    several = len({speed["engine"] for row in report.rows for speed in row["speeds"]}) > 1
+    several = len({speed["engine"] for row in report.rows for speed in row["speeds"]}) > 1  # which serves fp32 best
     columns = ("method", spelled(metric), "change", "agree", "saved", *timed)
     cells = [
         (
-            row["method"],
+            named(row),
             f"{100 * row[metric]:.2f}",
             f"{0.0 - 100 * row['loss']:+.2f}",
             f"{100 * row['agreement']:.1f}",
@@ -290,7 +473,10 @@ def _table(report: Comparison, metric: str) -> Table:
             *(
                 cell
                 for speed in row["speeds"]
-                for cell in (f"{speed['latency_ms']['p50'] / speed['batch_size']:.2f}", _speed_cell(speed, several))
+                for cell in (
+                    f"{speed['latency_ms']['p50'] / speed['batch_size']:.2f}",
+                    _speed_cell(speed, several and row["engine"] is None),
+                )
             ),
         )
         for row in report.rows
@@ -313,9 +499,12 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
     speeds = rows[0]["speeds"]
     if speeds:
         kernels = ", ".join(
-            f"{one['dense_kernel']} attention on {one['dense_engine']} at batch {one['batch_size']}" for one in speeds
+            f"{one['dense_kernel']} attention on {one['dense_engine']} in {one['dense_precision']} at batch "
+            f"{one['batch_size']}"
+            for one in speeds
         )
         yield f"dense is {kernels}, timed on {facts['timed_on']}; threads: {facts['environment']['threads']}"
+    yield from facts["lacking"]
     yield from weight_and_class_notes(facts, task, "agree still says")
 
 
@@ -332,7 +521,8 @@ def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
     Example:
         >>> def row(method, loss, median):
         ...     speed = {"speedup": median, "speedup_q1": median - 0.02, "speedup_q3": median + 0.02}
-        ...     return {"method": method, "loss": loss, "loss_error": 0.001, "speeds": [{"batch_size": 8, **speed}]}
+        ...     own = {"method": method, "precision": "fp32", "engine": None, "loss": loss, "loss_error": 0.001}
+        ...     return {**own, "speeds": [{"batch_size": 8, **speed}]}
         >>> found = [row("dense", 0.0, 1.0), row("tome:r=8", 0.003, 1.21), row("evit", 0.009, 1.15)]
         >>> print("\\n".join(in_words(found, "top1")))
         tome:r=8 loses 0.30 points of top-1 (standard error 0.10): at batch 8 1.21x as fast as dense, and nothing here \
@@ -346,27 +536,31 @@ tome:r=8 (1.21x, loses 0.30)
     if not sizes:
         return
     best: dict[int, list[Mapping[str, Any]]] = {size: [] for size in sizes}
-    for row in own[1:]:
+    every = [row for row in own if row["method"] == DENSE]
+    for row in own if len(every) > 1 else own[1:]:
         texts = []
         for place, size in enumerate(sizes):
             speed, better = row["speeds"][place], [other for other in own if dominates(other, row, place)]
             text = f"at batch {size} {speed['speedup']:.2f}x as fast as dense"
-            if own[0] in better:
+            if row in every:
+                texts.append(f"at batch {size} {speed['speedup']:.2f}x the speed of the fastest dense")
+                best[size] += [] if better else [row]
+            elif any(dense in better for dense in every):
                 texts.append(f"at batch {size} it does not pay: {speed['speedup']:.2f}x the speed of dense")
             elif better:
                 winner = min(better, key=lambda other: (other["loss"], -other["speeds"][place]["speedup"]))
-                texts.append(f"{text}, dominated by {winner['method']} ({_in_short(winner, place)})")
-            elif speed["speedup_q1"] <= 1.0:
+                texts.append(f"{text}, dominated by {named(winner)} ({_in_short(winner, place)})")
+            elif speed["speedup_q1"] <= 1.0 and len(every) == 1:
                 quartiles = f"{speed['speedup_q1']:.2f}-{speed['speedup_q3']:.2f}"
                 texts.append(f"{text}, no clear gain: its quartiles {quartiles} include 1")
             else:
                 best[size].append(row)
                 texts.append(f"{text}, and nothing here is clearly better")
         error = "" if row["loss_error"] is None else f" (standard error {100 * row['loss_error']:.2f})"
-        yield f"{row['method']} {_change(row)} points of {spelled(metric)}{error}: {'; '.join(texts)}"
+        yield f"{named(row)} {_change(row)} points of {spelled(metric)}{error}: {'; '.join(texts)}"
     for place, size in enumerate(sizes):
-        order = sorted(best[size], key=lambda row: row["loss"])
-        texts = [f"{row['method']} ({_in_short(row, place)})" for row in order]
+        order = sorted((row for row in best[size] if row not in every), key=lambda row: row["loss"])
+        texts = [f"{named(row)} ({_in_short(row, place)})" for row in order]
         yield f"least loss for the time at batch {size}: {', '.join(texts) or 'dense; no method here pays'}"
 
 
@@ -406,8 +600,8 @@ def spelled(metric: str) -> str:
 def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any:
     """Loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
 
-    The dense model is a star, with a line through it: to its right nothing pays. Settings of one method are joined.
-    Bars are quartiles of the speed-up, and standard errors of the loss.
+    Dense models are stars, with a line through the fastest: to its right nothing pays. Settings of one method are
+    joined. Bars are quartiles of the speed-up, and standard errors of the loss.
 
     Args:
         rows: of `compare`, dense first.
@@ -417,21 +611,32 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
     Returns:
         A matplotlib figure.
     """
-    names = [row["method"] for row in rows]
+    names = [named(row) for row in rows]
+    stars = [named(row) for row in rows if row["method"] == DENSE]
     shades = {**style.colours(names), **{name: PALE for name in names if shows_only_cost(name)}}
-    shapes = style.markers(names[1:])
+    shapes = style.markers([name for name in names if name not in stars])
     sizes = [speed["batch_size"] for speed in rows[0]["speeds"]]
     entries = -(-len(rows) // 2)
     figure, axes = style.panels(len(sizes), across=2, size=(4.4, 3.6), above=0.5 + 0.2 * entries)
     for place, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
-        dense = rows[0]["speeds"][place]["latency_ms"]["p50"] / size
+        every = [row for row in rows if row["method"] == DENSE]
+        dense = min(row["speeds"][place]["latency_ms"]["p50"] for row in every) / size
         axis.axhline(0.0, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
         axis.axvline(dense, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
-        points: dict[str, list[tuple[float, float]]] = {}
-        for row in rows[1:]:
-            name, speed, loss = row["method"], row["speeds"][place], 100 * row["loss"]
+        points: dict[tuple[str, str | None, str], list[tuple[float, float]]] = {}
+        for row in rows:
+            name, speed, loss = named(row), row["speeds"][place], 100 * row["loss"]
             time = speed["latency_ms"]["p50"] / size
-            points.setdefault(style.method_of(name), []).append((time, loss))
+            if row in every:
+                axis.plot(
+                    [time], [loss], marker="*", markersize=13, color=style.DENSE_COLOUR, linestyle="none", zorder=4
+                )
+                if len(every) > 1:
+                    axis.annotate(
+                        engine_of(speed), (time, loss), xytext=(4, 6), textcoords="offset points", fontsize=style.SMALL
+                    )
+                continue
+            points.setdefault((style.method_of(name), row["engine"], row["precision"]), []).append((time, loss))
             # quartiles of the paired ratio, as times beside the median
             low, high = (time * (speed["speedup"] / speed[key] - 1) for key in ("speedup_q3", "speedup_q1"))
             axis.errorbar(
@@ -439,25 +644,17 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
                 yerr=None if row["loss_error"] is None else [100 * row["loss_error"]],
                 color=shades[name], marker=shapes[name], markersize=6, linestyle="none", elinewidth=0.8, zorder=3,
             )  # fmt: skip
-        for method, own in points.items():
+        for (method, *_), own in points.items():
             if len(own) > 1:
                 axis.plot(*zip(*sorted(own), strict=True), color=style.colours([method])[method], linewidth=1.2)
-        axis.plot([dense], [0.0], marker="*", markersize=13, color=style.DENSE_COLOUR, linestyle="none", zorder=4)
         axis.set_title(f"batch {size}", fontsize=style.TITLE)
         axis.set_xlabel("ms per image", fontsize=style.TEXT)
         axis.set_ylabel(f"loss of {spelled(metric)}, points", fontsize=style.TEXT)
         axis.grid(alpha=0.3)
     figure.suptitle(title, fontsize=style.TITLE)
-    style.below(figure, _legend(names, shades, shapes), across=2)
-    return figure
-
-
-def _legend(names: Sequence[str], shades: Mapping[str, str], shapes: Mapping[str, str]) -> list[Any]:
-    """A star for the dense model, and every method's marker."""
     from matplotlib.lines import Line2D
 
-    dense = Line2D([], [], color=style.DENSE_COLOUR, marker="*", markersize=11, linestyle="none", label=DENSE)
-    return [
-        dense,
-        *(Line2D([], [], color=shades[name], marker=shapes[name], linestyle="none", label=name) for name in names[1:]),
-    ]
+    star = Line2D([], [], color=style.DENSE_COLOUR, marker="*", markersize=11, linestyle="none", label=DENSE)
+    dots = [Line2D([], [], color=shades[name], marker=shapes[name], linestyle="none", label=name) for name in shapes]
+    style.below(figure, [star, *dots], across=2)
+    return figure

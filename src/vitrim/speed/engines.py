@@ -1,6 +1,6 @@
-"""Engines that a model can be timed on: eager PyTorch, torch.compile, and those that run exported files.
+"""Engines that a model can be timed on, each in a precision: eager PyTorch, torch.compile, and those that run files.
 
-An engine makes a model ready for one batch of images, which may take minutes, and gives a call that runs it. Every
+An engine makes a model ready for batches of one size, which may take minutes, and gives a call that runs it. Every
 format of `vitrim.exporting.formats` is an engine, too.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,15 +17,16 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.errors import MissingPackageError, VitrimError, unknown
-from vitrim.exporting.formats import Array, Format, as_array, formats
+from vitrim.exporting.exported import Exported
+from vitrim.exporting.formats import PRECISIONS, Format, as_array, check_quantiser, formats
 from vitrim.exporting.formats import engines as runnable
 from vitrim.exporting.formats.pt2 import compiler_lack
 from vitrim.exporting.writing import export
 from vitrim.measure.latency import shared_copy
 from vitrim.measure.memory import peak_memory_mib
 
-Call: TypeAlias = Callable[[], object]
-"""One forward pass: a candidate for `vitrim.measure.latency.time_interleaved`."""
+Run: TypeAlias = Callable[[Tensor], Any]
+"""Images (B, C, H, W) in the dtype of the engine to what the model gives; B is the batch it was made ready with."""
 
 COMPILED_VARIANTS = 1000
 
@@ -34,22 +34,45 @@ COMPILED_VARIANTS = 1000
 class Engine(ABC):
     """One way to run a model. Several may go by one name: ``compile`` is two, with frozen weights and without.
 
+    Args:
+        precision: what it computes in.
+
     Attributes:
         label: as rows name it.
+        precisions: what it has, wherever the machine does.
         compiled: whether torch.compile is what it is.
     """
 
     label: str
+    precision: str = "fp32"
+    precisions: Sequence[str] = ("fp32", "bf16", "fp16")
     compiled: bool = False
 
+    def __init__(self, precision: str = "fp32") -> None:
+        self.precision = precision
+
+    def __str__(self) -> str:
+        return self.label if self.precision == "fp32" else f"{self.label} {self.precision}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters of a model that this engine takes."""
+        return PRECISIONS[self.precision]
+
     @abstractmethod
-    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+    def check(self, device: torch.device) -> None:
         """Refuse an engine that cannot run here.
 
         Raises:
             MissingPackageError: saying what to install.
-            VitrimError: the engine does not work on this device or in this dtype.
+            VitrimError: the engine does not work on this device.
         """
+
+    def lacks(self) -> str | None:
+        """The reason why this machine, or the engine, has no such precision; None if it has."""
+        if self.precision in self.precisions:
+            return None
+        return f"{self.label} runs {' and '.join(self.precisions)} here"
 
     def obstacle(self, config: MethodConfig) -> str | None:
         """Why a model reduced by ``config`` does not run on this engine; None if it does."""
@@ -66,60 +89,94 @@ class Engine(ABC):
         return False
 
     @abstractmethod
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Call:
-        """Make ``model`` ready for these images.
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        """Make ``model`` ready for batches like these images.
 
         Args:
-            model: dense or reduced, in eval mode; it may be kept, and is not changed.
-            images: (B, C, H, W).
-            folder: an empty one for files, which stays as long as the call is used.
+            model: dense or reduced, in eval mode and in `dtype`; it may be kept, and is not changed.
+            images: (B, C, H, W) float32.
+            folder: for files, which stay as long as the call is used. Engines that are given one folder share what they
+                make of one model.
+            calibration: (N, C, H, W), on which int8 finds the ranges of activations; None: on ``images``.
         """
 
     @abstractmethod
-    def peak_mib(self, model: nn.Module, call: Call, images: Tensor) -> float | None:
-        """Peak memory of ``call``, which was made of ``model``, in MiB; None where it cannot be seen."""
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
+        """Peak memory of ``run``, which was made of ``model``, in MiB; None where it cannot be seen."""
 
 
-def engines() -> dict[str, Callable[[], Sequence[Engine]]]:
-    """Every name, with what makes its engines; whether they can run here is `Engine.check`'s to say.
+def engines() -> dict[str, Callable[[str], list[Engine]]]:
+    """Every name, with what makes its engines for a precision.
 
     Example:
         >>> sorted(engines())
         ['aoti', 'compile', 'eager', 'onnxruntime', 'openvino', 'torch.export']
     """
-    of_torch: dict[str, Callable[[], Sequence[Engine]]] = {
-        "eager": lambda: [Eager()],
-        "compile": lambda: [Compiled(), Compiled(freezing=True)],
+
+    def of(kind: type[Format]) -> Callable[[str], list[Engine]]:
+        return lambda precision: [FileEngine(kind, precision)]
+
+    return {
+        "eager": lambda precision: [Eager(precision)],
+        "compile": lambda precision: [Compiled(precision), Compiled(precision, freezing=True)],
+        **{kind.engine: of(kind) for kind in formats().values()},
     }
-    return of_torch | {kind.engine: partial(_of_files, kind) for kind in formats().values()}
 
 
-def _of_files(kind: type[Format]) -> list[Engine]:
-    return [FileEngine(kind)]
+def engines_named(
+    names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",), device: torch.device | None = None
+) -> tuple[list[Engine], list[str]]:
+    """The engines of several names in several precisions, or engines as they are.
 
+    Args:
+        names: of `engines`, or engines, which have a precision of their own.
+        precisions: of `vitrim.exporting.formats.PRECISIONS`.
+        device: where models are; default: the CPU.
 
-def engines_named(names: Sequence[str | Engine]) -> list[Engine]:
-    """The engines of several names, or engines as they are.
+    Returns:
+        The engines, and a sentence for every precision that one of them lacks.
 
     Raises:
-        VitrimError: no name, one that is unknown, or one that is given twice.
+        MissingPackageError: saying what to install.
+        VitrimError: no name or precision, one that is unknown, or one that is given twice; an engine that does not work
+            on the device, or has none of the precisions.
 
     Example:
-        >>> [engine.label for engine in engines_named(["eager", "compile"])]
-        ['eager', 'compile', 'compile+freezing']
+        >>> found, lacking = engines_named(["eager", "compile"], ["bf16"])
+        >>> [str(engine) for engine in found]
+        ['eager bf16', 'compile bf16', 'compile+freezing bf16']
+        >>> engines_named(["eager", "aoti"], ["fp32", "int8"])[1]
+        ['eager runs fp32 and bf16 and fp16 here: not timed in int8', 'aoti runs fp32 here: not timed in int8']
     """
     if not names:
         raise VitrimError(f"no engine is given; valid: {', '.join(sorted(engines()))}")
+    for precision in precisions or ("",):
+        if precision not in PRECISIONS:
+            raise unknown("precision", precision, PRECISIONS)
     found: list[Engine] = []
+    lacking: list[str] = []
     for name in names:
-        if isinstance(name, str) and name not in engines():
+        if isinstance(name, Engine):
+            candidates = [name]
+        elif name in engines():
+            candidates = [engine for precision in precisions for engine in engines()[name](precision)]
+        else:
             raise unknown("engine", name, engines())
-        found += [name] if isinstance(name, Engine) else engines()[name]()
-    labels = [engine.label for engine in found]
-    twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
+        candidates[0].check(device or torch.device("cpu"))
+        kept = [engine for engine in candidates if engine.lacks() is None]
+        if not kept:
+            raise VitrimError(f"{candidates[0].lacks()}, not {', '.join(one.precision for one in candidates)}")
+        for engine in kept:
+            if engine.precision == "int8":
+                check_quantiser()
+        found += kept
+        left = (f"{one.lacks()}: not timed in {one.precision}" for one in candidates if one.lacks() is not None)
+        lacking += dict.fromkeys(left)
+    texts = [str(engine) for engine in found]
+    twice = next((text for place, text in enumerate(texts) if text in texts[:place]), None)
     if twice is not None:
         raise VitrimError(f"engine {twice} is given twice")
-    return found
+    return found, lacking
 
 
 # ---- of torch --------------------------------------------------------------------------------------------------------
@@ -131,47 +188,50 @@ class Eager(Engine):
     label = "eager"
     runs_prompts = True
 
-    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+    def check(self, device: torch.device) -> None:
         """It runs everywhere."""
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Call:
-        return partial(model, images)
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        return model
 
-    def peak_mib(self, model: nn.Module, call: Call, images: Tensor) -> float | None:
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
         # of a copy, because what a model still holds of its last forward would be released in this one
-        return peak_memory_mib(partial(shared_copy(model), images), images.device)
+        copied = shared_copy(model)
+        return peak_memory_mib(lambda: copied(images), images.device)
 
 
 class Compiled(Engine):
     """``torch.compile`` in its default mode.
 
     Args:
+        precision: likewise.
         freezing: make constants of the weights, which inductor then folds, and packs for the processor's matrix
             products: for inference only, and a second copy of the weights in memory.
     """
 
     compiled = True
 
-    def __init__(self, *, freezing: bool = False) -> None:
+    def __init__(self, precision: str = "fp32", *, freezing: bool = False) -> None:
+        super().__init__(precision)
         self.freezing = freezing
         self.label = "compile+freezing" if freezing else "compile"
 
-    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+    def check(self, device: torch.device) -> None:
         lack = compiler_lack() if device.type == "cpu" else None
         if lack is not None:
             raise MissingPackageError(f"engine compile needs a C++ compiler, and there is none here ({lack})")
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Call:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
         import torch._inductor.config as inductor  # takes a second to load
 
         # the option tells the variants of one code apart; what is traced asks the setting
-        call: Any = torch.compile(model, options={"freezing": True}) if self.freezing else torch.compile(model)
+        run: Any = torch.compile(model, options={"freezing": True}) if self.freezing else torch.compile(model)
         with torch.inference_mode(), inductor.patch(freezing=self.freezing):
-            call(images)
-        return partial(call, images)
+            run(images)
+        return run  # type: ignore[no-any-return]
 
-    def peak_mib(self, model: nn.Module, call: Call, images: Tensor) -> float | None:
-        return peak_memory_mib(call, images.device)
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
+        return peak_memory_mib(lambda: run(images), images.device)
 
 
 @contextmanager
@@ -197,60 +257,82 @@ def compilation(compiled: bool) -> Iterator[None]:
 
 
 class FileEngine(Engine):
-    """An engine that runs a file of one format, on the CPU and in float32.
+    """An engine that runs a file of one format on the CPU.
+
+    The file is for batches of one size only: an engine that knows all shapes beforehand is faster, the more so the more
+    small operations there are (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %).
 
     Args:
         kind: the format.
+        precision: fp32, or what the engine makes of fp32 weights.
 
     Example:
         >>> from vitrim.exporting.formats import format_named
-        >>> FileEngine(format_named(None, Path("m.onnx"))).label
-        'onnxruntime'
+        >>> str(FileEngine(format_named(None, Path("m.onnx")), "int8"))
+        'onnxruntime int8'
     """
 
-    def __init__(self, kind: type[Format]) -> None:
+    def __init__(self, kind: type[Format], precision: str = "fp32") -> None:
+        super().__init__(precision)
         self.kind = kind
         self.label = kind.engine
 
-    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+    @property
+    def precisions(self) -> Sequence[str]:  # type: ignore[override]
+        return ("fp32", *self.kind.makes)
+
+    def check(self, device: torch.device) -> None:
         self.kind.check()
-        if device.type != "cpu" or dtype != torch.float32:
-            name = str(dtype).removeprefix("torch.")
-            raise VitrimError(
-                f"engine {self.label} is timed on the CPU in float32, and this is {name} on {device.type}: leave it out"
-            )
+        if device.type != "cpu":
+            where = f"and the model is on {device.type}"
+            raise VitrimError(f"engine {self.label} is timed on the CPU, {where}: leave it out")
+
+    def lacks(self) -> str | None:
+        return super().lacks() or self.kind.lacks(self.precision)
 
     def obstacle(self, config: MethodConfig) -> str | None:
         return config.obstacle()
 
     @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
     def whole_models_only(self) -> bool:
         return True
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Call:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
         """Export the model, as it is, and run it once: that is when the engine is opened."""
-        call = on_engine(model, None, self.label, images, folder)
-        call()
-        return call
+        run = on_engine(model, None, self.label, images, folder, precision=self.precision, calibration=calibration)
+        run(images)
+        return run
 
-    def peak_mib(self, model: nn.Module, call: Call, images: Tensor) -> float | None:
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
         return None  # its memory is not torch's
 
 
 def on_engine(
-    model: nn.Module, method: MethodConfig | str | None, engine: str, images: Tensor, folder: str | Path
-) -> Callable[[], Array]:
-    """A call that runs ``images`` through ``model``, exported for ``engine``: a candidate for `time_interleaved`.
+    model: nn.Module,
+    method: MethodConfig | str | None,
+    engine: str,
+    images: Tensor,
+    folder: str | Path,
+    *,
+    precision: str = "fp32",
+    calibration: Tensor | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """A call that runs batches of so many images through ``model``, exported for ``engine``.
 
-    The file is for batches of so many images only: an engine that knows all shapes beforehand is faster, the more so
-    the more small operations there are (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %).
+    The fp32 file is written first, and the one in ``precision`` made of it, unless they are in ``folder``.
 
     Args:
         model: as of `vitrim.export`.
         method: likewise; None for the model as it is.
         engine: one of `vitrim.exporting.engines`: onnxruntime, openvino, torch.export, aoti.
         images: (B, C, H, W) float32.
-        folder: the file is written there; the engine may read it for as long as it runs.
+        folder: the file is written there; the engine may read it for as long as it runs. Of one model and method only.
+        precision: fp32, or what the engine makes of it.
+        calibration: (N, C, H, W) float32 for int8; None: ``images``.
 
     Raises:
         VitrimError: an engine that is unknown or not installed, or as `vitrim.export`.
@@ -259,15 +341,27 @@ def on_engine(
         >>> import timm
         >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
         >>> from tempfile import TemporaryDirectory
+        >>> images = torch.zeros(2, 3, 32, 32)
         >>> with TemporaryDirectory() as folder:
-        ...     on_engine(model, "tome:r=2", "torch.export", torch.zeros(2, 3, 32, 32), folder)().shape
-        (2, 3)
+        ...     on_engine(model, "tome:r=2", "torch.export", images, folder)(images).shape
+        torch.Size([2, 3])
     """
     known = runnable()
     if engine not in known:
         raise unknown("engine", engine, known)
-    kind = known[engine]
-    place = Path(folder) / f"{'dense' if method is None else 'reduced'}-{engine}{kind.suffix}"
-    height, width = images.shape[2:]
-    file = export(model, method, place, to=kind.name, batch=len(images), size=(height, width), check=0)
-    return file.on(as_array(images))
+    kind, size = known[engine], len(images)
+    place = Path(folder) / f"{engine}-{size}{kind.suffix}"
+    if place.exists():
+        file = Exported.open(place, trust=True)
+    else:
+        height, width = images.shape[2:]
+        file = export(model, method, place, to=kind.name, batch=size, size=(height, width), check=0)
+    if precision != "fp32":
+        made = place.with_stem(f"{place.stem}-{precision}")
+        if made.exists():
+            file = Exported.open(made)
+        else:
+            given = images if calibration is None or len(calibration) < size else calibration
+            batches = [as_array(each) for each in given.split(size) if len(each) == size]
+            file = file.in_precision(precision, made, batches)
+    return lambda images: torch.from_numpy(file.run(as_array(images)))

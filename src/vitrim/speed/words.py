@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import cycle
 from typing import Any
 
 from vitrim.measure.records import Row
+from vitrim.plots import style
 from vitrim.report import Report, Table
 
 COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
+MEANING = (
+    "p50, p95 ms: median and 95th percentile of one batch over the rounds",
+    "peak MiB: what one forward allocates beyond weights and images; - where the engine has memory of its own",
+    "speed-up: over the fastest dense model, the median of the ratios within a round; q1-q3: their quartiles",
+    "promised: MACs of the dense model over those of the method, which is the speed-up if time were MACs",
+    "ratio: speed-up over promised",
+)
+"""The columns of a table, in one line each."""
+AGREE = "agree %: images with the same top-1 as the dense model in fp32"
 PROMPT = "image_tokens"
 """A column that only rows of a prefill have."""
 ALONE = "eager", "compile"
@@ -33,11 +44,19 @@ class SpeedReport(Report):
         self.tables.append(table(rows))
         self.words.append(in_words(rows))
 
+    @property
+    def figure(self) -> Any:
+        """Milliseconds per image of every row, drawn as a matplotlib figure: a panel per batch size."""
+        return draw(self.rows)
+
     def setting(self, place: int) -> Iterator[Any]:
-        """The parts that a terminal shows of one setting."""
+        """The parts that a terminal shows of one setting, after the first what the columns mean."""
         own = self.tables[place]
         yield own.title
         yield replace(own, title="").rich()
+        if place in (0, -len(self.tables)):
+            yield from MEANING
+            yield from [AGREE] * any("agreement" in row for row in self.rows)
         yield from self.words[place]
         yield ""
 
@@ -54,8 +73,7 @@ class SpeedReport(Report):
 def table(rows: Sequence[Row]) -> Table:
     """The table of one setting, dense first."""
     dense = [row for row in rows if row["method"] == rows[0]["method"]]
-    several = len({row["engine"] for row in dense}) > 1
-    first = rows[0]
+    several, first = _several(rows), rows[0]
     kernels = "; ".join(_kernel_text(row, several) for row in dense)
     title = f"{first['model']}, {setting_text(first, several)}; {kernels}; rounds: {first['rounds']}"
     columns = (
@@ -64,22 +82,39 @@ def table(rows: Sequence[Row]) -> Table:
         *(["image tokens"] if PROMPT in first else []),
         *(["engine"] if several else []),
         *COLUMNS[1:],
+        *(["agree %"] if any("agreement" in row for row in rows) else []),
     )
     text = len(columns) - len(COLUMNS) + 1 if several else 1
-    name = f"batch_{first['batch_size']}_{first['dtype']}"
-    return Table(name, title, columns, [tuple(_cells(row, several)) for row in rows], text_columns=text)
+    name = f"batch_{first['batch_size']}"
+    cells = [tuple(_cells(row, several, "agree %" in columns)) for row in rows]
+    return Table(name, title, columns, cells, text_columns=text)
 
 
 def in_words(rows: Sequence[Row]) -> list[str]:
     """Advice for one setting: which engine to use, or which method does not pay."""
-    dense = [row for row in rows if row["method"] == rows[0]["method"]]
-    several = len({row["engine"] for row in dense}) > 1
-    own = {(row["engine"], row.get("part")): row for row in dense}
-    against = [(row, own[row["engine"], row.get("part")]) for row in rows]
+    dense, several = [row for row in rows if row["method"] == rows[0]["method"]], _several(rows)
+    own = {(engine_of(row), row.get("part")): row for row in dense}
+    against = [(row, own[engine_of(row), row.get("part")]) for row in rows]
     return [
-        *([prepared(rows), *advice(rows)] if several else []),
+        *([prepared(rows)] if {row["engine"] for row in rows} != {ALONE[0]} else []),
+        *(advice(rows) if several else []),
         *(line for row, base in against if row is not base for line in verdicts(row, base, several=several)),
     ]
+
+
+def engine_of(row: Mapping[str, Any]) -> str:
+    """The engine of a row with its precision.
+
+    Example:
+        >>> engine_of({"engine": "openvino", "precision": "int8"}), engine_of({"engine": "eager", "precision": "fp32"})
+        ('openvino int8', 'eager')
+    """
+    return str(row["engine"]) if row["precision"] == "fp32" else f"{row['engine']} {row['precision']}"
+
+
+def _several(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """True if engines or precisions are compared."""
+    return len({engine_of(row) for row in rows}) > 1
 
 
 def _kernel_text(dense: Mapping[str, Any], several: bool) -> str:
@@ -87,23 +122,25 @@ def _kernel_text(dense: Mapping[str, Any], several: bool) -> str:
     times = dense["dense_p50_ms"]
     kernel = min(times, key=times.__getitem__)
     slower = [f"{name}: {p50:.2f} ms" for name, p50 in times.items() if name != kernel]
-    of = (f" {dense['part']}" if "part" in dense else "") + (f" on {dense['engine']}" if several else "")
+    of = (f" {dense['part']}" if "part" in dense else "") + (f" on {engine_of(dense)}" if several else "")
     return f"dense{of} is {kernel} attention" + "".join(f" ({text})" for text in slower)
 
 
 def setting_text(row: Mapping[str, Any], several: bool = False) -> str:
-    """ "batch 8, bf16" or, unless several engines are compared, "batch 8, bf16, compiled"."""
-    on = "" if several or row["engine"] == ALONE[0] else f", on {row['engine']}"
-    return f"batch {row['batch_size']}, {row['dtype']}" + (", compiled" if row["engine"] == ALONE[1] else on)
+    """ "batch 8" or, unless several engines or precisions are compared, "batch 8, bf16, compiled"."""
+    if several:
+        return f"batch {row['batch_size']}"
+    on = {ALONE[0]: "", ALONE[1]: ", compiled"}.get(row["engine"], f", on {row['engine']}")
+    return f"batch {row['batch_size']}, {row['precision']}{on}"
 
 
-def _cells(row: Row, several: bool) -> list[str]:
+def _cells(row: Row, several: bool, agreement: bool) -> list[str]:
     latency, peak = row["latency_ms"], row["peak_memory_mib"]
     return [
         row["method"],
         *([row["part"]] if "part" in row else []),
         *([f"{row[PROMPT]:g}"] if PROMPT in row else []),
-        *([row["engine"]] if several else []),
+        *([engine_of(row)] if several else []),
         f"{row['images_per_second']:.1f}",
         f"{latency['p50']:.2f}",
         f"{latency['p95']:.2f}",
@@ -112,6 +149,7 @@ def _cells(row: Row, several: bool) -> list[str]:
         f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
         f"{row['promised_speedup']:.2f}",
         f"{row['ratio']:.2f}",
+        *([f"{100 * row['agreement']:.1f}" if "agreement" in row else ""] if agreement else []),
     ]
 
 
@@ -119,15 +157,16 @@ def prepared(rows: Sequence[Mapping[str, Any]]) -> str:
     """The seconds that compiling or exporting took, by engine.
 
     Example:
-        >>> rows = [{"engine": "eager", "prepare_seconds": 0.0}, {"engine": "onnxruntime", "prepare_seconds": 12.0},
-        ...         {"engine": "onnxruntime", "prepare_seconds": 14.0}]
+        >>> rows = [{"engine": engine, "precision": "fp32", "prepare_seconds": seconds}
+        ...         for engine, seconds in [("eager", 0.0), ("onnxruntime", 12.0), ("onnxruntime", 14.0)]]
         >>> prepared(rows)
         'made ready, per model: onnxruntime 13.0 s'
     """
     seconds: dict[str, list[float]] = {}
     for row in rows:
-        seconds.setdefault(row["engine"], []).append(row["prepare_seconds"])
-    texts = [f"{name} {sum(each) / len(each):.1f} s" for name, each in seconds.items() if name != ALONE[0]]
+        if row["engine"] != ALONE[0]:
+            seconds.setdefault(engine_of(row), []).append(row["prepare_seconds"])
+    texts = [f"{name} {sum(each) / len(each):.1f} s" for name, each in seconds.items()]
     return f"made ready, per model: {', '.join(texts)}"
 
 
@@ -148,14 +187,15 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     best = {method: max(each, key=lambda row: row["speedup"]) for method, each in by_method.items()}
     dense, *others = by_method
     part = f" ({rows[0]['part']})" if "part" in rows[0] else ""
-    base = f"dense on {rows[0]['dense_engine']} ({rows[0]['dense_kernel']})"
-    slower = [
-        f"{1 / row['speedup']:.2f}x on {row['engine']}"
-        for row in by_method[dense]
-        if row["engine"] != row["dense_engine"]
-    ]
+    first = best[dense]
+    base = f"dense on {engine_of(first)} ({first['dense_kernel']})"
+    slower = [f"{1 / row['speedup']:.2f}x on {engine_of(row)}" for row in by_method[dense] if row is not first]
     where = f"at {setting_text(rows[0], several=True)}"
     lines = [f"fastest {base}{part} {where}; it takes {', '.join(slower)}"]
+    if first["precision"] != "fp32" and "agreement" in first:
+        right = f"; top-1 {100 * first['top1']:.1f} %" if "top1" in first else ""
+        agrees = f"{100 * first['agreement']:.1f} % of {first['scored']} images"
+        lines.append(f"dense in {first['precision']} on {first['engine']} has the top-1 of fp32 in {agrees}{right}")
     for method in others:
         row = best[method]
         promise = f"where its MACs promise {row['promised_speedup']:.2f}x"
@@ -163,9 +203,9 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if shows_only_cost(method):
             continue
         if row["speedup_q1"] > 1.0:
-            lines.append(f"{method}{part}: use {row['engine']}; reducing adds {speed} to {base}, {promise}")
+            lines.append(f"{method}{part}: use {engine_of(row)}; reducing adds {speed} to {base}, {promise}")
         else:
-            at_best = f"at best, on {row['engine']}, {speed} the speed of {base}"
+            at_best = f"at best, on {engine_of(row)}, {speed} the speed of {base}"
             lines.append(f"{method}{part} does not pay {where}: {at_best}, {promise}")
     return lines
 
@@ -176,7 +216,7 @@ def shows_only_cost(method: str) -> bool:
 
 
 def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool = False) -> list[str]:
-    """The reasons in words why reducing does not pay at this setting; empty where it pays.
+    """A sentence on whether reducing pays at this setting, and one where it needs more memory.
 
     Args:
         row: of a method.
@@ -185,9 +225,9 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
 
     Example:
         >>> dense = {"peak_memory_mib": 9.0}
-        >>> row = {"method": "tome:r=8", "batch_size": 1, "dtype": "bf16", "engine": "eager", "dense_kernel": "fused",
-        ...        "speedup": 0.97, "speedup_q1": 0.95, "speedup_q3": 0.99, "promised_speedup": 1.45,
-        ...        "peak_memory_mib": 8.0}
+        >>> row = {"method": "tome:r=8", "batch_size": 1, "precision": "bf16", "engine": "eager",
+        ...        "dense_kernel": "fused", "speedup": 0.97, "speedup_q1": 0.95, "speedup_q3": 0.99,
+        ...        "promised_speedup": 1.45, "peak_memory_mib": 8.0}
         >>> verdicts(row, dense)
         ['tome:r=8 does not pay at batch 1, bf16: 0.97x the speed of dense (fused), where its MACs promise 1.45x']
     """
@@ -205,7 +245,48 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
     elif row["speedup_q1"] <= 1.0:
         spread = f"its quartiles {row['speedup_q1']:.2f}-{row['speedup_q3']:.2f} include 1"
         lines.append(f"{method} shows no clear gain {where}: {row['speedup']:.2f}x, but {spread}, {promise}")
+    else:
+        speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}) the speed of dense"
+        lines.append(f"{method} pays {where}: {speed} ({row['dense_kernel']}), {promise}")
     peak, dense_peak = row["peak_memory_mib"], dense["peak_memory_mib"]
     if peak is not None and dense_peak is not None and peak > 1.01 * dense_peak:  # 1%: its bookkeeping
         lines.append(f"{method} needs more memory than dense {where}: {peak:.2f} against {dense_peak:.2f} MiB")
     return lines
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Milliseconds per image of dense and reduced models, a panel per batch size: shorter bars are better.
+
+    Bars are medians, of one engine and precision in one colour; a line marks the fastest dense model.
+
+    Args:
+        rows: of `vitrim.bench`.
+
+    Returns:
+        A matplotlib figure.
+    """
+    sizes = list(dict.fromkeys(row["batch_size"] for row in rows))
+    # of a model with a head, the whole
+    rows = [row for row in rows if row.get("part") in (None, "whole model")]
+    engines = list(dict.fromkeys(engine_of(row) for row in rows))
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    figure, axes = style.panels(len(sizes), across=2, size=(4.6, 0.6 + 0.16 * len(names) * (len(engines) + 1)))
+    colours = dict(zip(engines, cycle(style.OKABE_ITO), strict=False))
+    for axis, size in zip(axes, sizes, strict=True):
+        own = [row for row in rows if row["batch_size"] == size]
+        for row in own:
+            height = names.index(row["method"]) * (len(engines) + 1) + engines.index(engine_of(row))
+            time = row["latency_ms"]["p50"] / size
+            axis.barh(height, time, color=colours[engine_of(row)], height=0.9)
+            axis.text(time, height, f" {time:.1f}", va="center", fontsize=style.TEXT - 1)
+        dense = min(row["latency_ms"]["p50"] for row in own if row["method"] == names[0]) / size
+        axis.axvline(dense, color=style.DENSE_COLOUR, linewidth=0.8, linestyle=":")
+        axis.set_yticks([place * (len(engines) + 1) + (len(engines) - 1) / 2 for place in range(len(names))], names)
+        axis.tick_params(labelsize=style.TEXT)
+        axis.invert_yaxis()
+        axis.set_xlabel("ms per image", fontsize=style.TEXT)
+        axis.set_title(f"{rows[0]['model']}, batch {size}", fontsize=style.TITLE)
+    from matplotlib.patches import Patch
+
+    style.below(figure, [Patch(color=colours[name], label=name) for name in engines], across=2)
+    return figure

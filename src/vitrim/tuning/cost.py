@@ -20,8 +20,8 @@ from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, shared_copy, time_interleaved
 from vitrim.measure.macs import profile_of
-from vitrim.speed.bench import check_engines
-from vitrim.speed.engines import Call, Eager, Engine, compilation, engines_named
+from vitrim.speed.bench import check_engines, in_dtype
+from vitrim.speed.engines import Eager, Engine, compilation, engines_named
 from vitrim.tuning.space import Point, Space
 
 FloatArray = NDArray[np.float64]
@@ -246,11 +246,11 @@ def eager(
     return ratios, float(np.median(dense))
 
 
-def timer_on(names: Sequence[str | Engine]) -> Timer:
+def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",)) -> Timer:
     """The timer of several engines: settings are timed on that which is the fastest for the dense model.
 
     Args:
-        names: as of `vitrim.speed.engines.engines_named`.
+        names, precisions: as of `vitrim.speed.engines.engines_named`.
 
     Raises:
         VitrimError: an engine that is unknown. The timer itself refuses one that cannot run here, and a method that
@@ -260,8 +260,8 @@ def timer_on(names: Sequence[str | Engine]) -> Timer:
         >>> timer_on(["eager"]) is eager
         True
     """
-    engines = engines_named(names)
-    if [type(engine) for engine in engines] == [Eager]:
+    engines, _ = engines_named(names, precisions)
+    if [str(engine) for engine in engines] == [Eager.label]:
         return eager
 
     def timed(
@@ -269,28 +269,30 @@ def timer_on(names: Sequence[str | Engine]) -> Timer:
     ) -> tuple[FloatArray, float]:
         methods = {config.describe(): config for config in configs}
         for engine in engines:  # each must take all of them: which is the fastest is known only later
-            check_engines([engine], methods, model, images.device, images.dtype)
+            check_engines([engine], methods, model)
         with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
 
-            def ready(engine: Engine, model: nn.Module) -> Call:
-                return engine.prepare(model, images, Path(mkdtemp(dir=folder)))
+            def ready(engine: Engine, model: nn.Module) -> Callable[[], object]:
+                given = images.to(engine.dtype)
+                return partial(engine.prepare(model, given, Path(mkdtemp(dir=folder))), given)
 
-            def times(calls: dict[str, Call]) -> dict[str, FloatArray]:
+            def times(calls: dict[str, Callable[[], object]]) -> dict[str, FloatArray]:
                 with torch.inference_mode():
                     return time_interleaved(calls, images.device, budget)
 
             kernels = {
                 f"{engine.label} {kernel}": (engine, ready(engine, copy))
                 for engine in engines
-                for kernel, copy in dense_copies(model).items()
+                for kernel, copy in dense_copies(in_dtype(model, engine.dtype)).items()
             }
             found = times({name: call for name, (_, call) in kernels.items()})
             best = fastest(found, kernels)
             engine, dense = kernels[best]
+            base = in_dtype(model, engine.dtype)
             dense_ms, ratios = float(np.median(found[best])), list[float]()
             for start in range(0, len(configs), TOGETHER):
                 some = configs[start : start + TOGETHER]
-                calls = {str(place): ready(engine, reduced_copy(model, config)) for place, config in enumerate(some)}
+                calls = {str(place): ready(engine, reduced_copy(base, config)) for place, config in enumerate(some)}
                 found = times({"dense": dense, **calls})
                 ratios += [float(np.median(found[name] / found["dense"])) for name in calls]
         return np.array(ratios), dense_ms

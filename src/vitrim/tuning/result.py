@@ -321,6 +321,7 @@ class Result:
             f"means over the {'check' if self.levels else 'search'} images, less is better; {self.cost.unit} as a "
             "share of the dense model's"
             + (f" on {self.about['engine']}" if "engine" in self.about else "")
+            + (f" in {self.about['precision']}" if "precision" in self.about else "")
             + (f", predicted with a mean error of {self.cost.error:.1%}" if self.cost.error else "")
         )
         best = self.best.measured

@@ -499,6 +499,7 @@ class Options(TypedDict, total=False):
         budget: time to spend on every timed setting, for ``speedup``.
         engine: names of `vitrim.speed.engines.engines`, for ``speedup``: of several that which is the fastest for the
             dense model; default eager.
+        precision: likewise, of `vitrim.exporting.formats.PRECISIONS`.
         timer: in place of ``engine``, a function that times settings (`vitrim.tuning.cost.Timer`).
         processes: this process and its like. All get the same result, the first one writes.
         on_trial: called with every finished trial.
@@ -516,6 +517,7 @@ class Options(TypedDict, total=False):
     about: Mapping[str, Any]
     budget: Budget | None
     engine: Sequence[str]
+    precision: Sequence[str]
     timer: Timer | None
     processes: Processes | None
     on_trial: Callable[[Trial], None] | None
@@ -626,14 +628,15 @@ class Searches:
         if self.seconds is not None and not self.seconds > 0.0:
             raise VitrimError(f"a search needs some time, got seconds={self.seconds:g}")
         engine = list(options.get("engine", ["eager"]))
-        engines, like = engines_named(engine), next(model.parameters())
-        if engine != ["eager"]:
+        precision = list(options.get("precision", ["fp32"]))
+        engines, _ = engines_named(engine, precision, next(model.parameters()).device)
+        if engine != ["eager"] or precision != ["fp32"]:
             if options.get("timer") is not None:
                 raise VitrimError("give an engine or a timer, not both")
             if any(target.kind != "speedup" for target in self.targets):
                 raise VitrimError(f"an engine is for speedup targets: {self.targets[0]} does not depend on it")
-            check_engines(engines, {}, model, like.device, like.dtype)
-        self.timer = options.get("timer") or timer_on(engine)
+            check_engines(engines, {}, model)
+        self.timer = options.get("timer") or timer_on(engine, precision)
         methods = [method] if isinstance(method, str | MethodConfig) else list(method)
         self.spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
         if len(self.spaces) > 1 and self.targets[0].kind == "agree":
@@ -653,6 +656,7 @@ class Searches:
             **({} if strategy == "evolution" else {"strategy": strategy}),
             **({} if shape == "free" else {"shape": shape}),
             **({} if engine == ["eager"] else {"engine": ", ".join(engine)}),
+            **({} if precision == ["fp32"] else {"precision": ", ".join(precision)}),
             "seed": self.seed,
             "evaluations": self.evaluations,
             "images": {part: images.count(part) for part in PARTS},

@@ -97,6 +97,7 @@ def tune(
     shape: str = "free",
     minutes: float | None = None,
     engine: str | Sequence[str] | None = None,
+    precision: str | Sequence[str] | None = None,
     check: Any = None,
     batch_size: int = 32,
     workers: int = 0,
@@ -141,6 +142,8 @@ def tune(
         minutes: end the search after so long, if ``evaluations`` do not.
         engine: for speedup: the engine to be fast on, as of ``vitrim bench``; of several, a list or separated by
             commas, the one that is the fastest for the dense model; default eager.
+        precision: for speedup: fp32, bf16, fp16 or int8, one or several, as ``engine``: the fastest pair of both that
+            there is for the dense model; default fp32. Damage is measured in fp32.
         check: at the end, score dense, constant and searched settings on these images: ``"DATA"`` or ``"DATA:SPLIT"``,
             read as ``data`` is, or a dataset.
         batch_size: images per batch.
@@ -191,7 +194,8 @@ def tune(
     targets, configs = ([], None) if grid is not None else (_targets(target, front), _configs(methods))
     check_proxy(proxy), make_strategy(search, shape)
     names = engine.replace(",", " ").split() if isinstance(engine, str) else list(engine or ["eager"])
-    engines = engines_named(names)
+    precisions = precision.replace(",", " ").split() if isinstance(precision, str) else list(precision or ["fp32"])
+    engines, _ = engines_named(names, precisions, select_device(device_name))
     points = None if grid is None else parse_grid(texts)
     if points is not None:
         for point in points.points(1):
@@ -237,6 +241,7 @@ def tune(
     tried = EVALUATIONS if evaluations is None else evaluations
     how: Options = {
         "task": own, "proxy": proxy, "evaluations": tried, "strategy": search, "shape": shape, "engine": names,
+        "precision": precisions,
         "seconds": None if minutes is None else 60.0 * minutes,
         "study": study, "resume": resume, "about": about, "processes": processes, "seed": seed,
         "on_trial": None if on_progress is None else _improvements(on_progress, tried * len(targets), proxy),
@@ -290,7 +295,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
             raise VitrimError(f"{', '.join(options)} {verb} {what}: leave {rest} out")
 
     if aims == ["--grid"]:
-        names = ("engine", "check", "minutes", "shape", "proxy", "search")
+        names = ("engine", "precision", "check", "minutes", "shape", "proxy", "search")
         refuse("for a search with --target or --front", *names)
     if train is not None:
         refuse(

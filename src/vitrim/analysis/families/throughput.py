@@ -18,6 +18,7 @@ from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import ask, host_of
 from vitrim.core.schedule import Aligned, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
+from vitrim.exporting.formats import DTYPES
 from vitrim.measure.latency import (
     Budget,
     dense_copies,
@@ -33,7 +34,7 @@ from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
 from vitrim.plots.style import SMALL, TEXT, below, panels
 from vitrim.report import Table
-from vitrim.speed.bench import DTYPES, random_images
+from vitrim.speed.bench import random_images
 
 MULTIPLE = 8
 BUDGET = Budget(min_rounds=10, min_seconds=0.5, warmup_rounds=2)

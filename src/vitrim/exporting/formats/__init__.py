@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
@@ -25,6 +28,13 @@ KEY = "vitrim"
 OPSETS = range(18, 24)
 """Versions of the ONNX operator set that the exporter writes and onnxruntime reads."""
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {**DTYPES, "int8": torch.float32}
+"""What a model computes in, with the dtype of the weights that torch then holds: an engine makes int8 of float32."""
+
+DECISIONS = "reducer"
+"""What the names of operations begin with that decide about tokens: they are never quantised."""
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -35,14 +45,14 @@ class Graph:
         output: name of the output.
         metadata: JSON, to be kept inside the file.
         opset: version of the ONNX operator set, for the formats that are or pass through ONNX.
-        half: weights are fp16.
+        dtype: of the weights.
     """
 
     program: ExportedProgram
     output: str
     metadata: str
     opset: int
-    half: bool = False
+    dtype: torch.dtype = torch.float32
 
 
 class Format:
@@ -53,6 +63,8 @@ class Format:
         engine: what runs the file.
         suffix: of the file.
         needs: packages by the name they are imported by; ``extra`` is vitrim's extra that has them.
+        casts: precisions that are dtypes of the weights. Others are made of a written fp32 file, see `in_precision`.
+        makes: those others.
         own_threads: the engine has threads of its own, as many as `open` is told; else it runs on torch's.
         code: to open a file in the engine runs what its author wrote, with the rights of whoever opens it. `metadata`
             runs nothing in any format.
@@ -63,6 +75,8 @@ class Format:
     suffix: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""
+    casts: ClassVar[tuple[str, ...]] = ("fp32", "fp16")
+    makes: ClassVar[tuple[str, ...]] = ()
     own_threads: ClassVar[bool] = True
     code: ClassVar[bool] = False
 
@@ -96,8 +110,38 @@ class Format:
         raise NotImplementedError
 
     @classmethod
-    def open(cls, path: Path, threads: int) -> Run:
-        """Load a file for so many threads; an engine without threads of its own runs on those that torch has."""
+    def lacks(cls, precision: str) -> str | None:
+        """The reason in words why this machine cannot run a file in ``precision``, which the format has; else None."""
+        return None
+
+    @classmethod
+    def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
+        """Write the fp32 file ``path`` again, to ``made``, to be computed in one of `makes`.
+
+        Args:
+            path: of a file that `write` wrote.
+            precision: of `makes`.
+            metadata: in place of those in the file.
+            images: for int8: batches as the file takes them, to find the ranges of activations on.
+            made: in a folder of its own.
+
+        Returns:
+            The number of operations of its graph.
+
+        Raises:
+            MissingPackageError: a package that quantises is not installed.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
+        """Load a file for so many threads; an engine without threads of its own runs on those that torch has.
+
+        Args:
+            path: of the file.
+            threads: of the engine.
+            precision: what its metadata say that it computes in.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -170,3 +214,53 @@ def format_named(name: str | None, path: Path) -> type[Format]:
 def as_array(value: Any) -> Array:
     """An output of any engine as an array."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def check_quantiser() -> None:
+    """Refuse where what quantises is missing.
+
+    Raises:
+        MissingPackageError: saying what to install.
+    """
+    if importlib.util.find_spec("nncf") is None:
+        raise MissingPackageError("int8 needs nncf: pip install 'vitrim[int8]'")
+
+
+def quantised(model: Any, images: Iterable[Array], name: str, weighted: Iterable[str], others: Iterable[str]) -> Any:
+    """``model``, of OpenVINO or ONNX, with products in int8: weights per channel, activations per tensor.
+
+    Only products with weights are quantised. Attention, normalisation and whatever decides about tokens (similarities,
+    ranks, sizes, and the layers that a method learned for it) stay as they are: they cost little, and a rounded
+    similarity would merge other tokens. Activations are smoothed first (SmoothQuant), as transformers need it.
+
+    Args:
+        model: read from an fp32 file.
+        images: batches, as the file takes them.
+        name: of the input.
+        weighted: names of the products with weights.
+        others: names of all other operations.
+
+    Raises:
+        MissingPackageError: nncf is not installed.
+    """
+    check_quantiser()
+    import logging
+
+    import nncf
+
+    given = [{name: batch} for batch in images]
+    ignored = [*others, *(one for one in weighted if one.startswith(DECISIONS))]
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it tells its steps, with bars
+    try:
+        with redirect_stdout(io.StringIO()):
+            return nncf.quantize(
+                model,
+                nncf.Dataset(given),
+                model_type=nncf.ModelType.TRANSFORMER,
+                subset_size=len(given),
+                ignored_scope=nncf.IgnoredScope(names=ignored, validate=False),
+            )
+    finally:
+        logger.setLevel(level)

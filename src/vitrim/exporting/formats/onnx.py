@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array
+from vitrim.exporting.formats import DECISIONS, KEY, Array, Format, Graph, Run, as_array, quantised
 
 LARGEST = 1_900_000_000
 """Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""
@@ -27,6 +27,7 @@ class ONNX(Format):
     suffix = ".onnx"
     needs = ("onnx", "onnxscript", "onnxruntime")
     extra = "export"
+    makes = ("int8",)
 
     @classmethod
     def write(cls, graph: Graph, path: Path) -> int:
@@ -36,7 +37,26 @@ class ONNX(Format):
         return len(written.model.graph)
 
     @classmethod
-    def open(cls, path: Path, threads: int) -> Run:
+    def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
+        import onnx
+
+        model = onnx.load(str(path))
+        weights = {weight.name for weight in model.graph.initializer}
+        weighted, others = list[str](), list[str]()
+        for node in model.graph.node:
+            product = node.op_type in ("MatMul", "Gemm", "Conv") and bool(weights & set(node.input))
+            (weighted if product else others).append(node.name)
+        model = quantised(model, images, "image", weighted, others)
+        kept = [entry for entry in model.metadata_props if entry.key != KEY]
+        del model.metadata_props[:]
+        model.metadata_props.extend(kept)
+        model.metadata_props.add(key=KEY, value=metadata)
+        large = sum(len(weight.raw_data) for weight in model.graph.initializer) > LARGEST
+        onnx.save(model, str(made), save_as_external_data=large, location=f"{made.name}.data")
+        return len(model.graph.node)
+
+    @classmethod
+    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -104,6 +124,10 @@ def to_onnx(graph: Graph) -> Any:
                 cause = cause.__cause__
             raise VitrimError(f"cannot write this model as ONNX: {first_line(cause)}") from error
     written.model.metadata_props[KEY] = graph.metadata
+    for node in written.model.graph:
+        scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
+        if ".reducer" in scopes:  # what decides about tokens, by the name that the module has in every host
+            node.name = f"{DECISIONS}/{node.name}"
     _name_batch(written.model)
     return written
 

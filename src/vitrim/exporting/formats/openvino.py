@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array
+import torch
+
+from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array, quantised
 from vitrim.exporting.formats.onnx import ONNX
 
 SECTION = "vitrim"
 
 
 class OpenVINO(Format):
-    """``openvino.convert_model`` of the ONNX file. Computes in fp32 where the weights are."""
+    """``openvino.convert_model`` of the ONNX file.
+
+    OpenVINO converts weights to what it computes in when a file is opened: one file of fp32 weights serves for fp32 and
+    bf16, and its metadata say which. In int8 it computes products with weights; the rest is bf16 where the processor
+    has instructions for it, else fp32.
+    """
 
     name = "openvino"
     engine = "openvino"
     suffix = ".xml"
     needs = (*ONNX.needs, "openvino")
     extra = "openvino"
+    makes = ("bf16", "int8")
 
     @classmethod
     def write(cls, graph: Graph, path: Path) -> int:
@@ -30,16 +40,43 @@ class OpenVINO(Format):
             ONNX.write(graph, onnx)
             model = openvino.convert_model(onnx)
             model.set_rt_info(graph.metadata, [SECTION, KEY])
-            openvino.save_model(model, path, compress_to_fp16=graph.half)
+            openvino.save_model(model, path, compress_to_fp16=graph.dtype == torch.float16)
             return len(model.get_ops())
 
     @classmethod
-    def open(cls, path: Path, threads: int) -> Run:
+    def lacks(cls, precision: str) -> str | None:
+        if precision != "bf16" or _has_bf16():
+            return None
+        return "this processor has no instructions for bf16 (AMX or AVX-512 BF16)"
+
+    @classmethod
+    def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
+        import openvino
+
+        model = openvino.Core().read_model(path)
+        if precision == "int8":
+            products = {"MatMul", "Convolution"}
+            weighted, others = list[str](), list[str]()
+            for operation in model.get_ops():
+                kind, name = operation.get_type_name(), operation.get_friendly_name()
+                constant = any(_source(given).get_type_name() == "Constant" for given in operation.inputs())
+                if kind in products and constant:
+                    weighted.append(name)
+                elif kind not in ("Constant", "Parameter", "Result"):
+                    others.append(name)
+            model = quantised(model, images, model.input().get_any_name(), weighted, others)
+        model.set_rt_info(metadata, [SECTION, KEY])
+        openvino.save_model(model, made, compress_to_fp16=False)
+        return len(model.get_ops())
+
+    @classmethod
+    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
         import openvino
 
         # left to itself it computes in bfloat16 on processors that can
+        bf16 = precision == "bf16" or (precision == "int8" and _has_bf16())
         settings: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if bf16 else "f32",
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
         }
@@ -58,3 +95,19 @@ class OpenVINO(Format):
         model = openvino.Core().read_model(path)
         place = [SECTION, KEY]
         return str(model.get_rt_info(place).value) if model.has_rt_info(place) else None
+
+
+@cache
+def _has_bf16() -> bool:
+    """True if OpenVINO computes in bf16 on this processor by itself."""
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def _source(given: Any) -> Any:
+    """The operation behind an input, seen through conversions of constants."""
+    source = given.get_source_output().get_node()
+    while source.get_type_name() in ("Convert", "Transpose", "Reshape"):
+        source = source.input(0).get_source_output().get_node()
+    return source

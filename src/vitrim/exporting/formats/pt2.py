@@ -27,6 +27,7 @@ class PT2(Format):
     name = "pt2"
     engine = "torch.export"
     suffix = ".pt2"
+    casts = ("fp32", "fp16", "bf16")
     own_threads = False
     code = True
 
@@ -40,7 +41,7 @@ class PT2(Format):
         return operations(graph)
 
     @classmethod
-    def open(cls, path: Path, threads: int) -> Run:
+    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
         module = torch.export.load(path).module()
 
         def run(images: Array) -> Array:
@@ -63,6 +64,7 @@ class AOTI(Format):
     name = "aoti"
     engine = "aoti"
     suffix = ".pt2"
+    casts = ("fp32", "fp16", "bf16")
     own_threads = False
     code = True
 
@@ -85,7 +87,7 @@ class AOTI(Format):
         return operations(graph)
 
     @classmethod
-    def open(cls, path: Path, threads: int) -> Run:
+    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
         inductor: Any = torch._inductor
         model = inductor.aoti_load_package(str(path))
 

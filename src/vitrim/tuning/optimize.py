@@ -1,0 +1,667 @@
+"""`optimize`, the function of ``vitrim optimize``: the fastest file for a model on this machine, and what it costs.
+
+    report = vitrim.optimize("deit_small_patch16_224", images="imagenet:ROOT", max_loss=1.0, pretrained=True)
+    report.file.run(images), report.sentence
+
+Three thirds of the images have three uses. On the first, methods and schedules race: how much each may remove follows
+from the damage it does there. On the second, the fastest of them are scored as files of the fastest engine, and one is
+chosen. On the third the file that is handed over is scored once, and that is what the sentence says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Subset
+
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import parse_method, parse_methods
+from vitrim.core.saving import entries
+from vitrim.errors import VitrimError, check_whole
+from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
+from vitrim.exporting.formats import Format, formats
+from vitrim.files import check_folder, json_text, write_text
+from vitrim.loading import load
+from vitrim.measure.contestants import Contestant, contestants
+from vitrim.measure.evaluation import num_classes, open_task
+from vitrim.measure.inputs import open_images
+from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, shared_copy, summarise, time_interleaved
+from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.records import DENSE, read
+from vitrim.measure.run import Measurement, weights_fingerprint
+from vitrim.plots import style
+from vitrim.report import Report, Table
+from vitrim.speed.bench import CALIBRATED
+from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine, PairedLoss
+from vitrim.speed.engines import Eager, Engine, Run, engines_named
+from vitrim.speed.words import engine_of
+from vitrim.tasks import Task, make_task
+from vitrim.tuning.cost import MacsCost, within
+from vitrim.tuning.proxy import DatasetImages, Part
+from vitrim.tuning.space import Point, Space, normal, quiet, training_free
+from vitrim.tuning.study import Study
+
+IMAGES = 3 * 512
+"""Images that are read where no limit says: 512 each for racing, choosing and checking."""
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""Shares of the dense MACs at which a schedule is tried, mildest first."""
+
+RACED_AT = 0.65
+"""The share at which methods and schedules race each other."""
+
+KEPT = 8
+"""Methods with a schedule that are tried at all shares."""
+
+SEARCHED_AT = 32
+"""Images per batch of the race, which runs in PyTorch."""
+
+TIMED = 12
+"""Settings that are timed on the engine, at most."""
+
+FINALISTS = 4
+"""Files that are scored on the images of the second third, at most."""
+
+TOGETHER = 8
+"""Settings that are scored in one pass."""
+
+FEW = {"three blocks": (0.25, 0.5, 0.75), "two blocks": (0.25, 0.5), "two early blocks": (0.17, 0.42)}
+"""Schedules with few stages, by depth. Every block that reduces pays for small operations, and leaves a number of
+tokens that engines may run badly."""
+
+
+@dataclass(repr=False)
+class OptimizeReport(Report):
+    """The findings of `optimize`.
+
+    Attributes:
+        file: the file to deploy.
+        best: the method in it; None: the dense model, as reducing does not pay.
+        sentence: what it gains and costs.
+    """
+
+    file: Exported = field(kw_only=True)
+    best: MethodConfig | None = None
+    sentence: str = ""
+
+    @property
+    def figure(self) -> Any:
+        """Loss over milliseconds, drawn as a matplotlib figure: dense on every engine, and every setting timed."""
+        return draw(self.rows, self.facts)
+
+    def parts(self) -> Iterator[Any]:
+        for table in self.tables:
+            yield table.rich()
+        yield from self.notes
+        yield self.sentence
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A method with a schedule: where it acts, and how much more it does in one block than in another.
+
+    Attributes:
+        space: of the method.
+        cost: its MACs.
+        point: weights of the blocks; None: one value for all.
+        schedule: in words.
+    """
+
+    space: Space
+    cost: MacsCost
+    point: Point | None
+    schedule: str
+
+    @property
+    def name(self) -> str:
+        """The method and its schedule."""
+        return f"{self.space.base.describe()}, {self.schedule}"
+
+    def at(self, share: float) -> MethodConfig | None:
+        """The setting that needs at most this share of the dense MACs; None where there is none."""
+        return within(self.space, self.point, self.cost, share)
+
+
+def optimize(
+    model: nn.Module | str,
+    images: Any,
+    *,
+    labels: bool = True,
+    max_loss: float | None = None,
+    speedup: float | None = None,
+    batch_size: int = 1,
+    methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
+    engine: str | Sequence[str] | None = None,
+    precision: str | Sequence[str] | None = None,
+    out: str | Path = "optimized",
+    resume: bool = False,
+    limit: int | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    on_progress: Callable[[str], None] | None = None,
+) -> OptimizeReport:
+    """Find the fastest file for a model on this machine: engine, precision, method and schedule.
+
+    The dense model is timed on every engine in every precision; methods and schedules race on the fastest pair whose
+    own loss is within the bounds. If reducing does not pay there, the dense file is handed back and the report says so.
+
+    Args:
+        model: a dense classifier, which is left as it was, or its name, as on the command line.
+        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`. They are used in three thirds,
+            see the module; the loss that is reported is of the last one.
+        labels: the images have the labels of the model's classes, and top-1 decides; False: agreement with the dense
+            model does.
+        max_loss: points of top-1, or of agreement, that may be lost, by default 1.0. What is allowed must hold with one
+            standard error to spare.
+        speedup: in place of ``max_loss``: lose least at so many times the speed of the fastest dense model.
+        batch_size: images per batch to be fast at; the file takes no other.
+        methods: one or several, configs or texts; None: all that need no training and have a fixed graph.
+        engine: file engines as of `vitrim.bench`: onnxruntime, openvino, torch.export, aoti; None: of the first two
+            those that are installed, else torch.export.
+        precision: fp32, bf16, int8; None: what the engines have here.
+        out: folder for the file, ``best.json``, ``report.json``, ``loss_over_time.png`` and ``study.jsonl``.
+        resume: go on from the study in ``out``; nothing is measured twice.
+        limit: so many images only, spread evenly over the data; default 1,536.
+        split, image_column, label_column: how the source is read.
+        pretrained, checkpoint, model_options: as of `vitrim.loading.load`, with a name.
+        threads: of the CPU; default: as torch chooses.
+        seed: of random weights of a named model.
+        on_progress: called with a few words on what is being done, often.
+
+    Returns:
+        A report with the ``file``, the method in it as ``best`` and the ``sentence``; its rows are all that was timed:
+        ``method, engine, precision, p50_ms, speedup`` (over the fastest dense model), ``saved`` (share of the MACs),
+        ``loss`` and ``loss_error`` (shares), ``scored_on`` (race, choice or check) and ``images``.
+
+    Raises:
+        VitrimError: an option is not valid, the model is none that a file engine runs, the data cannot be read or are
+            fewer than 30 images, or the study is of another search: nothing is written then.
+    """
+    folder = Path(out)
+    if max_loss is not None and speedup is not None:
+        raise VitrimError("give max_loss or speedup, not both: one is the bound, and the other is made best")
+    bound = 1.0 if max_loss is None else max_loss
+    if not isinstance(bound, int | float) or not 0.0 <= bound <= 100.0:
+        raise VitrimError(f"max_loss={max_loss} must be from 0 to 100 points")
+    if speedup is not None and not (isinstance(speedup, int | float) and 1.0 < speedup < 1000.0):
+        raise VitrimError(f"speedup={speedup} must be above 1, over the fastest dense model")
+    check_whole(batch_size=(batch_size, 1), limit=(limit, 30))
+    engines, lacking = _engines(engine, precision)
+    wanted = None if methods is None else parse_methods(methods)
+    check_folder(folder)
+    tell = on_progress or (lambda _: None)
+    set_threads(threads)
+    with drawing(torch.device("cpu"), seed), quiet():
+        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
+        host = loaded.model.float().eval() if isinstance(model, str) else loaded.model
+        where: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
+        if labels:
+            task, dataset = open_task(loaded, images, **where)
+        else:
+            task, dataset = make_task("classification", num_classes(host)), open_images(host, images, **where)
+        if task.name not in SCORED_ON_ENGINES:
+            raise VitrimError(f"files are optimized for models of {' and '.join(SCORED_ON_ENGINES)}, not {task.name}")
+        parts = DatasetImages(dataset, (limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
+        facts: dict[str, Any] = {
+            "model": loaded.name,
+            "weights": loaded.weights,
+            "environment": environment(dtype=",".join(dict.fromkeys(one.precision for one in engines)), seed=seed),
+            "source": str(images) if isinstance(images, str | Path) else dataset.source,
+            "split": dataset.split,
+            "images": {part: parts.count(part) for part in get_args(Part)},
+            "labels": labels,
+            "task": task.name,
+            "bound": {"max_loss": bound} if speedup is None else {"speedup": speedup},
+            "batch_size": batch_size,
+            "engines": [str(one) for one in engines],
+        }
+        settings = {
+            **{key: value for key, value in facts.items() if key != "environment"},
+            "parameters": weights_fingerprint(host),
+            "methods": None if wanted is None else [one.describe() for one in wanted],
+            "threads": torch.get_num_threads(),
+            "seed": seed,
+        }
+        study = Study(folder / "study.jsonl", settings, resume=resume)
+        loss = PairedLoss(task, labels=labels and task.selects_by == "top1")
+        race = Race(host, task, loss, parts, engines, batch_size, study, folder / "files", tell)
+        dense = race.dense(bound / 100)
+        chosen = race.reduced(dense, wanted, bound / 100, speedup)
+        return _hand_over(race, dense, chosen, folder, facts, lacking)
+
+
+def _engines(
+    engine: str | Sequence[str] | None, precision: str | Sequence[str] | None
+) -> tuple[list[Engine], list[str]]:
+    """The engines of files to choose from, and what they lack.
+
+    Raises:
+        VitrimError: one of them runs no files.
+    """
+    given = engine.replace(",", " ").split() if isinstance(engine, str) else list(engine or ())
+    precisions = precision.replace(",", " ").split() if isinstance(precision, str) else list(precision or ())
+    of_files = formats_by_engine()
+    wrong = next((name for name in given if name not in of_files), None)
+    if wrong is not None:
+        raise VitrimError(f"engine {wrong} runs no files; valid: {', '.join(sorted(of_files))}")
+    if not given:
+        given = [name for name in ("onnxruntime", "openvino") if of_files[name].missing() is None] or ["torch.export"]
+    notes: list[str] = []
+    if not precisions:
+        quantiser = importlib.util.find_spec("nncf") is not None
+        precisions = ["fp32", "bf16", *(["int8"] if quantiser else [])]
+        if not quantiser:
+            notes.append("int8 is not tried: it needs nncf (pip install 'vitrim[int8]')")
+    found, lacking = engines_named(given, precisions)
+    return found, [*notes, *lacking]
+
+
+# ---- the race --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One file: a method, or none, on an engine.
+
+    Attributes:
+        config: None: dense.
+        engine: with its precision.
+        row: what is known of it, as rows of the report have it.
+    """
+
+    config: MethodConfig | None
+    engine: Engine
+    row: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The method, or "dense"."""
+        return DENSE if self.config is None else self.config.describe()
+
+
+class Race:
+    """What is measured of one model, each thing once: the study keeps the numbers, a folder the files.
+
+    Args:
+        model: dense.
+        task: of the model.
+        loss: the probe that says what is lost.
+        images: in three parts.
+        engines: of files.
+        batch_size: to be fast at.
+        study: keeps all numbers.
+        folder: of the files.
+        tell: is told what is being done.
+
+    Attributes:
+        rows: of everything that was timed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        loss: PairedLoss,
+        images: DatasetImages,
+        engines: Sequence[Engine],
+        batch_size: int,
+        study: Study,
+        folder: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.model, self.task, self.loss, self.images, self.engines = model, task, loss, images, list(engines)
+        self.batch_size, self.study, self.folder, self.tell = batch_size, study, folder, tell
+        few = images.batches("search", 0, min(CALIBRATED, images.count("search")))
+        self.calibration = torch.cat([batch.images for batch in few])
+        repeated = -(-batch_size // len(self.calibration))
+        self.batch = self.calibration.repeat(repeated, 1, 1, 1)[:batch_size]
+        self.rows: list[dict[str, Any]] = []
+        self._ready: dict[tuple[str, str], Run] = {}
+
+    def ready(self, config: MethodConfig | None, engine: Engine) -> Run:
+        """A call that runs batches through the file of a method, or of the dense model, on an engine."""
+        name = DENSE if config is None else config.describe()
+        if (name, str(engine)) not in self._ready:
+            self.tell(f"making {name} ready on {engine}")
+            model = shared_copy(self.model) if config is None else reduced_copy(self.model, config)
+            place = self.file_folder(config)
+            place.mkdir(parents=True, exist_ok=True)
+            self._ready[name, str(engine)] = engine.prepare(model, self.batch, place, self.calibration)
+        return self._ready[name, str(engine)]
+
+    def file_folder(self, config: MethodConfig | None) -> Path:
+        """The folder with the files of a method."""
+        name = DENSE if config is None else config.describe()
+        return self.folder / hashlib.sha256(name.encode()).hexdigest()[:12]
+
+    # ---- measuring ---------------------------------------------------------------------------------------------------
+
+    def times(self, pairs: Sequence[tuple[MethodConfig | None, Engine]], what: str) -> list[dict[str, float]]:
+        """``p50_ms`` of files, and ``speedup, speedup_q1, speedup_q3`` over the first of them, timed in turn."""
+
+        def timed() -> list[dict[str, float]]:
+            calls = {str(place): partial(self.ready(*pair), self.batch) for place, pair in enumerate(pairs)}
+            self.tell(f"timing {len(calls)} files")
+            with torch.inference_mode():
+                times = time_interleaved(calls, budget=Budget(min_rounds=15, min_seconds=1.0))
+            found = []
+            for name in calls:
+                ratio = paired_speedup(times["0"], times[name])
+                speeds = {"speedup": ratio.median, "speedup_q1": ratio.q1, "speedup_q3": ratio.q3}
+                found.append({"p50_ms": summarise(times[name]).p50_ms, **speeds})
+            return found
+
+        found: list[dict[str, float]] = self.study.value(what, timed, kind=list[dict[str, float]])
+        return found
+
+    def losses(self, configs: Sequence[MethodConfig], count: int) -> list[dict[str, float]]:
+        """``loss, loss_error, kl`` of reduced models in PyTorch, on so many images of the first third."""
+
+        def scored() -> list[dict[str, float]]:
+            found = []
+            for start in range(0, len(configs), TOGETHER):
+
+                def progress(seen: int, start: int = start) -> None:
+                    self.tell(f"{start} of {len(configs)} settings scored, {seen} images")
+
+                models = contestants(self.model, configs[start : start + TOGETHER], self.task)
+                measurement = Measurement(models, [self.loss], self.task)
+                measurement.follow(self.images.batches("search", 0, count), progress)
+                found += [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
+            return found
+
+        texts = "; ".join(config.describe() for config in configs)
+        rows: list[dict[str, float]] = self.study.value(
+            f"losses on {count} images: {texts}", scored, kind=list[dict[str, float]]
+        )
+        return rows
+
+    def file_losses(self, candidates: Sequence[Candidate], part: Part) -> list[dict[str, float]]:
+        """``loss, loss_error, images`` of files on all images of a part, against the dense model in PyTorch."""
+
+        def scored() -> list[dict[str, float]]:
+            exact = Contestant(shared_copy(self.model).eval(), self.task)
+            models = [exact]
+            for one in candidates:
+                run = self.ready(one.config, one.engine)
+                models.append(OnEngine(self.model, self.task, None, one.engine, run, self.batch_size))
+            measurement = Measurement(models, [self.loss], self.task)
+            count = self.images.count(part)
+            some = Subset(self.images.dataset, self.images.places[part])
+            measurement.follow(
+                read(some, self.batch_size, collate=self.task.collate),
+                lambda seen: self.tell(f"{len(candidates)} files scored on {seen} of {count} images"),
+            )
+            return [{key: row[key] for key in ("loss", "loss_error", "images")} for row in measurement.rows()[1:]]
+
+        texts = "; ".join(f"{one.name} on {one.engine}" for one in candidates)
+        rows: list[dict[str, float]] = self.study.value(f"{part}: {texts}", scored, kind=list[dict[str, float]])
+        return rows
+
+    # ---- the dense model ---------------------------------------------------------------------------------------------
+
+    def dense(self, bound: float) -> Candidate:
+        """The fastest dense file whose own loss is within ``bound``, a share."""
+        eager = Eager()
+        pairs: list[tuple[MethodConfig | None, Engine]] = [(None, one) for one in (eager, *self.engines)]
+        found = [
+            Candidate(None, engine, {"method": DENSE, "engine": engine.label, "precision": engine.precision, **row})
+            for (_, engine), row in zip(pairs, self.times(pairs, "dense"), strict=True)
+        ]
+        lower = [one for one in found if one.engine.precision != "fp32"]
+        scores = self.file_losses(lower, "selection") if lower else []
+        exact = {"loss": 0.0, "loss_error": 0.0, "images": self.images.count("selection")}
+        for one in found:
+            own = scores[lower.index(one)] if one in lower else exact
+            one.row.update(saved=0.0, scored_on="selection", **own)
+            self.rows.append(one.row)
+        within_bound = [one for one in found[1:] if one.row["loss"] + one.row["loss_error"] <= bound]
+        return min(within_bound, key=lambda one: one.row["p50_ms"], default=found[0])
+
+    # ---- reduced models ----------------------------------------------------------------------------------------------
+
+    def ladders(self, configs: Sequence[MethodConfig]) -> list[Ladder]:
+        """Every method with every schedule that it can have: in all its blocks, and in few of them."""
+        found: list[Ladder] = []
+        for config in configs:
+            space = Space.of(self.model, config)
+            cost = MacsCost(self.model, space, [self.calibration[:1]])
+            found.append(Ladder(space, cost, None, "every block" if space.placing is None else "its own stages"))
+            if space.size > 3:
+                for words, depths in FEW.items():
+                    wanted = [round(depth * space.num_layers) for depth in depths]
+                    point = normal([float(block in wanted) for block in space.blocks])
+                    found.append(Ladder(space, cost, point, words))
+        return found
+
+    def reduced(
+        self, dense: Candidate, wanted: Sequence[MethodConfig] | None, bound: float, speedup: float | None
+    ) -> Candidate | None:
+        """The best file of a reduced model on the engine of ``dense``; None where none is better than that.
+
+        Args:
+            dense: the fastest dense file.
+            wanted: methods; None: all that need no training.
+            bound: the loss that is allowed, a share, unless ``speedup`` is given.
+            speedup: over ``dense``, to be reached with the least loss.
+        """
+        engine, room = dense.engine, max(bound - max(dense.row["loss"], 0.0), 0.0)
+        configs = wanted
+        if configs is None:
+            configs = training_free(self.model, counted=True)
+            configs = [config for config in configs if engine.obstacle(config) is None]
+        for config in configs:
+            if (why := config.obstacle()) is not None:
+                raise VitrimError(f"{config.describe()} has no fixed graph: {why}")
+        # methods and schedules race at one share of the MACs, on a few of the images
+        self.tell(f"counting MACs of {len(configs)} methods")
+        ladders = self.ladders(configs)
+        starts = [(one, one.at(RACED_AT)) for one in ladders]
+        running = [(one, config) for one, config in starts if config is not None]
+        whole = self.images.count("search")
+        few = min(whole, max(whole // 4, 2 * SEARCHED_AT))
+        scores = self.losses([config for _, config in running], few)
+        order = np.argsort([score["kl"] for score in scores], kind="stable")
+        kept = [running[place][0] for place in order[:KEPT]]
+        cheap = [running[place][0] for place in order if running[place][0].space.base.kind == "pruning"]
+        kept += [one for one in cheap[:1] if one not in kept]  # pruning may win by time where merging wins by MACs
+        # how far each of those may go
+        steps = [(one, share, one.at(share)) for one in kept for share in SHARES]
+        steps = [step for step in steps if step[2] is not None]
+        scored = self.losses([config for _, _, config in steps if config is not None], whole)
+        known: dict[str, list[tuple[float, MethodConfig, dict[str, float]]]] = {}
+        for (one, share, config), score in zip(steps, scored, strict=True):
+            assert config is not None
+            known.setdefault(one.name, []).append((share, config, score))
+        chosen = [pick for each in known.values() for pick in self._picks(each, room, speedup)]
+        if not chosen:
+            return None
+        chosen = sorted(chosen, key=lambda pick: pick[0])[:TIMED]
+        # what they take, with the dense file in the same run
+        pairs: list[tuple[MethodConfig | None, Engine]] = [(None, engine), *((pick[1], engine) for pick in chosen)]
+        timed = self.times(pairs, "reduced")[1:]
+        found = []
+        for (share, config, score), row in zip(chosen, timed, strict=True):
+            facts: dict[str, Any] = {"method": config.describe()}
+            facts |= {"engine": engine.label, "precision": engine.precision}
+            own = {"loss": score["loss"], "loss_error": score["loss_error"], "images": whole}
+            found.append(
+                Candidate(config, engine, {**facts, **row, "saved": 1.0 - share, "scored_on": "search", **own})
+            )
+            self.rows.append(found[-1].row)
+        # the fastest of them, or those that lose least at the speed that is asked for, as files, on other images
+        pays = [one for one in found if one.row["speedup_q1"] > 1.0]
+        if speedup is None:
+            finalists = sorted(pays, key=lambda one: one.row["p50_ms"])[:FINALISTS]
+        else:
+            able = [one for one in pays if one.row["speedup"] >= speedup]
+            finalists = sorted(able, key=lambda one: one.row["loss"])[:FINALISTS]
+        if not finalists:
+            return None
+        for one, own in zip(finalists, self.file_losses(finalists, "selection"), strict=True):
+            one.row.update(own, scored_on="selection")
+        if speedup is not None:
+            return min(finalists, key=lambda one: one.row["loss"])
+        good = [one for one in finalists if one.row["loss"] + one.row["loss_error"] <= bound]
+        return min(good, key=lambda one: one.row["p50_ms"], default=None)
+
+    def _picks(
+        self, each: Sequence[tuple[float, MethodConfig, dict[str, float]]], room: float, speedup: float | None
+    ) -> list[tuple[float, MethodConfig, dict[str, float]]]:
+        """The settings of one ladder, mildest first, that are worth timing.
+
+        Those are the two strongest whose loss leaves a standard error of room: the engine, and other images, may say no
+        to the strongest. For a speed-up, the two mildest whose MACs promise it.
+        """
+        if speedup is not None:
+            return [pick for pick in each if 1.0 / pick[0] >= speedup][:2]
+        fits = [score["loss"] + score["loss_error"] <= room for _, _, score in each]
+        return list(each[: fits.index(False)] if False in fits else each)[-2:]
+
+
+# ---- the file and the words ------------------------------------------------------------------------------------------
+
+
+def _hand_over(
+    race: Race, dense: Candidate, chosen: Candidate | None, folder: Path, facts: dict[str, Any], lacking: Sequence[str]
+) -> OptimizeReport:
+    """Score what was chosen on the last third, and leave it in the folder, with a report."""
+    best = chosen or dense
+    last = [dense, best] if chosen is not None else [dense]
+    if best.engine.label == Eager.label:
+        raise VitrimError("no file of these engines is within the bound: allow more loss, or give other engines")
+    checked = race.file_losses(last, "check")
+    eager, score = race.rows[0], checked[-1]
+    report_rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
+    what = "points of top-1" if race.loss.labels else "points of agreement"
+    points = 100 * score["loss"]
+    change = f"{abs(points):.1f} {what} {'fewer' if points >= 0 else 'more'}"
+    sentence = f"{eager['p50_ms']:.1f} ms per batch of {race.batch_size} as you run it now (PyTorch, fp32); "
+    if chosen is None:
+        words = f"{dense.row['p50_ms']:.1f} on {_spoken(dense)}, {dense.row['speedup']:.1f} times as fast, {change}"
+        end = "; reducing tokens does not pay here within the bound, so the file is of the dense model"
+    else:
+        # of the run that had both
+        ratio = best.row["speedup"] * dense.row["speedup"]
+        words = (
+            f"{dense.row['p50_ms']:.1f} on {_spoken(dense)}; {dense.row['p50_ms'] / best.row['speedup']:.1f} with "
+            f"{best.name} ({100 * best.row['saved']:.0f} % of the MACs saved): {ratio:.1f} times as fast, {change}"
+        )
+        end = ""
+    words += f" on {score['images']:.0f} images not searched on (standard error {100 * score['loss_error']:.1f})"
+    sentence += words + end
+    kind = formats_by_engine()[best.engine.label]
+    stem = f"{best.engine.label}-{race.batch_size}"
+    made = race.file_folder(best.config) / (
+        f"{stem}{kind.suffix}" if best.engine.precision == "fp32" else f"{stem}-{best.engine.precision}{kind.suffix}"
+    )
+    race.ready(best.config, best.engine)  # if what was known of it came from the study
+    path = folder / f"model{kind.suffix}"
+    with staged(path) as place:
+        for file in (made, *weights_beside(made)):
+            if file.is_file():
+                shutil.copyfile(file, place.with_name(file.name.replace(made.stem, place.stem)))
+        known = dict(Exported.open(made, trust=True).metadata)
+        sidecar(place).write_text(json_text(known, indent=2) + "\n", encoding="utf-8")
+    report = OptimizeReport("optimize", facts, report_rows, file=Exported.open(path, trust=True), best=best.config)
+    report.sentence = sentence
+    report.facts |= {"sentence": sentence, "chosen": best.name, "engine": str(best.engine)}
+    report.tables = [_table(report_rows)]
+    report.notes = [*lacking, f"the file: {path}; it takes batches of {race.batch_size}"]
+    report.files = [path, *(file for file in (sidecar(path), *weights_beside(path)) if file.is_file())]
+    config = best.config or parse_method("none")
+    write_text(folder / "best.json", json_text(entries(config, facts), indent=2) + "\n")
+    write_text(folder / "report.json", json_text(report.record, indent=2) + "\n")
+    report.files += [folder / "best.json", folder / "report.json"]
+    if importlib.util.find_spec("matplotlib") is not None:
+        style.save(report.figure, folder / "loss_over_time.png")
+        report.files.append(folder / "loss_over_time.png")
+    shutil.rmtree(race.folder, ignore_errors=True)
+    return report
+
+
+def formats_by_engine() -> dict[str, type[Format]]:
+    """Every format by the name of its engine."""
+    return {kind.engine: kind for kind in formats().values()}
+
+
+def _spoken(one: Candidate) -> str:
+    return f"{one.engine.label} in {one.engine.precision}"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """All that was timed, the fastest first, and last what was handed over."""
+    columns = ("method", "engine", "p50 ms", "speed-up", "q1-q3", "saved %", "loss", "error", "scored on")
+    *timed, last = rows
+    cells = [
+        (
+            row["method"],
+            engine_of(row),
+            f"{row['p50_ms']:.2f}",
+            f"{row['speedup']:.2f}",
+            f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
+            f"{100 * row['saved']:.0f}",
+            f"{100 * row['loss']:.2f}",
+            f"{100 * row['loss_error']:.2f}",
+            row["scored_on"],
+        )
+        for row in [*sorted(timed, key=lambda row: row["p50_ms"]), last]
+    ]
+    title = "loss in points; speed-up of dense over PyTorch in fp32, of methods over the dense model on their engine"
+    return Table("optimize", title, columns, cells, text_columns=2)
+
+
+def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
+    """Loss in points over milliseconds per batch: dense models as stars, methods as dots, what was chosen in a circle.
+
+    Bars are standard errors of the loss.
+
+    Args:
+        rows: of `optimize`, the last of them what was handed over.
+        facts: of its report.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure, (axis,) = style.panels(1, across=1, size=(6.4, 4.4), above=1.0)
+    *timed, last = rows
+    names = list(dict.fromkeys(row["method"] for row in timed if row["method"] != DENSE))
+    shades, shapes = style.colours(names), style.markers(names)
+    from matplotlib.lines import Line2D
+
+    for row in timed:
+        at = row["p50_ms"], 100 * row["loss"]
+        if row["method"] == DENSE:
+            axis.plot(*at, "*", markersize=12, color=style.DENSE_COLOUR, linestyle="none")
+            axis.annotate(engine_of(row), at, xytext=(5, 6), textcoords="offset points", fontsize=style.SMALL)
+        else:
+            axis.errorbar(
+                [at[0]], [at[1]], yerr=[100 * row["loss_error"]], color=shades[row["method"]],
+                marker=shapes[row["method"]], linestyle="none", elinewidth=0.8,
+            )  # fmt: skip
+    axis.plot([last["p50_ms"]], [100 * last["loss"]], "o", markersize=16, fillstyle="none", color=style.DENSE_COLOUR)
+    axis.axhline(0.0, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
+    axis.set_xscale("log")
+    axis.set_xlabel(f"ms per batch of {facts['batch_size']}, median", fontsize=style.TEXT)
+    axis.set_ylabel("loss, points", fontsize=style.TEXT)
+    axis.set_title(f"{facts['model']}: circled is the file, on images not searched on", fontsize=style.TITLE)
+    star = Line2D([], [], color=style.DENSE_COLOUR, marker="*", markersize=10, linestyle="none", label=DENSE)
+    dots = [Line2D([], [], color=shades[name], marker=shapes[name], linestyle="none", label=name) for name in names]
+    style.below(figure, [star, *dots], across=1 if len(max(names, key=len, default="")) > 40 else 2)
+    return figure
