@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from functools import partial
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_labels_are_the_decisions(records: dict[str, Record], method: str) -> No
 def test_stages_compose_to_the_labels(records: dict[str, Record], method: str) -> None:
     labels = records[method].labels()
     for image in labels:
-        for before, after in zip(image[:-1], image[1:], strict=True):
+        for before, after in itertools.pairwise(image):
             assert (after[before < 0] == -1).all()  # nothing comes back
             for token in set(before.tolist()) - {-1}:  # and no token is divided
                 assert len(set(after[before == token].tolist())) == 1

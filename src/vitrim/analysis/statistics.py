@@ -15,6 +15,8 @@ __all__ = ["Interval", "RankCorrelation", "columns_of", "spearman_ci", "spearman
 DRAWS = 1000
 ENDS = (0.025, 0.975)
 """Quantiles at which an interval ends."""
+BAND = ("", "_low", "_high")
+"""Ends of the names of a mean and of its interval, see `columns_of`."""
 
 
 class RankCorrelation(NamedTuple):

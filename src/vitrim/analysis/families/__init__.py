@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vitrim.analysis.families.attention import attention
 from vitrim.analysis.families.counts import counts
 from vitrim.analysis.families.depth import depth
-from vitrim.analysis.families.features import features, pooled
+from vitrim.analysis.families.features import features
 from vitrim.analysis.families.loss import class_tokens, loss
 from vitrim.analysis.families.patterns import patterns
 from vitrim.analysis.families.router import router
@@ -140,7 +140,7 @@ def across(analyses: Sequence[Sequence[Record]], names: Sequence[str] = ()) -> d
     every = titled([record for analysis in analyses for record in analysis])
     left = iter(every)
     groups = [[next(left) for _ in analysis] for analysis in analyses]
-    makers = {"depth": partial(depth, every), "counts": partial(counts, every), "features": partial(pooled, groups)}
+    makers = {"depth": partial(depth, every), "counts": partial(counts, every), "features": partial(features, *groups)}
     few = min(map(len, every))
     return {name: _tried(name, makers[name], few, asked=bool(names)) for name in valid if name in names or not names}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of, styles, whole_numbers
+from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles, whole_numbers
 from vitrim.analysis.record import Record
 from vitrim.plots.charts import Line, line, short
 from vitrim.plots.style import SMALL, TEXT, below, panels
@@ -52,12 +52,9 @@ MOST = 12
 )
 def draw_tokens(tables: Tables) -> Any:
     """Mean tokens after each block, one line per record, deciles as a band."""
-    names = names_of({"counts": tables["counts"]})
-    figure, (axis,) = panels(1, across=1, size=(6.4, 3.4), above=0.2 + 0.09 * len(names))
-    handles = lines(axis, tables, "counts", ("block", "tokens", "p10", "p90"), "after block")
+    figure, (axis,) = line_panels(tables, "counts", [("tokens", "p10", "p90")], label="after block", across=2)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("tokens, class token included", fontsize=TEXT)
-    below(figure, handles, 2)
     return figure
 
 
@@ -70,9 +67,8 @@ def draw_tokens(tables: Tables) -> Any:
 )
 def draw_removed(tables: Tables) -> Any:
     """Tokens removed by each block as bars, a panel per record that removes any; thresholds as a line."""
-    table = tables["counts"]
     colour, _ = styles(tables)
-    rows = {name: [row for row in table.records() if row["method"] == name] for name in names_of({"counts": table})}
+    rows = by_method(tables["counts"])
     shown = [name for name in rows if any(row["removed"] for row in rows[name])][:MOST]
     if not shown:
         return None
@@ -113,8 +109,8 @@ def draw_share_of_bound(tables: Tables) -> Any:
     colour, marker = styles(tables)
     figure, (axis,) = panels(1, across=1, size=(5.2, 2.8), above=0.3)
     handles = []
-    for name in names_of({table.name: table}):
-        rows = [row for row in table.records() if row["method"] == name and row["bound"]]
+    for name, every in by_method(table).items():
+        rows = [row for row in every if row["bound"]]
         if rows:
             shares = [[row[key] / row["bound"] for row in rows] for key in ("tokens", "p10", "p90")]
             given = Line([row["block"] for row in rows], *shares)

@@ -203,7 +203,7 @@ def draw_throughput(tables: Tables) -> Any:
     """Speed-up over size, a line per method; bars of images per second where there is one size."""
     rows = tables["throughput"].records()
     groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
-    names = names_of({"throughput": tables["throughput"]})
+    names = names_of(tables["throughput"])
     several = len({row["size"] for row in rows}) > 1
     figure, axes = panels(len(groups), across=2, size=(4.2, 2.6), above=0.2 + 0.2 * -(-len(names) // 3))
     handles: dict[str, Any] = {}
