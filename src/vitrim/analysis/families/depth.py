@@ -319,5 +319,6 @@ def draw_depth_maps(tables: Tables) -> Any:
 def draw_depth_pairs(tables: Tables) -> Any:
     """Six measures of every pair of mean maps."""
     table = tables["depth_pairs"]
-    maps = [PairMap(title, table.records(), *columns) for title, *columns in LIKENESS]
+    rows = table.records()
+    maps = [PairMap(title, rows, column, turned, own) for title, column, turned, own in LIKENESS]
     return draw_pair_maps(names_of(table), maps, 3)

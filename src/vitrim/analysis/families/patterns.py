@@ -551,4 +551,5 @@ def _line(rows: Sequence[TableRow], measure: str, over: str) -> Line:
     """A measure with its interval, lower bound and chance level, those that the table has."""
     stem = measure.removesuffix("_measure")  # the chance level of the V measure is v_chance
     names = (over, measure, f"{measure}_low", f"{measure}_high", f"{measure}_least", f"{stem}_chance")
-    return Line(*([row.get(name) for row in rows] for name in names))
+    columns: list[list[Any]] = [[row.get(name) for row in rows] for name in names]
+    return Line(*columns)

@@ -34,8 +34,8 @@ def sensitivity(subject: Subject) -> FamilyResult:
             for method, numbers in zip(dependent, _measured(subject, dependent, batch_size), strict=True):
                 rows.append((method.describe(), batch_size, images, *numbers))
         rows.sort(key=lambda row: row[0])
-        columns = ("method", "batch_size", "images", *scores)
-        result.tables.append(Table("batch_sizes", "Sensitivity to the batch size", columns, rows))
+        sizes = ("method", "batch_size", "images", *scores)
+        result.tables.append(Table("batch_sizes", "Sensitivity to the batch size", sizes, rows))
 
         rows = []
         for shuffle in range(SHUFFLES):
@@ -43,16 +43,16 @@ def sensitivity(subject: Subject) -> FamilyResult:
             for method, numbers in zip(dependent, _measured(subject, dependent, order=order), strict=True):
                 rows.append((method.describe(), shuffle, images, *numbers))
         rows.sort(key=lambda row: row[0])
-        columns = ("method", "shuffle", "images", *scores)
-        result.tables.append(Table("orders", "Sensitivity to the order of the images", columns, rows))
+        orders = ("method", "shuffle", "images", *scores)
+        result.tables.append(Table("orders", "Sensitivity to the order of the images", orders, rows))
 
         spread: list[tuple[Any, ...]] = []
         for method in dependent:
             own = np.array([row[3:] for row in rows if row[0] == method.describe()])
             moments = np.stack([own.mean(0), own.std(0)], 1).ravel().tolist()
             spread.append((method.describe(), len(own), images, *moments))
-        columns = ("method", "shuffles", "images", *(f"{name}{end}" for name in scores for end in ("", "_std")))
-        result.tables.append(Table("orders_spread", "Spread over the orders", columns, spread))
+        both = ("method", "shuffles", "images", *(f"{name}{end}" for name in scores for end in ("", "_std")))
+        result.tables.append(Table("orders_spread", "Spread over the orders", both, spread))
     else:
         result.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
 
