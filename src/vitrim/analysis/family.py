@@ -94,12 +94,12 @@ class Drawing:
         return f"{self.caption} The numbers are in {self.table}.csv. Shown: {shown}."
 
 
-def draws(family: str, table: str, *, title: str, alt: str) -> Callable[[Draw], Draw]:
-    """Enter a function ``draw_NAME(tables)`` as a figure of ``family``; see `Drawing`."""
+def draws(family: str, table: str, title: str) -> Callable[[Draw], Draw]:
+    """Enter a function ``draw_NAME(tables)`` as a figure of ``family``, its docstring as the caption; see `Drawing`."""
 
     def entered(draw: Draw) -> Draw:
-        name = draw.__name__.removeprefix("draw_")
-        enter(_DRAWINGS, name, Drawing(name, family, table, title, alt, draw), f"figure '{name}'")
+        name, caption = draw.__name__.removeprefix("draw_"), " ".join((draw.__doc__ or title).split())
+        enter(_DRAWINGS, name, Drawing(name, family, table, title, caption, draw), f"figure '{name}'")
         return draw
 
     return entered

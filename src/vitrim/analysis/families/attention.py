@@ -124,15 +124,10 @@ class _Maps(Watcher):
 EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 2, 6
 
 
-@draws(
-    "attention",
-    "attention",
-    title="Attention given and attention computed, block by block",
-    alt="Lines over the blocks: mean absolute difference of the class token's attention, and its divergence, with 95 % "
-    "bootstrap intervals as bands.",
-)
+@draws("attention", "attention", "Attention given and attention computed, block by block")
 def draw_attention(tables: Tables) -> Any:
-    """Difference and divergence after each block, a line per method."""
+    """Lines over the blocks: mean absolute difference of the class token's attention, and its divergence, with 95 %
+    bootstrap intervals as bands."""
     measures = {"mean_absolute": "mean absolute difference", "kl_nats": "KL, nats"}
     columns = [columns_of(measure, BAND) for measure in measures]
     figure, axes = line_panels(tables, "attention", columns, across=2)
@@ -142,15 +137,10 @@ def draw_attention(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "attention",
-    "attention",
-    title="Attention given and attention computed, over the image",
-    alt="Rows of pictures, three per image: the class token's attention that fused tokens are given, the one that they "
-    "would compute, both on one colour scale per block, and the absolute difference.",
-)
+@draws("attention", "attention", "Attention given and attention computed, over the image")
 def draw_attention_maps(tables: Tables) -> Any:
-    """Maps of the first images, a column per block; None where there are no arrays."""
+    """Rows of pictures, three per image: the class token's attention that fused tokens are given, the one that they
+    would compute, both on one colour scale per block, and the absolute difference."""
     arrays = tables.arrays.get("attention")
     if not arrays:
         return None

@@ -43,30 +43,20 @@ MOST = 12
 """Records with a panel of their own."""
 
 
-@draws(
-    "counts",
-    "counts",
-    title="Tokens after each block",
-    alt="Lines over the blocks: mean number of tokens left, with a band from the first to the ninth decile of the "
-    "images where methods decide image by image.",
-)
+@draws("counts", "counts", "Tokens after each block")
 def draw_tokens(tables: Tables) -> Any:
-    """Mean tokens after each block, one line per record, deciles as a band."""
+    """Lines over the blocks: mean number of tokens left, with a band from the first to the ninth decile of the
+    images where methods decide image by image."""
     figure, (axis,) = line_panels(tables, "counts", [("tokens", "p10", "p90")], label="after block", across=2)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("tokens, class token included", fontsize=TEXT)
     return figure
 
 
-@draws(
-    "counts",
-    "counts",
-    title="Tokens removed by each block",
-    alt="Bars over the blocks, one panel per method: mean number of tokens that the block removes, negative where "
-    "patches come back. Where a method merges above a threshold, its threshold is a dashed line on the right axis.",
-)
+@draws("counts", "counts", "Tokens removed by each block")
 def draw_removed(tables: Tables) -> Any:
-    """Tokens removed by each block as bars, a panel per record that removes any; thresholds as a line."""
+    """Bars over the blocks, one panel per method: mean number of tokens that the block removes, negative where
+    patches come back. Where a method merges above a threshold, its threshold is a dashed line on the right axis."""
     colour, _ = styles(tables)
     rows = by_method(tables["counts"])
     shown = [name for name in rows if any(row["removed"] for row in rows[name])][:MOST]
@@ -94,15 +84,10 @@ def draw_removed(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "counts",
-    "counts",
-    title="Share of the bound that is kept",
-    alt="Lines over the blocks: patches that are kept, as a share of the most that the method may keep; bands reach "
-    "from the first to the ninth decile of the images.",
-)
+@draws("counts", "counts", "Share of the bound that is kept")
 def draw_share_of_bound(tables: Tables) -> Any:
-    """Patches kept over the method's own bound, of methods that have one and decide by image; None without any."""
+    """Lines over the blocks: patches that are kept, as a share of the most that the method may keep; bands reach
+    from the first to the ninth decile of the images."""
     table = tables["counts"]
     if "bound" not in table.columns or not any(table.column("bound")):
         return None

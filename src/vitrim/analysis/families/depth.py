@@ -275,15 +275,10 @@ LIKENESS = (
 """The name of every measure, its column, that of a pair turned round, and the value of a map with itself."""
 
 
-@draws(
-    "depth",
-    "depth_maps",
-    title="Depth that patches reach",
-    alt="Maps over the image, in pairs of rows: the mean over the images of the block at which each patch is dropped, "
-    "and below it the standard deviation. All means share one colour scale, and all deviations another.",
-)
+@draws("depth", "depth_maps", "Depth that patches reach")
 def draw_depth_maps(tables: Tables) -> Any:
-    """Mean and standard deviation of the depth of every patch, a column per record."""
+    """Maps over the image, in pairs of rows: the mean over the images of the block at which each patch is dropped,
+    and below it the standard deviation. All means share one colour scale, and all deviations another."""
     grids = {}
     for name, rows in by_method(tables["depth_maps"]).items():
         grids[name] = np.full((2, 1 + max(row["row"] for row in rows), 1 + max(row["column"] for row in rows)), np.nan)
@@ -308,16 +303,11 @@ def draw_depth_maps(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "depth",
-    "depth_pairs",
-    title="Similarity of the maps of depth",
-    alt="Heat maps of the likeness of the mean maps of depth for every pair: Pearson and Spearman correlation and "
-    "similarity, which are 1 for equal maps; Kullback-Leibler and Jensen-Shannon divergence and earth mover's "
-    "distance, which are 0.",
-)
+@draws("depth", "depth_pairs", "Similarity of the maps of depth")
 def draw_depth_pairs(tables: Tables) -> Any:
-    """Six measures of every pair of mean maps."""
+    """Heat maps of the likeness of the mean maps of depth for every pair: Pearson and Spearman correlation and
+    similarity, which are 1 for equal maps; Kullback-Leibler and Jensen-Shannon divergence and earth mover's
+    distance, which are 0."""
     table = tables["depth_pairs"]
     rows = table.records()
     maps = [PairMap(title, rows, column, turned, own) for title, column, turned, own in LIKENESS]

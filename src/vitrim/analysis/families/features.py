@@ -299,15 +299,10 @@ GREY = "#9a9a9a"
 RHO, TAU = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK SMALL LETTER TAU}"
 
 
-@draws(
-    "features",
-    "features",
-    title="Distance of the features from the dense model's",
-    alt="Lines over the blocks, one panel per measure: distance of the class token, and at the end of what the "
-    "classifier reads, from the dense model's.",
-)
+@draws("features", "features", "Distance of the features from the dense model's")
 def draw_features(tables: Tables) -> Any:
-    """Distance from the dense model block by block; None where there is no dense model."""
+    """Lines over the blocks, one panel per measure: distance of the class token, and at the end of what the
+    classifier reads, from the dense model's."""
     table = tables["features"]
     rows = [row for row in table.records() if DENSE in map(method_of, (row["method_a"], row["method_b"]))]
     rows = [row for row in rows if method_of(_other(row)) != DENSE]
@@ -332,16 +327,11 @@ def draw_features(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "features",
-    "features",
-    title="Distance of features against the difference in accuracy",
-    alt="Scatter plots, one panel per measure: for each pair of records the distance of what the classifier reads, and "
-    "the difference in accuracy. Pairs with the dense model have the other method's colour, all others are grey. "
-    "Spearman's and Kendall's rank correlations over all pairs stand above, with a 95 % bootstrap interval.",
-)
+@draws("features", "features", "Distance of features against the difference in accuracy")
 def draw_proxy(tables: Tables) -> Any:
-    """Every pair of records as a point; None without labels and logits."""
+    """Scatter plots, one panel per measure: for each pair of records the distance of what the classifier reads, and
+    the difference in accuracy. Pairs with the dense model have the other method's colour, all others are grey.
+    Spearman's and Kendall's rank correlations over all pairs stand above, with a 95 % bootstrap interval."""
     table = tables["features"]
     rows = [row for row in table.records() if row["block"] == HEAD and row["difference"] is not None]
     measures = [name for name in DISTANCES if any(row[name] is not None for row in rows)]
@@ -375,15 +365,10 @@ def draw_proxy(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "features",
-    "proxy_anchors",
-    title="The same against every anchor",
-    alt="Scatter plots, one panel per anchor: Procrustes distance of what the classifier reads from the anchor's, and "
-    "how much more or less accurate than the anchor each other record is. Rank correlations stand above.",
-)
+@draws("features", "proxy_anchors", "The same against every anchor")
 def draw_proxy_anchors(tables: Tables) -> Any:
-    """Procrustes distance from each anchor against the signed difference in accuracy."""
+    """Scatter plots, one panel per anchor: Procrustes distance of what the classifier reads from the anchor's, and
+    how much more or less accurate than the anchor each other record is. Rank correlations stand above."""
     rows = [row for row in tables["features"].records() if row["block"] == HEAD and row["difference"] is not None]
     found = [
         row for row in tables["proxy_anchors"].records() if row["measure"] == "procrustes" and row["block"] == HEAD

@@ -296,15 +296,10 @@ METHODS_DRAWN = 4
 """Methods with panels of their own."""
 
 
-@draws(
-    "loss",
-    "class_tokens",
-    title="Cosine of the class token to the dense model's",
-    alt="Lines over the blocks: cosine similarity of the class token to the dense model's, with 95 % bootstrap "
-    "intervals as bands.",
-)
+@draws("loss", "class_tokens", "Cosine of the class token to the dense model's")
 def draw_class_tokens(tables: Tables) -> Any:
-    """Cosine after each block, a line per record."""
+    """Lines over the blocks: cosine similarity of the class token to the dense model's, with 95 % bootstrap
+    intervals as bands."""
     table = tables["class_tokens"]
     figure, (axis,) = line_panels(tables, table.name, [columns_of("cosine", BAND)], across=2)
     axis.set_ylim(top=1.0 + 0.02 * (1 - min(table.column("cosine"))))
@@ -312,14 +307,9 @@ def draw_class_tokens(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "loss",
-    "merging_error",
-    title="Error of merging",
-    alt="Lines over the blocks: mean error of the tokens that the block merges. Dashes are the bounds of Theorem 1.",
-)
+@draws("loss", "merging_error", "Error of merging")
 def draw_merging_error(tables: Tables) -> Any:
-    """Merging error in each block, a line per record, between its bounds."""
+    """Lines over the blocks: mean error of the tokens that the block merges. Dashes are the bounds of Theorem 1."""
     figure, (axis,) = line_panels(tables, "merging_error", [columns_of("error", BAND)], across=2)
     colour, _ = styles(tables)
     for name, rows in by_method(tables["merging_error"]).items():
@@ -331,15 +321,10 @@ def draw_merging_error(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "loss",
-    "loss_alone",
-    title="Reducing in one block alone",
-    alt="Lines over the blocks, one column per method and one line per amount: cosine distance of the class token at "
-    "the end, and divergence of the prediction, where only that block reduces. Bars are the means over the amounts.",
-)
+@draws("loss", "loss_alone", "Reducing in one block alone")
 def draw_loss_alone(tables: Tables) -> Any:
-    """Cosine distance and KL of each block alone: a line per amount, their mean as bars."""
+    """Lines over the blocks, one column per method and one line per amount: cosine distance of the class token at
+    the end, and divergence of the prediction, where only that block reduces. Bars are the means over the amounts."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 

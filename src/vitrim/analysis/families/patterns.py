@@ -416,39 +416,24 @@ ANCHORS = 6
 """Records that all others are drawn against."""
 
 
-@draws(
-    "patterns",
-    "overlap",
-    title="Overlap of the kept patches (IoU)",
-    alt="Heat maps, one per stage: intersection over union of the patches that each pair of methods keeps. Grey: "
-    "neither of the two changes tokens in that block.",
-)
+@draws("patterns", "overlap", "Overlap of the kept patches (IoU)")
 def draw_overlap(tables: Tables) -> Any:
-    """IoU of every pair of records, a heat map per stage."""
+    """Heat maps, one per stage: intersection over union of the patches that each pair of methods keeps. Grey:
+    neither of the two changes tokens in that block."""
     return _maps(tables["overlap"], "iou", "iou", "IoU")
 
 
-@draws(
-    "patterns",
-    "overlap",
-    title="Overlap block by block",
-    alt="Lines over the blocks: intersection over union with an anchor, one panel per anchor. Bands are 95 % bootstrap "
-    "intervals, dashes lower bounds, dots the overlap of random patches.",
-)
+@draws("patterns", "overlap", "Overlap block by block")
 def draw_overlap_blocks(tables: Tables) -> Any:
-    """IoU after every block, against each of the first records in turn."""
+    """Lines over the blocks: intersection over union with an anchor, one panel per anchor. Bands are 95 % bootstrap
+    intervals, dashes lower bounds, dots the overlap of random patches."""
     return _against(tables, tables["overlap"], "iou", "IoU")
 
 
-@draws(
-    "patterns",
-    "overlap",
-    title="Overlap across rates",
-    alt="Lines over the number of patches kept: how much of what a milder setting of the same method keeps a stronger "
-    "one keeps too (IoA), and their IoU. Dashes are lower bounds, dots the overlap of random patches.",
-)
+@draws("patterns", "overlap", "Overlap across rates")
 def draw_overlap_rates(tables: Tables) -> Any:
-    """IoA and IoU of every setting with the mildest one of its method; None where no method has two settings."""
+    """Lines over the number of patches kept: how much of what a milder setting of the same method keeps a stronger
+    one keeps too (IoA), and their IoU. Dashes are lower bounds, dots the overlap of random patches."""
     table = tables["overlap"]
     same = [row for row in table.records() if method_of(row["method_a"]) == method_of(row["method_b"])]
     if not same:
@@ -477,39 +462,24 @@ def draw_overlap_rates(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "patterns",
-    "clusters",
-    title="Agreement of the clusters (NMI)",
-    alt="Heat maps, one per stage: normalised mutual information of the clusters of each pair of methods. Grey: "
-    "neither of the two changes tokens in that block.",
-)
+@draws("patterns", "clusters", "Agreement of the clusters (NMI)")
 def draw_clusters(tables: Tables) -> Any:
-    """V measure of every pair of records that merge, a heat map per stage."""
+    """Heat maps, one per stage: normalised mutual information of the clusters of each pair of methods. Grey:
+    neither of the two changes tokens in that block."""
     return _maps(tables["clusters"], "v_measure", "v_measure", "NMI")
 
 
-@draws(
-    "patterns",
-    "clusters",
-    title="Homogeneity of the clusters",
-    alt="Heat maps, one per stage: homogeneity of the clusters of the column's method, taken against those of the "
-    "row's: whether each of its clusters lies within one of theirs.",
-)
+@draws("patterns", "clusters", "Homogeneity of the clusters")
 def draw_homogeneity(tables: Tables) -> Any:
-    """Homogeneity: of a pair turned round it is the completeness."""
+    """Heat maps, one per stage: homogeneity of the clusters of the column's method, taken against those of the
+    row's: whether each of its clusters lies within one of theirs."""
     return _maps(tables["clusters"], "homogeneity", "completeness", "homogeneity")
 
 
-@draws(
-    "patterns",
-    "clusters",
-    title="Agreement of the clusters block by block",
-    alt="Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands "
-    "are 95 % bootstrap intervals, dots the level of clusters put at random.",
-)
+@draws("patterns", "clusters", "Agreement of the clusters block by block")
 def draw_clusters_blocks(tables: Tables) -> Any:
-    """V measure after every block, against each of the first records in turn."""
+    """Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands
+    are 95 % bootstrap intervals, dots the level of clusters put at random."""
     return _against(tables, tables["clusters"], "v_measure", "NMI")
 
 

@@ -118,15 +118,10 @@ class _Scores(Watcher):
 EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 4, 5
 
 
-@draws(
-    "router",
-    "router",
-    title="Scores over the image",
-    alt="Rows of pictures, two per method: an image, the scores of its patches in each block that ranks them, pale "
-    "where a patch is gone, and the block at which each patch is removed. Dark is low, yellow is high.",
-)
+@draws("router", "router", "Scores over the image")
 def draw_router(tables: Tables) -> Any:
-    """Scores of the first images, a column per block; None where there are no arrays."""
+    """Rows of pictures, two per method: an image, the scores of its patches in each block that ranks them, pale
+    where a patch is gone, and the block at which each patch is removed. Dark is low, yellow is high."""
     arrays = tables.arrays.get("router")
     if not arrays:
         return None

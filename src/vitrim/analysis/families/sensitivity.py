@@ -90,15 +90,10 @@ def _measured(
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
-@draws(
-    "sensitivity",
-    "batch_sizes",
-    title="Sensitivity to the batch size",
-    alt="Lines over the batch size: score, agreement with the dense model, and 10^9 multiply-accumulates per image, of "
-    "methods that decide by the whole batch.",
-)
+@draws("sensitivity", "batch_sizes", "Sensitivity to the batch size")
 def draw_batch_sizes(tables: Tables) -> Any:
-    """Score, agreement and MACs over the batch size."""
+    """Lines over the batch size: score, agreement with the dense model, and 10^9 multiply-accumulates per image, of
+    methods that decide by the whole batch."""
     figure, axes = _over(tables, "batch_sizes", "batch_size", "images per batch")
     for axis in axes:
         axis.set_xscale("log", base=2)
@@ -106,15 +101,10 @@ def draw_batch_sizes(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "sensitivity",
-    "splitting_layers",
-    title="Sensitivity to the splitting layer",
-    alt="Lines over the block after which the method decides in another way: score, agreement with the dense model, "
-    "and 10^9 multiply-accumulates per image.",
-)
+@draws("sensitivity", "splitting_layers", "Sensitivity to the splitting layer")
 def draw_splitting_layers(tables: Tables) -> Any:
-    """Score, agreement and MACs over the splitting layer."""
+    """Lines over the block after which the method decides in another way: score, agreement with the dense model,
+    and 10^9 multiply-accumulates per image."""
     return _over(tables, "splitting_layers", "blocks", "splitting layer")[0]
 
 

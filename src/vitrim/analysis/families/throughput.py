@@ -191,16 +191,11 @@ WIDE = 0.3
 Rows = Sequence[Mapping[str, Any]]
 
 
-@draws(
-    "throughput",
-    "throughput",
-    title="Speed",
-    alt="One panel per precision and attention kernel. Of several sizes: the speed-up over the dense model, a line per "
-    "method, with the images per second of the dense model below each size. Of one size: images per second as bars for "
-    "the model's own number of tokens M, one less, and multiples of 8, with the speed-up above each.",
-)
+@draws("throughput", "throughput", "Speed")
 def draw_throughput(tables: Tables) -> Any:
-    """Speed-up over size, a line per method; bars of images per second where there is one size."""
+    """One panel per precision and attention kernel. Of several sizes: the speed-up over the dense model, a line per
+    method, with the images per second of the dense model below each size. Of one size: images per second as bars
+    for the model's own number of tokens M, one less, and multiples of 8, with the speed-up above each."""
     rows = tables["throughput"].records()
     groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
     names = names_of(tables["throughput"])

@@ -140,15 +140,10 @@ class _Pruned(Watcher):
 # ---- figure ----------------------------------------------------------------------------------------------------------
 
 
-@draws(
-    "tsne",
-    "tsne",
-    title="Pruned tokens before the head",
-    alt="Scatter plots, one per form of bringing pruned tokens back: t-SNE of these tokens, coloured by the block that "
-    "pruned them. The silhouette by block, in the space of the tokens, stands above.",
-)
+@draws("tsne", "tsne", "Pruned tokens before the head")
 def draw_tsne(tables: Tables) -> Any:
-    """A scatter per method and fusion; None where there are no arrays."""
+    """Scatter plots, one per form of bringing pruned tokens back: t-SNE of these tokens, coloured by the block that
+    pruned them. The silhouette by block, in the space of the tokens, stands above."""
     arrays = tables.arrays.get("tsne")
     if not arrays:
         return None
