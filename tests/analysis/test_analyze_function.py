@@ -106,6 +106,7 @@ def test_two_models_are_compared(model: nn.Module, images: ImageDataset, tmp_pat
         on_progress=lambda *numbers: seen.append(numbers),
     )
     assert seen == [(3, 8), (4, 8), (7, 8), (8, 8)]
+    assert Record.load(tmp_path / "two" / "record_test_vit_dense.npz").arrays["ids"].tolist() == [0, 3, 6, 9]
     assert {row["method"] for row in found.rows} == {"dense on test_vit", "dense on vit_tiny_patch16_224"}
     other = analyze("vit_tiny_patch16_224", (), images, out=tmp_path / "other", only="counts", limit=4)
     compared = compare_analyses([tmp_path / "two", tmp_path / "other"], out=tmp_path / "all", only="counts")

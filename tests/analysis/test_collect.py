@@ -20,7 +20,7 @@ from golden_files import Reference
 from golden_runs import FEATURE_BLOCKS, STAGES, composed, mask
 from tiny import GEOMETRY, images
 from vitrim.analysis import collect as module
-from vitrim.analysis.collect import Collect, _predictions, collect, records_of
+from vitrim.analysis.collect import Collect, collect, records_of
 from vitrim.analysis.families.depth import depth_map
 from vitrim.analysis.families.patterns import v_measure
 from vitrim.analysis.record import Record
@@ -206,9 +206,14 @@ def test_what_is_not_wanted_is_left_out() -> None:
 
 
 def test_the_class_is_that_of_the_logits_before_they_are_rounded() -> None:
-    logits = torch.tensor([[8.0, 8.001], [8.001, 8.0]])
-    assert _predictions(logits, logits)["first"].tolist() == [1, 0]
-    arrays = {"ids": np.arange(2), "logits": logits.numpy().astype(np.float16), "first": np.array([1, 0])}
+    model = classifier()
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([8.0, 8.001, *[0.0] * 10]))
+    found = collect(model, [], [dataset().tensors])["dense"]
+    assert found.arrays["logits"].argmax(1).tolist() == [0] * 7
+    assert found.first().tolist() == [1] * 7
+    arrays = {"ids": np.arange(2), "logits": np.full((2, 2), 8, np.float16), "first": np.array([1, 0])}
     assert Record({}, arrays).first().tolist() == [1, 0]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
@@ -31,8 +30,9 @@ from vitrim.data import DataError
 from vitrim.errors import MissingPackageError, VitrimError, check_whole, one_line_errors, unknown
 from vitrim.files import check_folder
 from vitrim.loading import load
-from vitrim.measure.evaluation import DTYPES, data_facts, open_task, run_batches
+from vitrim.measure.evaluation import DTYPES, data_facts, open_task
 from vitrim.measure.machine import environment, select_device
+from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.plots.style import FORMATS
 from vitrim.report import Report
@@ -119,21 +119,11 @@ def analyze(
         >>> [row["tokens"] for row in report.rows if row["method"] == "tome:r=2"]
         [15.0, 13.0, 11.0, 9.0, 7.0, 5.0]
     """
-    _check_kinds(
-        more_models=more_models,
-        sizes=sizes,
-        split=split,
-        image_column=image_column,
-        label_column=label_column,
-        data_options=data_options,
-        dtype=dtype,
-        checkpoint=checkpoint,
-        model_options=model_options,
-        seed=seed,
-        device=device,
-        on_progress=on_progress,
-        on_stop=on_stop,
-    )
+    reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
+    reading["data_options"] = data_options
+    how: dict[str, Any] = {"checkpoint": checkpoint, "model_options": model_options}
+    _check_kinds(**reading, **how, more_models=more_models, sizes=sizes, dtype=dtype, seed=seed, device=device)
+    _check_kinds(on_progress=on_progress, on_stop=on_stop)
     configs = parse_methods(methods)
     check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     if dtype not in DTYPES:
@@ -155,16 +145,8 @@ def analyze(
     for one in models:
         torch.manual_seed(seed)
         named = isinstance(one, str)
-        how = {"pretrained": pretrained, "checkpoint": checkpoint, "model_options": dict(model_options or {})}
-        loaded = load(one, **how) if named else load(one)  # type: ignore[arg-type]
-        task, dataset = open_task(
-            loaded,
-            data,
-            split=split,
-            image_column=image_column,
-            label_column=label_column,
-            data_options=data_options,
-        )
+        loaded = load(one, pretrained=pretrained, **how) if named else load(one)
+        task, dataset = open_task(loaded, data, **reading)
         size = task.eval_batch(batch_size)
         facts = data_facts(dataset, str(data) if isinstance(data, str | Path) else dataset.source, limit, size)
         found = {
@@ -186,8 +168,11 @@ def analyze(
     try:
         with one_line_errors("this batch size", kept="; what was gathered is kept"):
             for measurement, subject, _ in passes:
-                step = None if on_progress is None else partial(_further, on_progress, seen, images)
-                run_batches(measurement, subject.dataset, limit, subject.batch_size, workers, on_progress=step)
+                collate = subject.task.collate
+                for batch in read(subject.dataset, subject.batch_size, limit=limit, workers=workers, collate=collate):
+                    measurement.update(batch)
+                    if on_progress is not None:
+                        on_progress(seen + measurement.images, images)
                 seen += measurement.images
     except BaseException:
         report = _gathered(passes, folder, families, kinds)
@@ -198,10 +183,6 @@ def analyze(
     if report is None:
         raise DataError("there are no images to analyse")
     return report
-
-
-def _further(on_progress: Callable[[int, int], None], before: int, images: int, seen: int) -> None:
-    on_progress(before + seen, images)
 
 
 class _Pass(NamedTuple):

@@ -119,7 +119,15 @@ class _Collected(Gauge):
             found["targets"] = batch.targets
         found |= self._patterns(len(batch), output) | self._features(len(batch), output, dense)
         if are_logits(output.prediction):
-            found |= _predictions(output.prediction, dense.prediction)
+            logits = output.prediction
+            found["kl"] = divergence(logits, dense.prediction).float()
+            # the largest of all: of those rounded to float16 several may be equal
+            found["first"] = logits.argmax(1).to(torch.int32)
+            if logits.shape[1] <= MANY_CLASSES:
+                found["logits"] = logits.float()
+            else:
+                largest, classes = logits.float().topk(TOP, dim=1)
+                found |= {"top_logits": largest, "top_classes": classes.to(torch.int32)}
 
         # what would not fit is refused before hours of work, judging by this batch
         halved = (*FEATURES, "logits", "top_logits")  # stored as float16
@@ -255,15 +263,6 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
     image, token = real[:, prefix:].nonzero(as_tuple=True)
     found[image, position[:, prefix:][image, token]] = True
     return found[:, prefix:]
-
-
-def _predictions(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
-    # the largest of all: of those rounded to float16 several may be equal
-    found = {"kl": divergence(logits, dense).float(), "first": logits.argmax(1).to(torch.int32)}
-    if logits.shape[1] <= MANY_CLASSES:
-        return {**found, "logits": logits.float()}
-    largest = logits.float().topk(TOP, dim=1)
-    return {**found, "top_logits": largest.values, "top_classes": largest.indices.to(torch.int32)}
 
 
 def records_of(findings: Findings, header: Mapping[str, Any] | None = None) -> dict[str, Record]:

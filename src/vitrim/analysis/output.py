@@ -97,8 +97,8 @@ def write_tables(folder: Path, results: Mapping[str, FamilyResult], found: Mappi
 
 # ---- the report ------------------------------------------------------------------------------------------------------
 
-PAGE, MARKDOWN = "index.html", "report.md"
-TEMPLATE = Path(__file__).with_name("report.html.jinja")
+PAGES = {"index.html": "report.html.jinja", "report.md": "report.md.jinja"}
+"""The files of a report, and the templates beside this file that they are made from."""
 OPEN, MOST, MOST_MARKDOWN = 16, 400, 60
 """Rows of a table that is unfolded on the page, that is on the page, and that is in the Markdown."""
 CSS_DPI = 96
@@ -114,16 +114,6 @@ class PageFigure(NamedTuple):
     png: str
     width: int
     height: int
-
-
-class PageSection(NamedTuple):
-    """A family on the page."""
-
-    name: str
-    title: str
-    notes: Sequence[str]
-    figures: Sequence[PageFigure]
-    tables: Sequence[Table]
 
 
 def write_report(
@@ -160,23 +150,24 @@ def write_report(
                 PageFigure(drawing.name, drawing.title, drawing.caption, drawing.alt(tables), png, width, height)
             )
         heading = FAMILIES[family].title if family in FAMILIES else family.capitalize()
-        sections.append(PageSection(family, heading, result.notes, figures, result.tables))
+        every = [_table(table) for table in result.tables]
+        shown = [one for one, table in zip(every, result.tables, strict=True) if table.shown != () or table.rows]
+        section = {"name": family, "title": heading, "notes": result.notes, "figures": figures}
+        sections.append({**section, "every_table": every, "tables": shown})
     models = [one["model"] for one in found.get("models", ())]
     about, data = f" of {', '.join(models)}" if models else "", found.get("data", {}).get("source")
     title = f"Token reductions{about}{f' on {Path(data).name}' if data else ''}"
     if "compared" in found:
         title = "Analyses compared"
     facts = list(_facts(found, tables))
-    shown = [
-        {**section._asdict(), "tables": [_table(table) for table in section.tables if table.shown != () or table.rows]}
-        for section in sections
-    ]
-    template = Environment(autoescape=True, trim_blocks=False).from_string(TEMPLATE.read_text(encoding="utf-8"))
-    page = template.render(title=title, facts=facts, sections=shown, open=OPEN, zip=zip)
-    pages = {PAGE: f"{page}\n", MARKDOWN: _markdown(title, facts, sections, formats[0])}
-    for name, text in pages.items():
+    values = {"title": title, "facts": facts, "sections": sections, "kind": formats[0]}
+    for name, template in PAGES.items():
+        made = Environment(
+            autoescape=name.endswith("html"), trim_blocks=name.endswith("md"), keep_trailing_newline=True
+        )
+        text = made.from_string(Path(__file__).with_name(template).read_text(encoding="utf-8"))
         files.append(folder / name)
-        write_text(files[-1], text)
+        write_text(files[-1], text.render(**values, open=OPEN, most=MOST_MARKDOWN, zip=zip))
     return files
 
 
@@ -211,24 +202,3 @@ def _table(table: Table) -> dict[str, Any]:
     columns = [{"name": name.replace("_", " "), "text": one} for name, one in zip(names, text, strict=True)]
     rows = [list(map(cell, row)) for row in zip(*map(table.column, names), strict=True)] if whole else None
     return {"name": table.name, "title": table.title, "count": len(table.rows), "columns": columns, "rows": rows}
-
-
-def _markdown(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[PageSection], kind: str) -> str:
-    lines = [f"# {title}", "", *(f"* {key}: {value}" for key, value in facts)]
-    for section in sections:
-        lines += ["", f"## {section.title}"]
-        lines += [part for note in section.notes for part in ("", f"> {note}")]
-        for figure in section.figures:
-            alt = figure.alt.replace("[", "(").replace("]", ")")
-            lines += ["", f"### {figure.title}", "", f"![{alt}](figures/{figure.name}.{kind})", "", figure.caption]
-        for table in section.tables:
-            where, shown = f"[{table.name}.csv](tables/{table.name}.csv)", _table(table)
-            if shown["rows"] is None or len(table.rows) > MOST_MARKDOWN:
-                lines += ["", f"{table.title}: {len(table.rows)} rows, in {where}."]
-                continue
-            lines += ["", f"{table.title} ({where}):", ""]
-            lines.append("| " + " | ".join(column["name"] for column in shown["columns"]) + " |")
-            lines.append("|" + "|".join(" --- " if column["text"] else " ---: " for column in shown["columns"]) + "|")
-            rows = [[value.replace("|", "\\|") for value in row] for row in shown["rows"]]
-            lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"

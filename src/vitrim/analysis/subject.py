@@ -29,7 +29,7 @@ from vitrim.measure.records import Batch, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks import Task
 
-__all__ = ["EXAMPLES", "Decision", "Subject", "Watch", "Watcher", "reduced_blocks"]
+__all__ = ["EXAMPLES", "Decision", "Observer", "Subject", "Watch", "reduced_blocks"]
 
 EXAMPLES = 8
 """Images of which a family keeps what pictures show."""
@@ -210,7 +210,7 @@ class Subject:
         return Measurement.of(self.model, methods, probes, self.task, learned=self.learned, seed=self.seed)
 
 
-class Watcher(Gauge):
+class Observer(Gauge):
     """A gauge that notes what a reduced model does, for one family; rows have nothing of it.
 
     Args:
@@ -227,15 +227,15 @@ class Watcher(Gauge):
 
     @classmethod
     def over(cls, subject: Subject, methods: Sequence[MethodConfig], batches: Iterator[Batch]) -> list[Self]:
-        """Run the dense model and its reductions by ``methods`` on ``batches``: a watcher of each reduction."""
+        """Run the dense model and its reductions by ``methods`` on ``batches``: an observer of each reduction."""
         measurement = subject.measurement(methods, [cls])
         measurement.follow(batches)
         return [gauge for gauges in measurement.gauges for gauge in gauges if isinstance(gauge, cls)]
 
     @classmethod
-    def start(cls, contestant: Contestant) -> Watcher:
-        """The watcher of one model; that of the dense one, which has no reduction, notes nothing."""
-        return Watcher(contestant) if contestant.reduction is None else cls(contestant)
+    def start(cls, contestant: Contestant) -> Observer:
+        """The observer of one model; that of the dense one, which has no reduction, notes nothing."""
+        return Observer(contestant) if contestant.reduction is None else cls(contestant)
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         """Called after every forward; by default nothing happens, as where hooks have seen it all."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, line_panels, methods_with
 from vitrim.analysis.statistics import BAND, columns_of, summary
-from vitrim.analysis.subject import EXAMPLES, Subject, Watcher, reduced_blocks
+from vitrim.analysis.subject import EXAMPLES, Observer, Subject, reduced_blocks
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, Reducer
@@ -82,7 +82,7 @@ def attention(subject: Subject) -> FamilyResult:
     return result
 
 
-class _Maps(Watcher):
+class _Maps(Observer):
     """Both maps of one model, block by block, noted in its forward."""
 
     def __init__(self, contestant: Contestant) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles, whole_numbers
+from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles
 from vitrim.analysis.record import Record
-from vitrim.plots.charts import Line, line, short
-from vitrim.plots.style import SMALL, TEXT, below, panels
+from vitrim.plots.charts import short
+from vitrim.plots.style import SMALL, TEXT, panels
 from vitrim.report import Table
 
 SHOWN = ("method", "block", "images", "tokens", "tokens_std", "p10", "median", "p90", "least", "most", "removed")
@@ -91,17 +91,14 @@ def draw_share_of_bound(tables: Tables) -> Any:
     table = tables["counts"]
     if "bound" not in table.columns or not any(table.column("bound")):
         return None
-    colour, marker = styles(tables)
-    figure, (axis,) = panels(1, across=1, size=(5.2, 2.8), above=0.3)
-    handles = []
-    for name, every in by_method(table).items():
-        rows = [row for row in every if row["bound"]]
-        if rows:
-            shares = [[row[key] / row["bound"] for row in rows] for key in ("tokens", "p10", "p90")]
-            given = Line([row["block"] for row in rows], *shares)
-            handles.append(line(axis, given, colour=colour[name], marker=marker[name], label=name))
+    shares = [
+        (row["method"], row["block"], *(row[key] / row["bound"] for key in ("tokens", "p10", "p90")))
+        for row in table.records()
+        if row["bound"]
+    ]
+    columns = ("method", "block", "share", "p10", "p90")
+    derived = Tables({**tables, "shares": Table("shares", "", columns, shares)})
+    figure, (axis,) = line_panels(derived, "shares", [columns[2:]], label="after block", across=2)
     axis.set_ylim(0, 1.03)
-    whole_numbers(axis, "after block")
     axis.set_ylabel("share of the bound", fontsize=TEXT)
-    below(figure, handles, 2)
     return figure

@@ -142,12 +142,9 @@ def scc(a: ArrayLike, b: ArrayLike) -> float:
         >>> round(scc([0, 1, 2], [0, 1, 100]), 12)
         1.0
     """
-    from scipy.stats import spearmanr
+    from scipy.stats import rankdata
 
-    first, second = _maps(a, b)
-    if _constant(first, second):
-        return float("nan")
-    return float(spearmanr(first, second).statistic)
+    return pcc(*(rankdata(one) for one in _maps(a, b)))
 
 
 def sim(a: ArrayLike, b: ArrayLike) -> float:

@@ -306,7 +306,7 @@ def draw_features(tables: Tables) -> Any:
     table = tables["features"]
     rows = [row for row in table.records() if DENSE in map(method_of, (row["method_a"], row["method_b"]))]
     rows = [row for row in rows if method_of(_other(row)) != DENSE]
-    if not rows:
+    if not rows:  # no dense model
         return None
     measures = [name for name in DISTANCES if any(row[name] is not None for row in rows)]
     colour, marker = styles(tables)
@@ -335,7 +335,7 @@ def draw_proxy(tables: Tables) -> Any:
     table = tables["features"]
     rows = [row for row in table.records() if row["block"] == HEAD and row["difference"] is not None]
     measures = [name for name in DISTANCES if any(row[name] is not None for row in rows)]
-    if len(rows) < 3 or not measures:
+    if len(rows) < FEWEST_PAIRS or not measures:  # too few pairs, or neither labels nor logits
         return None
     proxy = (
         {row["measure"]: row for row in tables["proxy"].records() if row["block"] == HEAD} if "proxy" in tables else {}

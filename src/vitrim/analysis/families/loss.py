@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import BAND, columns_of, summary
-from vitrim.analysis.subject import Subject, Watch, Watcher
+from vitrim.analysis.subject import Observer, Subject, Watch
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import plan
 from vitrim.errors import VitrimError
@@ -246,7 +246,7 @@ def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tup
     return rows
 
 
-class _Distances(Watcher):
+class _Distances(Observer):
     """Distances to the dense model of every image: of what the head reads, and of the predictions."""
 
     def __init__(self, contestant: Contestant) -> None:
@@ -263,7 +263,7 @@ class _Distances(Watcher):
         self.found.append(np.stack([distance, kl], 1))
 
 
-class _Errors(Watcher):
+class _Errors(Observer):
     """The merging errors of one model, image by image: by block, tokens that joined another, the error, its least and
     most value, and the squared distance."""
 

@@ -218,9 +218,7 @@ def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
         0.6667
     """
     of_a, of_b, of_both = _entropies(a, b)
-    shared = of_a + of_b - of_both
-    h, c = _share(shared, of_a), _share(shared, of_b)
-    return np.divide(2 * h * c, h + c, out=np.zeros_like(h), where=h + c > 0)
+    return _share(2 * (of_a + of_b - of_both), of_a + of_b)
 
 
 def ami(a: ArrayLike, b: ArrayLike) -> Floats:
@@ -247,8 +245,14 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
 
     of_a, of_b, of_both = _entropies(a, b)
     first, second = (one.reshape(-1, one.shape[-1]) for one in _labels(a, b))
-    patches, counts_a, counts_b = first.shape[1], _sizes(first), _sizes(second)
-    sizes_a, sizes_b = (np.flatnonzero(counts.any(0)) for counts in (counts_a, counts_b))
+    images, patches = first.shape
+    counts: list[NDArray[np.int64]] = []  # (I, P + 1), the number of clusters of each size, of a and of b
+    for labels in (first, second):
+        wide = int(labels.max(initial=0)) + 2
+        cluster, size = np.unique(np.arange(images)[:, None] * wide + labels + 1, return_counts=True)
+        found = np.bincount(cluster // wide * (patches + 1) + size, minlength=images * (patches + 1))
+        counts.append(found.reshape(images, patches + 1))
+    sizes_a, sizes_b = (np.flatnonzero(one.any(0)) for one in counts)
     # E[I] is a sum over pairs of clusters of a number that follows from their two sizes alone, worked out once: the
     # mean of n / P log(P n / (a b)), n being the overlap of random clusters of a and b of P patches
     table = np.zeros((len(sizes_a), len(sizes_b)))
@@ -257,20 +261,11 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
         overlap = np.arange(max(1, one + other - patches), min(one, other) + 1)
         terms = overlap / patches * np.log(patches * overlap / (one * other))
         table[row, column] = hypergeom.pmf(overlap, patches, one, other) @ terms
-    expected = np.einsum("ki,ij,kj->k", counts_a[:, sizes_a], table, counts_b[:, sizes_b]).reshape(of_a.shape)
+    expected = np.einsum("ki,ij,kj->k", counts[0][:, sizes_a], table, counts[1][:, sizes_b]).reshape(of_a.shape)
     gained, possible = of_a + of_b - of_both - expected, (of_a + of_b) / 2 - expected
     gained, possible = (np.where(one < 0, np.minimum(one, -EPS), np.maximum(one, EPS)) for one in (gained, possible))
     single = np.where((of_a == 0) & (of_b == 0), 1.0, 0.0)
     return np.where((of_a == 0) | (of_b == 0), single, gained / possible)
-
-
-def _sizes(labels: Labels) -> NDArray[np.int64]:
-    """(I, P + 1), the number of clusters of each size in rows (I, P) of labels."""
-    images, patches = labels.shape
-    wide = int(labels.max(initial=0)) + 2
-    cluster, size = np.unique(np.arange(images)[:, None] * wide + labels + 1, return_counts=True)
-    found = np.bincount(cluster // wide * (patches + 1) + size, minlength=images * (patches + 1))
-    return found.reshape(images, patches + 1)
 
 
 def _labels(a: ArrayLike, b: ArrayLike) -> tuple[Labels, Labels]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, methods_with
 from vitrim.analysis.statistics import columns_of, summary
-from vitrim.analysis.subject import EXAMPLES, Subject, Watch, Watcher
+from vitrim.analysis.subject import EXAMPLES, Observer, Subject, Watch
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import short
@@ -96,7 +96,7 @@ def router(subject: Subject) -> FamilyResult:
     return result
 
 
-class _Scores(Watcher):
+class _Scores(Observer):
     """The scores of one model: by block, over the patches of the grid."""
 
     def __init__(self, contestant: Contestant) -> None:

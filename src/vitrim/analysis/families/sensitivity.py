@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitrim.analysis.family import FamilyResult, Tables, draws, line_panels
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
 from vitrim.measure.probes import Agreement, MacsProbe, TaskMetrics
+from vitrim.measure.records import Batch
 from vitrim.plots.style import TEXT
 from vitrim.report import Table
 
@@ -29,22 +29,19 @@ def sensitivity(subject: Subject) -> FamilyResult:
     scores = (subject.task.selects_by, "agreement", "gmacs")
     dependent = [method for method in subject.methods if method.batch_dependent]
     if dependent:
-        rows: list[tuple[Any, ...]] = []
-        for batch_size in (2**power for power in range(images.bit_length())):
-            for method, numbers in zip(dependent, _measured(subject, dependent, batch_size), strict=True):
-                rows.append((method.describe(), batch_size, images, *numbers))
-        rows.sort(key=lambda row: row[0])
-        sizes = ("method", "batch_size", "images", *scores)
-        result.tables.append(Table("batch_sizes", "Sensitivity to the batch size", sizes, rows))
-
-        rows = []
-        for shuffle in range(SHUFFLES):
-            order = np.random.default_rng((subject.seed, shuffle)).permutation(images)
-            for method, numbers in zip(dependent, _measured(subject, dependent, order=order), strict=True):
-                rows.append((method.describe(), shuffle, images, *numbers))
-        rows.sort(key=lambda row: row[0])
-        orders = ("method", "shuffle", "images", *scores)
-        result.tables.append(Table("orders", "Sensitivity to the order of the images", orders, rows))
+        by_size = [(2**power, subject.batches(IMAGES, batch_size=2**power)) for power in range(images.bit_length())]
+        generators = (np.random.default_rng((subject.seed, shuffle)) for shuffle in range(SHUFFLES))
+        shuffled = [subject.batches(IMAGES, order=generator.permutation(images)) for generator in generators]
+        for name, title, column, runs in (
+            ("batch_sizes", "Sensitivity to the batch size", "batch_size", by_size),
+            ("orders", "Sensitivity to the order of the images", "shuffle", list(enumerate(shuffled))),
+        ):
+            rows: list[tuple[Any, ...]] = []
+            for value, batches in runs:
+                for method, numbers in zip(dependent, _measured(subject, dependent, batches), strict=True):
+                    rows.append((method.describe(), value, images, *numbers))
+            rows.sort(key=lambda row: row[0])
+            result.tables.append(Table(name, title, ("method", column, "images", *scores), rows))
 
         spread: list[tuple[Any, ...]] = []
         for method in dependent:
@@ -59,7 +56,8 @@ def sensitivity(subject: Subject) -> FamilyResult:
     changing = [method for method in subject.methods if SPLITTING in type(method).model_fields]
     if changing:
         settings = [(method, depth) for method in changing for depth in range(subject.num_layers + 1)]
-        found = _measured(subject, [method.changed(**{SPLITTING: depth}) for method, depth in settings])
+        configs = [method.changed(**{SPLITTING: depth}) for method, depth in settings]
+        found = _measured(subject, configs, subject.batches(IMAGES))
         rows = [
             (method.describe(), SPLITTING, depth, images, *numbers)
             for (method, depth), numbers in zip(settings, found, strict=True)
@@ -72,15 +70,12 @@ def sensitivity(subject: Subject) -> FamilyResult:
 
 
 def _measured(
-    subject: Subject,
-    methods: Sequence[MethodConfig],
-    batch_size: int | None = None,
-    order: NDArray[np.int64] | None = None,
+    subject: Subject, methods: Sequence[MethodConfig], batches: Iterator[Batch]
 ) -> list[tuple[float, float, float]]:
     """Score, agreement and 10^9 MACs of each method."""
     task = subject.task
     measurement = subject.measurement(methods, [TaskMetrics(task), Agreement(task), MacsProbe()])
-    measurement.follow(subject.batches(IMAGES, batch_size=batch_size, order=order))
+    measurement.follow(batches)
     return [
         (float(row[task.selects_by]), float(row["agreement"]), float(sum(row["gmacs"].values())))
         for row in measurement.rows()[1:]

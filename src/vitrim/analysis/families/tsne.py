@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from vitrim.analysis.family import FamilyResult, Tables, draws, methods_with
-from vitrim.analysis.subject import Subject, Watch, Watcher, reduced_blocks
+from vitrim.analysis.subject import Observer, Subject, Watch, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
@@ -105,7 +105,7 @@ def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
     return [float(each.mean()), *(float(each[groups == label].mean()) for label in different)]
 
 
-class _Pruned(Watcher):
+class _Pruned(Observer):
     """The best of the pruned tokens of each image and router of one model, as the head finds them."""
 
     def __init__(self, contestant: Contestant) -> None:
