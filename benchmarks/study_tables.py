@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.families import of_records
+from vitrim.analysis.families import results_of
 from vitrim.analysis.families.depth import MeanDepth, depth_map, emd, js_bits, kl_bits, mean_depth, pcc, scc, sim
 from vitrim.analysis.families.features import cka, procrustes, pwcca
 from vitrim.analysis.families.patterns import iou, patterns, v_measure
@@ -71,7 +71,7 @@ def write_reports(folder: Path, records: Sequence[Record], rates: Sequence[float
     """The report of `vitrim analyze` over all methods at one rate, in ``rate_RATE/``, for each rate."""
     for rate in rates:
         own = of_rate(records, rate)
-        results, place = of_records(own), folder / f"rate_{rate}"
+        results, place = results_of(own), folder / f"rate_{rate}"
         summary = {"command": "study", **found, "records": [dict(one.header) for one in own]}
         write_tables(place, results, summary)
         write_report(place, results, found)

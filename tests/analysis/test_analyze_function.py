@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,7 @@ def test_two_models_are_compared(model: nn.Module, images: ImageDataset, tmp_pat
         on_progress=lambda *numbers: seen.append(numbers),
     )
     assert seen == [(3, 8), (4, 8), (7, 8), (8, 8)]
+    assert Record.load(tmp_path / "two" / "record_test_vit_dense.npz").arrays["ids"].tolist() == [0, 3, 6, 9]
     assert {row["method"] for row in found.rows} == {"dense on test_vit", "dense on vit_tiny_patch16_224"}
     other = analyze("vit_tiny_patch16_224", (), images, out=tmp_path / "other", only="counts", limit=4)
     compared = compare_analyses([tmp_path / "two", tmp_path / "other"], out=tmp_path / "all", only="counts")
@@ -142,14 +143,43 @@ def test_what_was_gathered_is_kept(
         ({"methods": "tome:r=x"}, "r"),
         ({"dtype": "fp8"}, "unknown dtype 'fp8'"),
         ({"only": "depths"}, "unknown family 'depths'"),
-        ({"only": ["counts"], "sizes": (64,)}, "--sizes is of the family throughput"),
+        (
+            {"only": ["counts"], "sizes": (64,)},
+            "sizes are those of the family throughput, which runs only if it is named",
+        ),
         ({"formats": "jpg"}, "unknown format 'jpg'"),
         ({"formats": ()}, "unknown format"),
         ({"device": "nowhere"}, "unknown device 'nowhere'"),
         ({"model": 3}, "expected a model or its name"),
         ({"more_models": ["test_vit"]}, "model test_vit is given twice"),
         ({"more_models": ["vit_tiny_patch16_224"], "only": "router"}, "router runs one model"),
+        ({"more_models": ["vit_tiny_patch16_224"], "checkpoint": "x"}, "checkpoint is of one model: of several, name"),
         ({"data": "none"}, "none"),
+        ({"data": 5}, "expected a source of images or a dataset of vitrim.data, got int"),
+        ({"methods": 5}, "expected methods such as"),
+        ({"out": 5}, "out is a folder, not 5"),
+        ({"out": None}, "out is a folder, not None"),
+        ({"only": 5}, "only is a text with commas or a list of families, not 5"),
+        ({"only": [5]}, "only is a text with commas or a list of families, not \\[5\\]"),
+        ({"formats": 5}, "formats is a text with commas or a list of formats, not 5"),
+        ({"more_models": "test_vit"}, "more_models is a list of models, not 'test_vit'"),
+        ({"more_models": 5}, "more_models is a list of models, not 5"),
+        ({"only": "throughput", "sizes": "64"}, "sizes is a list of whole numbers of pixels, not '64'"),
+        ({"only": "throughput", "sizes": 64}, "sizes is a list of whole numbers of pixels, not 64"),
+        ({"only": "throughput", "sizes": ["a"]}, "sizes is a list of whole numbers of pixels, not"),
+        ({"split": 5}, "split is a text, not 5"),
+        ({"image_column": 5}, "image_column is a text, not 5"),
+        ({"label_column": 5}, "label_column is a text, not 5"),
+        ({"data_options": 5}, "data_options is a mapping from names to values, not 5"),
+        ({"model_options": 5}, "model_options is a mapping from names to values, not 5"),
+        ({"checkpoint": 5}, "checkpoint is a file or a folder, not 5"),
+        ({"limit": "x"}, "limit is a whole number of at least 1, not 'x'"),
+        ({"batch_size": 2.5}, "batch_size is a whole number of at least 1, not 2.5"),
+        ({"workers": "x"}, "workers is a whole number of at least 0, not 'x'"),
+        ({"seed": "x"}, "seed is a whole number, not 'x'"),
+        ({"dtype": []}, "dtype is a text, not"),
+        ({"device": 5}, "device is the name of a device, not 5"),
+        ({"on_progress": 5}, "on_progress is a function, not 5"),
     ],
 )
 def test_bad_input_writes_nothing(
@@ -158,6 +188,25 @@ def test_bad_input_writes_nothing(
     given: dict[str, Any] = {"model": model, "methods": (), "data": images, **arguments}
     positional: Sequence[Any] = [given.pop(name) for name in ("model", "methods", "data")]
     with pytest.raises(VitrimError, match=message) as caught:
-        analyze(*positional, out=tmp_path / "new", **given)
+        analyze(*positional, **{"out": tmp_path / "new", **given})
     assert "\n" not in str(caught.value)
+    assert "--" not in str(caught.value)  # arguments have no dashes
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        (analyze_records, 5, "records is a list of records or their files, not 5"),
+        (analyze_records, [5], "records is a list of records or their files, not"),
+        (analyze_records, "record.npz", "records is a list of records or their files, not 'record.npz'"),
+        (compare_analyses, 5, "analyses is a list of folders, not 5"),
+        (compare_analyses, [5], "analyses is a list of folders, not"),
+    ],
+)
+def test_what_is_no_list_of_records_or_folders(
+    function: Callable[..., Report], given: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(VitrimError, match=message):
+        function(given, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -67,11 +67,13 @@ def test_what_a_record_says() -> None:
     one = record()
     assert one.labels()[0, 0].tolist() == [0, -1, 1, -1]
     assert one.kept()[0, 0].tolist() == [True, False, True, False]
-    assert one.decisions().source[0].tolist() == [[0, 1, 2, 3, 4], [0, 1, -1, 2, -1], [0, 1, -1, 2, -1]]
     assert np.array_equal(one.feature(2), one.arrays["features"][:, 1])
     assert np.array_equal(one.correct(), one.arrays["logits"].argmax(1) == one.arrays["targets"])
     assert one.name == "topk"
     assert [record.name for record in titled([one, record(model="small")])] == ["topk on tiny", "topk on small"]
+    paths = (("data/cifar10.parquet", "data/camvid.parquet"), ("a/test", "b/test"))  # the last parts tell them apart
+    named = [[one.name for one in titled([record(data=data) for data in pair])] for pair in paths]
+    assert named == [["topk with cifar10", "topk with camvid"], ["topk with a/test", "topk with b/test"]]
     with pytest.raises(VitrimError, match="two records of topk: give one"):
         titled([one, record(4)])
     several = Record(one.header, {**one.arrays, "targets": np.ones((5, 3))})

@@ -9,7 +9,7 @@ import golden_files as golden
 from golden_files import Reference
 from golden_runs import FEATURE_BLOCKS, PATCHES, STAGES, run, table
 from vitrim.analysis.families.depth import depth_map, emd, js_bits, kl_bits, mean_depth, pcc, scc, sim
-from vitrim.analysis.families.features import cka, mean_cca, mean_sq_cca, procrustes, pwcca
+from vitrim.analysis.families.features import cca, cka, procrustes, pwcca
 from vitrim.analysis.families.patterns import completeness, homogeneity, ioa, iou, v_measure
 
 SIDE = 14
@@ -74,8 +74,8 @@ def test_features(ref: Reference) -> None:
     columns, pairs = table(ref)
     measures = {
         "PWCCA": pwcca,
-        "mean_sq_cca_corr": mean_sq_cca,
-        "mean_cca_corr": mean_cca,
+        "mean_sq_cca_corr": lambda a, b: (cca(a, b).correlations ** 2).mean(),
+        "mean_cca_corr": lambda a, b: cca(a, b).correlations.mean(),
         "CKA": cka,
         "Procrustes": procrustes,
     }

@@ -284,7 +284,7 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         (["--from", "DENSE", "--from", "FEW", "--only", "features"], "at least as many images as classes, got 5 for 6"),
         (["one", "two", "--data", "none"], "give one model, not one, two"),
         (["one", "--model", "one", "--data", "none"], "model one is given twice"),
-        (["one", "--model", "two", "--data", "none", "--checkpoint", "x"], "--checkpoint is of one model"),
+        (["one", "--model", "two", "--data", "none", "--checkpoint", "x"], "checkpoint is of one model"),
         (["--compare", "REPORT"], "two finished analyses or more, got 1"),
         (["--compare", "REPORT", "FULL"], "holds no finished analysis"),
         (["--compare", "REPORT", "REPORT", "--from", "RECORD"], "leave out --from"),
@@ -295,7 +295,7 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         (["--from", "RECORD", "--model-option", "depth=2"], "runs no model: leave out --model-option"),
         (["--compare", "REPORT", "REPORT", "--split", "test"], "finished analyses, and runs no model: leave out --spl"),
         (["--from", "RECORD", "--only", ""], "unknown family ''; valid: attention"),
-        (["--from", "RECORD", "--sizes", "64"], "--sizes is of the family throughput"),
+        (["--from", "RECORD", "--sizes", "64"], "sizes are those of the family throughput"),
     ],
 )
 def test_bad_input_is_one_line(

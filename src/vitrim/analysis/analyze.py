@@ -8,35 +8,36 @@ compare_analyses(["report", "other_report"], out="compared")
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from vitrim.analysis.collect import Collect, records_of
-from vitrim.analysis.families import FAMILIES, across, chosen, of_model, of_records, together
+from vitrim.analysis.families import FAMILIES, across, chosen, results_of
 from vitrim.analysis.family import FamilyResult
-from vitrim.analysis.output import check_output, read_analysis, write_records, write_report, write_tables
+from vitrim.analysis.output import SUMMARY, read_analysis, write_records, write_report, write_tables
 from vitrim.analysis.record import Record
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.data import DataError
 from vitrim.errors import MissingPackageError, VitrimError, check_whole, one_line_errors, unknown
+from vitrim.files import check_folder
 from vitrim.loading import load
-from vitrim.measure.contestants import contestants
-from vitrim.measure.evaluation import DTYPES, data_facts, open_task, run_batches
+from vitrim.measure.evaluation import DTYPES, data_facts, open_task
 from vitrim.measure.machine import environment, select_device
+from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.plots.style import FORMATS
-from vitrim.report import Report, Table
+from vitrim.report import Report
 
-__all__ = ["analyze", "analyze_records", "compare_analyses", "families_of"]
+__all__ = ["analyze", "analyze_records", "compare_analyses"]
 
 PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
 """Of the metrics and the report, by the names that are imported."""
@@ -118,34 +119,38 @@ def analyze(
         >>> [row["tokens"] for row in report.rows if row["method"] == "tome:r=2"]
         [15.0, 13.0, 11.0, 9.0, 7.0, 5.0]
     """
+    reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
+    reading["data_options"] = data_options
+    how: dict[str, Any] = {"checkpoint": checkpoint, "model_options": model_options}
+    _check_kinds(**reading, **how, more_models=more_models, sizes=sizes, dtype=dtype, seed=seed, device=device)
+    _check_kinds(on_progress=on_progress, on_stop=on_stop)
     configs = parse_methods(methods)
     check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    folder, families, kinds = _checked(out, families_of(only, sizes), formats)
+    folder, families, kinds = _checked(out, only, formats, sizes)
     alone = [name for name in families if FAMILIES[name].of_records is None]
     models = [model, *more_models]
-    _check_models(models, checkpoint, alone)
-    place, precision = select_device(device), getattr(torch, DTYPES[dtype])
+    names = [one if isinstance(one, str) else load(one).name for one in models]
+    again = next((name for name in names if names.count(name) > 1), None)
+    if again is not None:
+        raise VitrimError(f"model {again} is given twice")
+    if len(models) > 1 and checkpoint is not None:
+        raise VitrimError("checkpoint is of one model: of several, name runs as run:FOLDER")
+    if len(models) > 1 and alone:
+        raise VitrimError(f"{alone[0]} runs one model, and {len(models)} are given")
+
+    place, precision = select_device(str(device)), getattr(torch, DTYPES[dtype])
     passes = []
     for one in models:
         torch.manual_seed(seed)
         named = isinstance(one, str)
-        how = {"pretrained": pretrained, "checkpoint": checkpoint, "model_options": dict(model_options or {})}
-        loaded = load(one, **how) if named else load(one)  # type: ignore[arg-type]
-        task, dataset = open_task(
-            loaded,
-            data,
-            split=split,
-            image_column=image_column,
-            label_column=label_column,
-            data_options=data_options,
-        )
+        loaded = load(one, pretrained=pretrained, **how) if named else load(one)
+        task, dataset = open_task(loaded, data, **reading)
         size = task.eval_batch(batch_size)
-        compared = contestants(loaded.model, configs, task, device=place, dtype=precision, learned=loaded.learned)
         facts = data_facts(dataset, str(data) if isinstance(data, str | Path) else dataset.source, limit, size)
         found = {
-            "environment": environment(device=device, dtype=DTYPES[dtype], seed=seed),
+            "environment": environment(device=str(device), dtype=DTYPES[dtype], seed=seed),
             "model": loaded.name,
             "weights": loaded.weights,
             "model_options": loaded.options,
@@ -154,17 +159,20 @@ def analyze(
         }
         own = (loaded.model if named else copy.deepcopy(loaded.model)).to(device=place, dtype=precision).eval()
         subject = Subject(own, configs, task, dataset, size, limit, seed, workers, loaded.learned, sizes)
-        measurement = Measurement(compared, [Collect(num_images=facts["images"])], task, seed=seed)
+        measurement = subject.measurement(configs, [Collect(num_images=facts["images"])])
         passes.append(_Pass(measurement, subject, found))
     if families and len(alone) == len(families):  # nothing to gather in a pass over all images
-        results = of_model(passes[0].subject, families)
+        results = results_of(None, families, passes[0].subject)
         return _write(folder, results, [], {**passes[0].found, "complete": True}, kinds)
     seen, images = 0, sum(one.found["data"]["images"] for one in passes)
     try:
         with one_line_errors("this batch size", kept="; what was gathered is kept"):
             for measurement, subject, _ in passes:
-                step = None if on_progress is None else partial(_further, on_progress, seen, images)
-                run_batches(measurement, subject.dataset, limit, subject.batch_size, workers, on_progress=step)
+                collate = subject.task.collate
+                for batch in read(subject.dataset, subject.batch_size, limit=limit, workers=workers, collate=collate):
+                    measurement.update(batch)
+                    if on_progress is not None:
+                        on_progress(seen + measurement.images, images)
                 seen += measurement.images
     except BaseException:
         report = _gathered(passes, folder, families, kinds)
@@ -175,22 +183,6 @@ def analyze(
     if report is None:
         raise DataError("there are no images to analyse")
     return report
-
-
-def _check_models(models: Sequence[nn.Module | str], checkpoint: str | Path | None, alone: Sequence[str]) -> None:
-    """Refuse models that cannot be told apart, and several where one is meant."""
-    names = [one if isinstance(one, str) else load(one).name for one in models]
-    again = next((name for name in names if names.count(name) > 1), None)
-    if again is not None:
-        raise VitrimError(f"model {again} is given twice")
-    if len(models) > 1 and checkpoint is not None:
-        raise VitrimError("--checkpoint is of one model: with --model, name runs as run:FOLDER")
-    if len(models) > 1 and alone:
-        raise VitrimError(f"{alone[0]} runs one model: leave out --model")
-
-
-def _further(on_progress: Callable[[int, int], None], before: int, images: int, seen: int) -> None:
-    on_progress(before + seen, images)
 
 
 class _Pass(NamedTuple):
@@ -221,9 +213,7 @@ def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], fo
     files = write_records(folder, records)  # before any family can fail: a pass may have taken hours
     complete = all(one.measurement.images == one.found["data"]["images"] for one in passes)
     models = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
-    results = of_records(records, families)
-    if complete:
-        results = together(results, of_model(passes[0].subject, families))
+    results = results_of(records, families, passes[0].subject if complete else None)
     found = {**passes[0].found, "models": models, "complete": complete}
     return _write(folder, results, records, found, formats, files)
 
@@ -258,9 +248,10 @@ def analyze_records(
         >>> [(row["block"], row["tokens"]) for row in report.rows]
         [(0, 15.0), (1, 13.0)]
     """
-    folder, families, kinds = _checked(out, _stored(only), formats)
+    _check_kinds(records=records)
+    folder, families, kinds = _checked(out, only, formats, stored=True)
     read = [one if isinstance(one, Record) else Record.load(one) for one in records]
-    return _write(folder, of_records(read, families), read, {"environment": _nowhere()}, kinds)
+    return _write(folder, results_of(read, families), read, {}, kinds)
 
 
 def compare_analyses(
@@ -285,44 +276,68 @@ def compare_analyses(
     Raises:
         VitrimError: a folder that holds no finished analysis, families that need the same images, or as `analyze`.
     """
-    folder, families, kinds = _checked(out, _stored(only), formats)
+    _check_kinds(analyses=analyses)
+    folder, families, kinds = _checked(out, only, formats, stored=True)
     groups = [read_analysis(Path(one)) for one in analyses]
     results = across(groups, families)
-    found = {"environment": _nowhere(), "compared": [str(group[0].header["report"]) for group in groups]}
+    found = {"compared": [str(group[0].header["report"]) for group in groups]}
     return _write(folder, results, [record for group in groups for record in group], found, kinds)
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------
 
 
-def families_of(only: str | Sequence[str] | None, sizes: Sequence[int] = ()) -> list[str]:
-    """The families of ``only``, none for None.
+PLACE = (str, Path)
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], str, Any]] = {
+    "out": (PLACE, "a folder", None),
+    "only": ((Iterable, NoneType), "a text with commas or a list of families", str),
+    "formats": ((Iterable,), "a text with commas or a list of formats", str),
+    "records": ((Iterable,), "a list of records or their files", (Record, *PLACE)),
+    "analyses": ((Iterable,), "a list of folders", PLACE),
+    "more_models": ((Iterable,), "a list of models", (nn.Module, str)),
+    "sizes": ((Iterable,), "a list of whole numbers of pixels", int),
+    **dict.fromkeys(("split", "image_column", "label_column"), ((str, NoneType), "a text", None)),
+    **dict.fromkeys(("data_options", "model_options"), ((Mapping, NoneType), "a mapping from names to values", None)),
+    "checkpoint": ((*PLACE, NoneType), "a file or a folder", None),
+    "dtype": ((str,), "a text", None),
+    "seed": ((int,), "a whole number", None),
+    "device": ((str, torch.device), "the name of a device", None),
+    **dict.fromkeys(("on_progress", "on_stop"), ((Callable, NoneType), "a function", None)),
+}
+"""By name the types of an argument, what it is in words, and the types of its entries."""
 
-    Raises:
-        VitrimError: there is no such family, or sizes are given and nothing is timed.
 
-    Example:
-        >>> families_of("counts,depth"), families_of(None)
-        (['depth', 'counts'], [])
+def _check_kinds(**given: object) -> None:
+    """Refuse arguments of other types, before any work."""
+    for name, value in given.items():
+        kinds, words, entries = ARGUMENTS[name]
+        right = isinstance(value, kinds)
+        if right and entries is not None and isinstance(value, Collection):
+            listed = entries is str or not isinstance(value, str)  # a text is a list of nothing but names
+            right = listed and all(isinstance(one, entries) for one in value)
+        if not right:
+            raise VitrimError(f"{name} is {words}, not {value!r:.60}")
+
+
+def _checked(
+    out: str | Path,
+    only: str | Sequence[str] | None,
+    formats: str | Sequence[str],
+    sizes: Sequence[int] = (),
+    *,
+    stored: bool = False,
+) -> tuple[Path, list[str], list[str]]:
+    """The folder, the families that were named and the formats, before any work.
+
+    Args:
+        out, only, formats, sizes: as of `analyze`.
+        stored: there are records alone, and no model.
     """
-    names = only.split(",") if isinstance(only, str) else only
-    families = [] if names is None else chosen(names)
-    if sizes and "throughput" not in families:
-        raise VitrimError("--sizes is of the family throughput, which runs only if it is named: --only throughput")
-    return families
-
-
-def _stored(only: str | Sequence[str] | None) -> list[str]:
-    """The families of ``only``, all of which records give."""
-    families = families_of(only)
-    alone = next((name for name in families if FAMILIES[name].of_records is None), None)
+    _check_kinds(out=out, only=only, formats=formats)
+    families = chosen(only, sizes)
+    alone = next((name for name in families if stored and FAMILIES[name].of_records is None), None)
     if alone is not None:
-        raise VitrimError(f"{alone} runs the model, which stored records do not hold: give a model and --data")
-    return families
-
-
-def _checked(out: str | Path, families: list[str], formats: str | Sequence[str]) -> tuple[Path, list[str], list[str]]:
-    """The folder, the families and the formats, before any work."""
+        raise VitrimError(f"{alone} runs the model, which stored records do not hold: give a model and its images")
     kinds = list(dict.fromkeys(formats.split(",") if isinstance(formats, str) else formats))
     wrong = next((kind for kind in kinds if kind not in FORMATS), None)
     if wrong is not None or not kinds:
@@ -330,13 +345,11 @@ def _checked(out: str | Path, families: list[str], formats: str | Sequence[str])
     missing = next((package for package in PACKAGES if find_spec(package) is None), None)
     if missing is not None:
         raise MissingPackageError(f"an analysis needs the package '{missing}': pip install 'vitrim[analysis]'")
-    check_output(Path(out))
-    return Path(out), families, kinds
-
-
-def _nowhere() -> dict[str, Any]:
-    """The environment of an analysis that runs no model."""
-    return environment(device="cpu", dtype="float32", seed=0)
+    folder = Path(out)
+    check_folder(folder)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SUMMARY).is_file():
+        raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
+    return folder, families, kinds
 
 
 def _write(
@@ -353,40 +366,32 @@ def _write(
         folder: where.
         results: by family.
         records: that they are of.
-        found: entries of the summary.
+        found: entries of the summary, over those that follow from the records.
         formats: of figures.
         files: that were written before.
     """
-    found = {**_origin(records), **found}
-    summary = {"command": "analyze", **found, "records": [dict(record.header) for record in records]}
+    headers = [record.header for record in records]
+    models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}
+    origin: dict[str, Any] = {"models": list(models.values())}
+    keys = ("data", "split", "batch_size")
+    if headers and all(key in one for one in headers for key in keys):
+        every = {(*(one[key] for key in keys), len(record)) for one, record in zip(headers, records, strict=True)}
+        if len(every) == 1:  # all of the same images
+            [(source, split, batch_size, images)] = every
+            origin["data"] = {"source": source, "split": split, "images": images, "batch_size": batch_size}
+    nowhere = {"environment": environment(device="cpu", dtype="float32", seed=0)}  # where no model runs
+    found = {**origin, **nowhere, **found}
+
+    summary = {"command": "analyze", **found, "records": [dict(header) for header in headers]}
     written = [*files, *write_tables(folder, results, summary)]
     written += write_report(folder, results, found, formats=formats)
     tables = [table for result in results.values() for table in result.tables if table.shown != ()]
     rows = [{"table": table.name, **row} for table in tables for row in table.records()]
     notes = [note for result in results.values() for note in result.notes]
-    return Report("analyze", found, rows, [_for_people(table) for table in tables], notes, written)
-
-
-def _for_people(table: Table) -> Table:
-    """The shown columns of a table, with spaces in their names."""
-    shown = table.shown or table.columns
-    return replace(
-        table,
-        columns=tuple(name.replace("_", " ") for name in table.columns),
-        shown=tuple(name.replace("_", " ") for name in shown),
-        text_columns=sum(name.startswith("method") for name in shown),
-    )
-
-
-def _origin(records: Sequence[Record]) -> dict[str, Any]:
-    """The models of records, and their images where all are of the same, as entries of the summary."""
-    headers = [record.header for record in records]
-    models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}
-    found: dict[str, Any] = {"models": list(models.values())}
-    keys = ("data", "split", "batch_size")
-    if headers and all(key in one for one in headers for key in keys):
-        every = {(*(one[key] for key in keys), len(record)) for one, record in zip(headers, records, strict=True)}
-        if len(every) == 1:
-            [(source, split, batch_size, images)] = every
-            found["data"] = {"source": source, "split": split, "images": images, "batch_size": batch_size}
-    return found
+    for_people = []
+    for table in tables:  # spaces in the names of columns
+        shown = tuple(name.replace("_", " ") for name in table.shown or table.columns)
+        columns = tuple(name.replace("_", " ") for name in table.columns)
+        texts = sum(name.startswith("method") for name in shown)
+        for_people.append(replace(table, columns=columns, shown=shown, text_columns=texts))
+    return Report("analyze", found, rows, for_people, notes, written)

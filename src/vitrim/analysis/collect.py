@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrim.analysis.record import FEATURES, LARGEST, MOST_FEATURES, Record, unfinished
@@ -18,7 +19,7 @@ from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.data import DataError, spread
 from vitrim.errors import VitrimError
-from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.decisions import whereabouts
 from vitrim.measure.probes import Gauge, Lists, are_logits, divergence
 from vitrim.measure.records import Batch
@@ -35,12 +36,13 @@ ARRAYS = (
 )
 
 
+@dataclass(kw_only=True, eq=False)
 class Collect:
     """The probe behind `collect`. Adds nothing to rows; read its gauges with `records_of`.
 
     Class tokens are read by hooks on the blocks of the contestants, which are private copies.
 
-    Args:
+    Attributes:
         blocks: after which to keep the class token, from 0; by default a quarter, half and three quarters of the depth,
             and the last one.
         features: keep class tokens and what the classifier reads.
@@ -51,19 +53,12 @@ class Collect:
         VitrimError: of the gauges, when they start: a block that the model does not have.
     """
 
-    def __init__(
-        self,
-        *,
-        blocks: Sequence[int] | None = None,
-        features: bool = True,
-        patterns: bool = True,
-        num_images: int | None = None,
-    ) -> None:
-        self.blocks = blocks
-        self.features, self.patterns = features, patterns
-        self.num_images = num_images
-        self.taps: dict[Contestant, _Tap] = {}
-        self.dense: _Tap | None = None
+    blocks: Sequence[int] | None = None
+    features: bool = True
+    patterns: bool = True
+    num_images: int | None = None
+    taps: dict[Contestant, _Tap] = field(default_factory=dict, init=False)
+    dense: _Tap | None = field(default=None, init=False)
 
     def start(self, contestant: Contestant) -> Gauge:
         """The record of one model. The dense one comes first; the others are compared with it."""
@@ -85,13 +80,10 @@ class _Tap:
         self.tokens: dict[int, Tensor] = {}
         if self.facts.has_class_token:
             for depth, block in enumerate(blocks):
-                block.register_forward_hook(self._note(depth))
+                block.register_forward_hook(partial(self._note, depth))
 
-    def _note(self, depth: int) -> Callable[..., None]:
-        def note(module: nn.Module, args: object, output: Tensor) -> None:
-            self.tokens[depth] = output[:, 0].detach()
-
-        return note
+    def _note(self, depth: int, module: nn.Module, args: object, output: Tensor) -> None:
+        self.tokens[depth] = output[:, 0].detach()
 
     def class_tokens(self, images: int) -> Tensor | None:
         """(B, L, C) float32, None without a class token.
@@ -110,7 +102,14 @@ class _Collected(Gauge):
     def __init__(self, probe: Collect, contestant: Contestant) -> None:
         self.probe, self.contestant = probe, contestant
         self.tap = probe.taps[contestant]
-        self.feature_blocks = _feature_blocks(probe, self.tap)
+        last = self.tap.num_layers - 1
+        self.feature_blocks: list[int] = []
+        if probe.features and self.tap.facts.has_class_token:
+            wanted = [*quarter_blocks(last + 1), last] if probe.blocks is None else probe.blocks
+            wrong = next((block for block in wanted if not 0 <= block <= last), None)
+            if wrong is not None:
+                raise VitrimError(f"block {wrong} is none of the model's, 0 to {last}")
+            self.feature_blocks = sorted(set(wanted))
         self.lists = Lists(*ARRAYS)
         super().__init__({"collected": self.lists})
 
@@ -120,8 +119,32 @@ class _Collected(Gauge):
             found["targets"] = batch.targets
         found |= self._patterns(len(batch), output) | self._features(len(batch), output, dense)
         if are_logits(output.prediction):
-            found |= _predictions(output.prediction, dense.prediction)
-        self._check_size(batch, found)
+            logits = output.prediction
+            found["kl"] = divergence(logits, dense.prediction).float()
+            # the largest of all: of those rounded to float16 several may be equal
+            found["first"] = logits.argmax(1).to(torch.int32)
+            if logits.shape[1] <= MANY_CLASSES:
+                found["logits"] = logits.float()
+            else:
+                largest, classes = logits.float().topk(TOP, dim=1)
+                found |= {"top_logits": largest, "top_classes": classes.to(torch.int32)}
+
+        # what would not fit is refused before hours of work, judging by this batch
+        halved = (*FEATURES, "logits", "top_logits")  # stored as float16
+        bytes_of = {
+            name: tensor.numel() * (2 if name in halved else tensor.element_size()) / len(batch)
+            for name, tensor in found.items()
+        }
+        per_image = sum(count for name, count in bytes_of.items() if name not in FEATURES)
+        images = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + len(batch)
+        features = (sum(bytes_of.values()) - per_image) * min(images, MOST_FEATURES)
+        total = per_image * images + features
+        if total > LARGEST:
+            most = max(1, int((LARGEST - features) / per_image))
+            raise VitrimError(
+                f"the record of {self.contestant.name} would take {total / 2**30:.1f} GiB for {images} images, "
+                f"more than {LARGEST / 2**30:.0f}: set a limit of at most {most} images"
+            )
         self.lists.update(**found)
 
     def result(self) -> Mapping[str, Any]:
@@ -167,24 +190,6 @@ class _Collected(Gauge):
                 found["head"] = feature.float()
         return found
 
-    def _check_size(self, batch: Batch, found: Mapping[str, Tensor]) -> None:
-        """Refuse what would not fit before hours of work, judging by this batch."""
-        halved = (*FEATURES, "logits", "top_logits")  # stored as float16
-        bytes_of = {
-            name: tensor.numel() * (2 if name in halved else tensor.element_size()) / len(batch)
-            for name, tensor in found.items()
-        }
-        per_image = sum(count for name, count in bytes_of.items() if name not in FEATURES)
-        images = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + len(batch)
-        features = (sum(bytes_of.values()) - per_image) * min(images, MOST_FEATURES)
-        total = per_image * images + features
-        if total > LARGEST:
-            most = max(1, int((LARGEST - features) / per_image))
-            raise VitrimError(
-                f"the record of {self.contestant.name} would take {total / 2**30:.1f} GiB for {images} images, "
-                f"more than {LARGEST / 2**30:.0f}: read at most {most} with --limit"
-            )
-
     def record(self, header: Mapping[str, Any]) -> Record:
         """The record of all images seen, in the order of their ids."""
         found = {name: tensor.numpy() for name, tensor in self.lists.each().items()}
@@ -195,7 +200,13 @@ class _Collected(Gauge):
             raise VitrimError(f"the model under {self.contestant.name} cannot be analysed: {problem}")
         blocks: list[int] = []
         if "source" in found:
-            blocks = _changed(found["source"], found.get("kept"))
+            # the blocks that changed some image's tokens: labels or, at equal labels, the patches they stand on
+            source, kept = found["source"], found.get("kept")
+            changed = [not (np.arange(source.shape[2]) == source[:, 0]).all()]
+            for block in range(1, source.shape[1]):
+                same = all(np.array_equal(a[:, block], a[:, block - 1]) for a in (source, kept) if a is not None)
+                changed.append(not same)
+            blocks = [block for block, differs in enumerate(changed) if differs]
             found["source"] = found["source"][:, blocks].astype(np.int32)
             if "kept" in found:
                 found["kept"] = found["kept"][:, blocks]
@@ -207,19 +218,27 @@ class _Collected(Gauge):
             if name in found and np.abs(found[name]).max(initial=0) < np.finfo(np.float16).max:
                 found[name] = found[name].astype(np.float16)
         config = None if self.contestant.reduction is None else self.contestant.reduction.config
+        facts, num_layers, limits = self.tap.facts, self.tap.num_layers, dict[str, list[float]]()
+        if config is not None and config.is_adaptive():  # the limits that it keeps to after every block, if it has any:
+            amounts = config.amounts(num_layers)
+            if any(amount is not None for amount in amounts):  # the most tokens that may be left, prefix included,
+                counts = config.counts_of(amounts, facts.grid_size[0] * facts.grid_size[1])
+                limits["bounds"] = [facts.num_prefix + count for count in counts]
+            if callable(thresholds := getattr(config, "thresholds", None)):  # and the similarity from which it merges
+                limits["thresholds"] = thresholds(num_layers)
         own = {
             "method": self.contestant.name,
             "kind": "none" if config is None else config.kind,
             "soft": config is not None and config.kind == "soft",
             "adaptive": config is not None and config.is_adaptive(),
             "batch_dependent": config is not None and config.batch_dependent,
-            "num_prefix": self.tap.facts.num_prefix,
-            "num_layers": self.tap.num_layers,
-            "grid": list(self.tap.facts.grid_size),
+            "num_prefix": facts.num_prefix,
+            "num_layers": num_layers,
+            "grid": list(facts.grid_size),
             "blocks": blocks,
             "feature_blocks": self.feature_blocks if "features" in found else [],
             "feature_images": len(few) if set(FEATURES) & set(found) else 0,
-            **_limits(config, self.tap),
+            **limits,
         }
         return Record({**header, **own}, found)
 
@@ -244,55 +263,6 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
     image, token = real[:, prefix:].nonzero(as_tuple=True)
     found[image, position[:, prefix:][image, token]] = True
     return found[:, prefix:]
-
-
-def _limits(config: MethodConfig | None, tap: _Tap) -> dict[str, list[float]]:
-    """The limits that an adaptive method keeps to after every block: the most tokens that may be left, prefix included,
-    and the similarity from which it merges; those that it has."""
-    found: dict[str, list[float]] = {}
-    if config is None or not config.is_adaptive():
-        return found
-    amounts = config.amounts(tap.num_layers)
-    if any(amount is not None for amount in amounts):
-        rows, columns = tap.facts.grid_size
-        found["bounds"] = [tap.facts.num_prefix + count for count in config.counts_of(amounts, rows * columns)]
-    thresholds = getattr(config, "thresholds", None)
-    if callable(thresholds):
-        found["thresholds"] = thresholds(tap.num_layers)
-    return found
-
-
-def _feature_blocks(probe: Collect, tap: _Tap) -> list[int]:
-    if not probe.features or not tap.facts.has_class_token:
-        return []
-    if probe.blocks is None:
-        return sorted({*quarter_blocks(tap.num_layers), tap.num_layers - 1})
-    wrong = [block for block in probe.blocks if not 0 <= block < tap.num_layers]
-    if wrong:
-        raise VitrimError(f"block {wrong[0]} is none of the model's, 0 to {tap.num_layers - 1}")
-    return sorted(set(probe.blocks))
-
-
-def _predictions(logits: Tensor, dense: Tensor) -> dict[str, Tensor]:
-    # the largest of all: of those rounded to float16 several may be equal
-    found = {"kl": divergence(logits, dense).float(), "first": logits.argmax(1).to(torch.int32)}
-    if logits.shape[1] <= MANY_CLASSES:
-        return {**found, "logits": logits.float()}
-    largest = logits.float().topk(TOP, dim=1)
-    return {**found, "top_logits": largest.values, "top_classes": largest.indices.to(torch.int32)}
-
-
-def _changed(source: NDArray[Any], kept: NDArray[Any] | None) -> list[int]:
-    """The blocks that changed some image's tokens: labels or, at equal labels, the patches they stand on."""
-    same = np.arange(source.shape[2]) == source[:, 0]
-    first = [0] if not same.all() else []
-    later = [
-        block
-        for block in range(1, source.shape[1])
-        if not np.array_equal(source[:, block], source[:, block - 1])
-        or (kept is not None and not np.array_equal(kept[:, block], kept[:, block - 1]))
-    ]
-    return first + later
 
 
 def records_of(findings: Findings, header: Mapping[str, Any] | None = None) -> dict[str, Record]:
@@ -350,9 +320,8 @@ def collect(
     """
     if isinstance(task, str):
         task = make_task(task, host_of(model).facts(model).num_classes)
-    models = contestants(model, methods, task, device=device, dtype=dtype, learned=learned)
     probe = Collect(blocks=blocks, features=features, patterns=patterns, num_images=num_images)
-    measurement = Measurement(models, [probe], task, seed=seed)
+    measurement = Measurement.of(model, methods, [probe], task, device=device, dtype=dtype, learned=learned, seed=seed)
     measurement.follow(batches, on_progress)
     found = records_of(measurement.findings(), header)
     if not found:

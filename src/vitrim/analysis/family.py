@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrim.core.registry import enter
-from vitrim.plots.charts import Line, line
-from vitrim.plots.style import TEXT, colours, markers
+from vitrim.plots.charts import Line, colour_bar, heat, line, square
+from vitrim.plots.style import SMALL, TEXT, TITLE, below, colours, markers, panels
 from vitrim.report import Table
 
 
@@ -90,16 +90,16 @@ class Drawing:
 
     def alt(self, tables: Tables) -> str:
         """The text for those who do not see the figure: caption, where the numbers are, which records it shows."""
-        known = ", ".join(names_of({self.table: tables[self.table]}))
-        return f"{self.caption} The numbers are in {self.table}.csv. Shown: {known}."
+        shown = ", ".join(names_of(tables[self.table]))
+        return f"{self.caption} The numbers are in {self.table}.csv. Shown: {shown}."
 
 
-def draws(family: str, table: str, *, title: str, alt: str) -> Callable[[Draw], Draw]:
-    """Enter a function ``draw_NAME(tables)`` as a figure of ``family``; see `Drawing`."""
+def draws(family: str, table: str, title: str) -> Callable[[Draw], Draw]:
+    """Enter a function ``draw_NAME(tables)`` as a figure of ``family``, its docstring as the caption; see `Drawing`."""
 
     def entered(draw: Draw) -> Draw:
-        name = draw.__name__.removeprefix("draw_")
-        enter(_DRAWINGS, name, Drawing(name, family, table, title, alt, draw), f"figure '{name}'")
+        name, caption = draw.__name__.removeprefix("draw_"), " ".join((draw.__doc__ or title).split())
+        enter(_DRAWINGS, name, Drawing(name, family, table, title, caption, draw), f"figure '{name}'")
         return draw
 
     return entered
@@ -122,41 +122,61 @@ def drawn(family: str, tables: Tables) -> Iterator[tuple[Drawing, Any]]:
 # ---- for functions that draw -----------------------------------------------------------------------------------------
 
 
-def names_of(tables: Mapping[str, Table]) -> list[str]:
+def names_of(*tables: Table) -> list[str]:
     """The names of the records in tables, in order of appearance."""
-    columns = [table.column(name) for table in tables.values() for name in NAMES if name in table.columns]
+    columns = [table.column(name) for table in tables for name in NAMES if name in table.columns]
     return list(dict.fromkeys(name for column in columns for name in column))
+
+
+def by_method(table: Table) -> dict[str, list[TableRow]]:
+    """The rows of every record of a table, by its name."""
+    found: dict[str, list[TableRow]] = {}
+    for row in table.records():
+        found.setdefault(row["method"], []).append(row)
+    return found
 
 
 def styles(tables: Tables) -> tuple[dict[str, str], dict[str, str]]:
     """The colour and the marker of every record, by name: the same in all figures of these tables."""
-    names = names_of(tables)
+    names = names_of(*tables.values())
     return colours(names), markers(names)
 
 
-def lines(axis: Any, tables: Tables, table: str, columns: Sequence[str], label: str = "block") -> list[Any]:
-    """Draw a line for every record of a table.
+def line_panels(
+    tables: Tables,
+    table: str,
+    measures: Sequence[Sequence[str]],
+    *,
+    over: str = "block",
+    label: str = "block",
+    across: int = 3,
+) -> tuple[Any, list[Any]]:
+    """A figure with a panel for each measure, and in it a line for every record of a table; the legend is below.
 
     Args:
-        axis: of matplotlib.
         tables: all of the report, for the colours.
         table: its name.
-        columns: x, y and, of a band, its ends.
-        label: below the x axis, whose ticks are whole numbers.
+        measures: columns of each: of the line and, of a band, its ends.
+        over: column of the x axis, of whole numbers.
+        label: below it.
+        across: panels and entries of the legend in a row.
 
     Returns:
-        The lines, for a legend.
+        The figure and its axes.
     """
     colour, marker = styles(tables)
-    drawn_lines = []
-    for name in names_of({table: tables[table]}):
-        rows = sorted(
-            (row for row in tables[table].records() if row["method"] == name), key=lambda row: row[columns[0]]
-        )
-        given = Line(*([row[column] for row in rows] for column in columns))
-        drawn_lines.append(line(axis, given, colour=colour[name], marker=marker[name], label=name))
-    whole_numbers(axis, label)
-    return drawn_lines
+    own = by_method(tables[table])
+    size = (6.2, 3.2) if len(measures) == 1 else (3.6, 2.4) if across == 2 else (2.9, 2.3)
+    figure, axes = panels(len(measures), across=across, size=size, above=0.2 + 0.2 * -(-len(own) // across))
+    handles: dict[str, Any] = {}
+    for axis, columns in zip(axes, measures, strict=True):
+        for name, every in own.items():
+            rows = sorted(every, key=lambda row: row[over])
+            given = Line(*([row[column] for row in rows] for column in (over, *columns)))
+            handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+        whole_numbers(axis, label)
+    below(figure, list(handles.values()), across)
+    return figure, axes
 
 
 def whole_numbers(axis: Any, label: str) -> None:
@@ -180,26 +200,53 @@ def fullest(blocks: Iterable[int], most: int) -> list[int]:
     return sorted(sorted(counts, key=lambda block: (counts[block], block))[-most:])
 
 
-def matrix(rows: Iterable[TableRow], names: Sequence[str], straight: str, turned: str) -> NDArray[np.float64]:
-    """(R, R), the value of every pair; 1 of each name with itself, nan where there is none.
+class PairMap(NamedTuple):
+    """A heat map of all pairs of records.
+
+    Attributes:
+        title: above it.
+        rows: with ``method_a`` and ``method_b``.
+        column: the value of a pair.
+        turned: the column of the pair turned round.
+        own: the value of every record with itself: 1 of a likeness, 0 of a distance.
+    """
+
+    title: str
+    rows: Sequence[TableRow]
+    column: str
+    turned: str
+    own: float = 1.0
+
+
+def draw_pair_maps(names: Sequence[str], maps: Sequence[PairMap], across: int, label: str = "") -> Any:
+    """Heat maps of all pairs of records: with one colour bar for all if it has a label, otherwise one beside each.
 
     Args:
-        rows: with ``method_a`` and ``method_b``.
-        names: of the R records.
-        straight: the column of a pair.
-        turned: the column of the pair turned round.
-
-    Example:
-        >>> rows = [{"method_a": "x", "method_b": "y", "h": 0.5, "c": 0.2}]
-        >>> matrix(rows, ["x", "y"], "h", "c").tolist()
-        [[1.0, 0.5], [0.2, 1.0]]
+        names: of the records.
+        maps: one or more.
+        across: in a row at most.
+        label: of the colour bar.
     """
-    grid = np.full((len(names), len(names)), np.nan)
-    np.fill_diagonal(grid, 1.0)
-    for row in rows:
-        a, b = names.index(row["method_a"]), names.index(row["method_b"])
-        grid[a, b], grid[b, a] = row[straight], row[turned]
-    return grid
+    side, across = square(names, across)
+    figure, axes = panels(len(maps), across=across, size=(side + (0.2 if label else 0.7), side + 0.35), above=1.5)
+    figure.set_figwidth(figure.get_figwidth() + (2.2 if label else 1.4))
+    figure.set_layout_engine("compressed")  # else names below squares are cut off
+    for place, (axis, given) in enumerate(zip(axes, maps, strict=True)):
+        grid = np.full((len(names), len(names)), np.nan)
+        np.fill_diagonal(grid, given.own)
+        for row in given.rows:
+            a, b = names.index(row["method_a"]), names.index(row["method_b"])
+            grid[a, b], grid[b, a] = row[given.column], row[given.turned]
+        finite = grid[np.isfinite(grid)]
+        limits = (min(0.0, float(finite.min())), 1.0) if given.own else (0.0, float(finite.max()) or 1.0)
+        image = heat(axis, grid, rows=names, columns=names, limits=limits)
+        axis.tick_params(labelleft=place % across == 0, labelbottom=place + across >= len(axes))
+        axis.set_title(given.title, fontsize=TITLE)
+        if not label:
+            figure.colorbar(image, ax=axis, shrink=0.8, aspect=18).ax.tick_params(labelsize=SMALL)
+    if label:
+        colour_bar(figure, image, axes, label)
+    return figure
 
 
 def methods_with(arrays: Mapping[str, object], kind: str) -> list[str]:

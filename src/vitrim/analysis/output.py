@@ -14,30 +14,16 @@ from vitrim.analysis.families import FAMILIES
 from vitrim.analysis.family import FamilyResult, Tables, drawn
 from vitrim.analysis.record import Record
 from vitrim.errors import VitrimError
-from vitrim.files import check_folder, json_text, write_text
+from vitrim.files import json_text, write_text
 from vitrim.measure.decisions import file_name, write_arrays
 from vitrim.plots.style import DPI, encoded, write
 from vitrim.report import Table, cell
 
-__all__ = ["SUMMARY", "check_output", "read_analysis", "write_records", "write_report", "write_tables"]
+__all__ = ["SUMMARY", "read_analysis", "write_records", "write_report", "write_tables"]
 
 SUMMARY = "analysis.json"
 ARRAYS_FORMAT = 1
 """Of the arrays of a family, see `vitrim.measure.decisions.read_arrays`."""
-
-
-def check_output(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, or holds files of something else than an analysis.
-
-    Raises:
-        VitrimError: it is such a folder. Nothing is created.
-
-    Example:
-        >>> check_output(Path("reports/new"))
-    """
-    check_folder(folder)
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / SUMMARY).is_file():
-        raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
 
 
 def read_analysis(folder: Path) -> list[Record]:
@@ -48,7 +34,7 @@ def read_analysis(folder: Path) -> list[Record]:
     """
     files = sorted(folder.glob("record_*.npz")) if (folder / SUMMARY).is_file() else []
     if not files:
-        raise VitrimError(f"{folder} holds no finished analysis: give the --out of `vitrim analyze` with a model")
+        raise VitrimError(f"{folder} holds no finished analysis: give the folder of an analysis of a model")
     if json.loads((folder / SUMMARY).read_text(encoding="utf-8")).get("complete") is False:
         raise VitrimError(f"the analysis in {folder} was stopped before all images were seen: run it again")
     found = [Record.load(file) for file in files]
@@ -111,8 +97,8 @@ def write_tables(folder: Path, results: Mapping[str, FamilyResult], found: Mappi
 
 # ---- the report ------------------------------------------------------------------------------------------------------
 
-PAGE, MARKDOWN = "index.html", "report.md"
-TEMPLATE = Path(__file__).with_name("report.html.jinja")
+PAGES = {"index.html": "report.html.jinja", "report.md": "report.md.jinja"}
+"""The files of a report, and the templates beside this file that they are made from."""
 OPEN, MOST, MOST_MARKDOWN = 16, 400, 60
 """Rows of a table that is unfolded on the page, that is on the page, and that is in the Markdown."""
 CSS_DPI = 96
@@ -128,16 +114,6 @@ class PageFigure(NamedTuple):
     png: str
     width: int
     height: int
-
-
-class PageSection(NamedTuple):
-    """A family on the page."""
-
-    name: str
-    title: str
-    notes: Sequence[str]
-    figures: Sequence[PageFigure]
-    tables: Sequence[Table]
 
 
 def write_report(
@@ -157,6 +133,8 @@ def write_report(
     Raises:
         VitrimError: a file cannot be written.
     """
+    from jinja2 import Environment
+
     tables, files, sections = Tables.of(results), [], []
     for family, result in results.items():
         figures = []
@@ -171,23 +149,26 @@ def write_report(
             figures.append(
                 PageFigure(drawing.name, drawing.title, drawing.caption, drawing.alt(tables), png, width, height)
             )
-        title = FAMILIES[family].title if family in FAMILIES else family.capitalize()
-        sections.append(PageSection(family, title, result.notes, figures, result.tables))
-    title, facts = _title(found), list(_facts(found, tables))
-    pages = {PAGE: _page(title, facts, sections), MARKDOWN: _markdown(title, facts, sections, formats[0])}
-    for name, text in pages.items():
-        files.append(folder / name)
-        write_text(files[-1], text)
-    return files
-
-
-def _title(found: Mapping[str, Any]) -> str:
-    if "compared" in found:
-        return "Analyses compared"
+        heading = FAMILIES[family].title if family in FAMILIES else family.capitalize()
+        every = [_table(table) for table in result.tables]
+        shown = [one for one, table in zip(every, result.tables, strict=True) if table.shown != () or table.rows]
+        section = {"name": family, "title": heading, "notes": result.notes, "figures": figures}
+        sections.append({**section, "every_table": every, "tables": shown})
     models = [one["model"] for one in found.get("models", ())]
-    data = found.get("data", {}).get("source")
-    about = f" of {', '.join(models)}" if models else ""
-    return f"Token reductions{about}{f' on {Path(data).name}' if data else ''}"
+    about, data = f" of {', '.join(models)}" if models else "", found.get("data", {}).get("source")
+    title = f"Token reductions{about}{f' on {Path(data).name}' if data else ''}"
+    if "compared" in found:
+        title = "Analyses compared"
+    facts = list(_facts(found, tables))
+    values = {"title": title, "facts": facts, "sections": sections, "kind": formats[0]}
+    for name, template in PAGES.items():
+        made = Environment(
+            autoescape=name.endswith("html"), trim_blocks=name.endswith("md"), keep_trailing_newline=True
+        )
+        text = made.from_string(Path(__file__).with_name(template).read_text(encoding="utf-8"))
+        files.append(folder / name)
+        write_text(files[-1], text.render(**values, open=OPEN, most=MOST_MARKDOWN, zip=zip))
+    return files
 
 
 def _facts(found: Mapping[str, Any], tables: Tables) -> Iterator[tuple[str, str]]:
@@ -213,52 +194,11 @@ def _facts(found: Mapping[str, Any], tables: Tables) -> Iterator[tuple[str, str]
     yield "numbers", "analysis.json and tables/*.csv beside this page"
 
 
-def _page(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[PageSection]) -> str:
-    from jinja2 import Environment
-
-    made = Environment(autoescape=True, trim_blocks=False).from_string(TEMPLATE.read_text(encoding="utf-8"))
-    shown = [
-        {**section._asdict(), "tables": [_table(table) for table in section.tables if table.shown != () or table.rows]}
-        for section in sections
-    ]
-    return str(made.render(title=title, facts=facts, sections=shown, open=OPEN, zip=zip)) + "\n"
-
-
 def _table(table: Table) -> dict[str, Any]:
     """A table as the page shows it: no rows where there are too many."""
     names = table.columns if table.shown is None else table.shown
     whole = 0 < len(table.rows) <= MOST and names
-    columns = [{"name": name.replace("_", " "), "text": _is_text(table, name)} for name in names]
+    text = [any(isinstance(value, str) for value in table.column(name)) for name in names]
+    columns = [{"name": name.replace("_", " "), "text": one} for name, one in zip(names, text, strict=True)]
     rows = [list(map(cell, row)) for row in zip(*map(table.column, names), strict=True)] if whole else None
     return {"name": table.name, "title": table.title, "count": len(table.rows), "columns": columns, "rows": rows}
-
-
-def _is_text(table: Table, name: str) -> bool:
-    return any(isinstance(value, str) for value in table.column(name))
-
-
-def _markdown(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[PageSection], kind: str) -> str:
-    lines = [f"# {title}", "", *(f"* {key}: {value}" for key, value in facts)]
-    for section in sections:
-        lines += ["", f"## {section.title}"]
-        lines += [part for note in section.notes for part in ("", f"> {note}")]
-        for figure in section.figures:
-            alt = figure.alt.replace("[", "(").replace("]", ")")
-            lines += ["", f"### {figure.title}", "", f"![{alt}](figures/{figure.name}.{kind})", "", figure.caption]
-        for table in section.tables:
-            lines += ["", *_markdown_table(table)]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_table(table: Table) -> Iterator[str]:
-    where = f"[{table.name}.csv](tables/{table.name}.csv)"
-    shown = _table(table)
-    if shown["rows"] is None or len(table.rows) > MOST_MARKDOWN:
-        yield f"{table.title}: {len(table.rows)} rows, in {where}."
-        return
-    yield f"{table.title} ({where}):"
-    yield ""
-    yield "| " + " | ".join(column["name"] for column in shown["columns"]) + " |"
-    yield "|" + "|".join(" --- " if column["text"] else " ---: " for column in shown["columns"]) + "|"
-    for row in shown["rows"]:
-        yield "| " + " | ".join(value.replace("|", "\\|") for value in row) + " |"

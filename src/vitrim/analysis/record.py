@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.measure.decisions import LARGEST, Decisions, narrowed, read_arrays, widened, write_arrays
+from vitrim.measure.decisions import LARGEST, narrowed, read_arrays, widened, write_arrays
 
 __all__ = ["FORMAT", "LARGEST", "Record", "check_comparable", "titled"]
 
@@ -53,8 +53,8 @@ SAME = ("grid", "num_layers", "data", "split")
 class Record:
     """One model under one method on an ordered set of I images.
 
-    A record holds more than `Decisions` does, and less of it: labels after the blocks that changed them only, beside
-    features and logits. So it is a class of its own, which gives `decisions` back.
+    A record holds more than `vitrim.measure.decisions.Decisions` does, and less of it: labels after the blocks that
+    changed them only, beside features and logits.
 
     Attributes:
         header: can be written to JSON. ``model``, ``method``, ``kind`` of the method, ``soft``, ``num_prefix``,
@@ -166,28 +166,17 @@ class Record:
             return self.arrays["top_classes"][:, 0].astype(np.int64)
         return self.arrays["logits"].argmax(1) if "logits" in self.arrays else None
 
-    def decisions(self) -> Decisions:
-        """The way of every token, after every block.
-
-        Raises:
-            VitrimError: the record has no patterns.
-        """
-        stored, layers = self._array("source", "patterns"), self.header["num_layers"]
-        tokens = stored.shape[-1]
-        source = np.empty((len(self), layers, tokens), dtype=np.int32)
-        source[:] = np.arange(tokens, dtype=np.int32)
-        for stage, block in enumerate(self.blocks):
-            source[:, block:] = stored[:, stage, None]
-        header = {name: self.header[name] for name in ("method", "num_prefix", "soft")}
-        return Decisions(header, self.arrays["ids"], source, self.arrays["num_tokens"])
-
     def save(self, path: str | Path) -> None:
-        """Write a compressed .npz without pickles, integers at the least width.
+        """Write a compressed .npz without pickles, integers in the narrowest type that holds them.
 
         Raises:
             VitrimError: it cannot be written.
         """
-        arrays = {name: _least(array) for name, array in self.arrays.items()}
+        arrays = dict(self.arrays)
+        for name, array in arrays.items():
+            if array.dtype.kind in "iu" and array.size:
+                ends = (np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
+                arrays[name] = array.astype(np.result_type(*ends))
         header = {**self.header, "format": FORMAT}
         if "source" in self.arrays:
             arrays["source"] = narrowed(self.arrays["source"])
@@ -206,7 +195,7 @@ class Record:
         if missing or "ids" not in arrays:
             raise VitrimError(f"{path} is no record of an analysis: it has no {', '.join(sorted(missing) or ['ids'])}")
         try:
-            problem = _entries(header) or _damage(header, arrays)
+            problem = _damage(header, arrays)
             if problem is None and "source" in arrays:
                 source = arrays["source"] = widened(arrays["source"], header.pop("pruned"))
                 if source.size and not -1 <= source.min() <= source.max() < source.shape[-1]:
@@ -223,15 +212,16 @@ class Record:
         return self.arrays[name]
 
 
-def _entries(header: Mapping[str, Any]) -> str | None:
-    """The entry of the header that is not of its kind, as a message; None where all are."""
+def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str | None:
+    """The entry of the header that is not of its kind, or the array that holds no numbers or not as many as the header
+    names, as a message; None where all are right."""
     layers, places = header["num_layers"], range(int(header["num_layers"]))
     checks = {
         "num_layers": lambda value: 0 < value <= MOST_LAYERS,
-        "grid": lambda value: len(value) == 2 and all(_whole(side) and side > 0 for side in value),
+        "grid": lambda value: len(value) == 2 and all(type(side) is int and side > 0 for side in value),
         "num_prefix": lambda value: value >= 0,
-        "blocks": lambda value: all(_whole(block) and block in places for block in value),
-        "feature_blocks": lambda value: all(_whole(block) and block in places for block in value),
+        "blocks": lambda value: all(type(block) is int and block in places for block in value),
+        "feature_blocks": lambda value: all(type(block) is int and block in places for block in value),
         "bounds": lambda value: len(value) == layers,
         "thresholds": lambda value: len(value) == layers,
     }
@@ -242,20 +232,10 @@ def _entries(header: Mapping[str, Any]) -> str | None:
             or not checks.get(name, lambda _: True)(header[name])
         ):
             return f"its header is damaged ({name}: {header[name]})"
-    return None
-
-
-def _whole(value: Any) -> bool:
-    return type(value) is int
-
-
-def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """The array that holds no numbers or not as many as the header names, as a message; None where all are right."""
-    images, layers, stages = len(arrays["ids"]), int(header["num_layers"]), len(header["blocks"])
-    rows, columns = header["grid"]
+    images, stages, (rows, columns) = len(arrays["ids"]), len(header["blocks"]), header["grid"]
     features = header.get("feature_images", images)
     expected: dict[str, tuple[int, ...]] = {
-        "source": (images, stages, int(header["num_prefix"]) + rows * columns),
+        "source": (images, stages, header["num_prefix"] + rows * columns),
         "kept": (images, stages, -(-rows * columns // 8)),
         "num_tokens": (images, layers),
         "cosine": (images, layers),
@@ -304,33 +284,14 @@ def titled(records: Sequence[Record]) -> list[Record]:
     for key, word in (("model", "on"), ("data", "with"), ("split", ""), ("report", "in")):
         values = [str(record.header.get(key)) for record in records]
         if len(set(values)) > 1 and not (key in LAST and len(set(titles)) == len(titles)):
-            titles = [
-                f"{title} {word} {value}".replace("  ", " ")
-                for title, value in zip(titles, _stems(values), strict=True)
-            ]
+            stems = [Path(value).stem or value for value in values]  # of paths, where these tell them apart
+            short = stems if len(set(stems)) == len(set(values)) else values
+            titles = [f"{title} {word} {value}".replace("  ", " ") for title, value in zip(titles, short, strict=True)]
     twice = next((title for title in titles if titles.count(title) > 1), None)
     if twice is not None:
         raise VitrimError(f"there are two records of {twice}: give one of them")
     every = zip(records, titles, strict=True)
     return [replace(record, header={**record.header, "title": title}) for record, title in every]
-
-
-def _stems(values: Sequence[str]) -> list[str]:
-    """The last parts of paths, without endings, where these tell the values apart.
-
-    Example:
-        >>> _stems(["data/cifar10-test.parquet", "data/camvid-test.parquet"]), _stems(["a/test", "b/test"])
-        (['cifar10-test', 'camvid-test'], ['a/test', 'b/test'])
-    """
-    stems = [Path(value).stem or value for value in values]
-    return stems if len(set(stems)) == len(set(values)) else list(values)
-
-
-def _least(array: NDArray[Any]) -> NDArray[Any]:
-    """Integers in the narrowest type that holds them; anything else as it is."""
-    if array.dtype.kind not in "iu" or not array.size:
-        return array
-    return array.astype(np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max())))
 
 
 def check_comparable(records: Sequence[Record]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.errors import VitrimError
 
-__all__ = ["Interval", "RankCorrelation", "bootstrap_ci", "mean_ci", "spearman_ci", "spearman_kendall"]
+__all__ = ["Interval", "RankCorrelation", "columns_of", "spearman_ci", "spearman_kendall", "summary"]
+
+DRAWS = 1000
+ENDS = (0.025, 0.975)
+"""Quantiles at which an interval ends."""
+BAND = ("", "_low", "_high")
+"""Ends of the names of a mean and of its interval, see `columns_of`."""
 
 
 class RankCorrelation(NamedTuple):
@@ -55,75 +61,16 @@ def spearman_kendall(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
     return RankCorrelation(float(rho.statistic), float(rho.pvalue), float(tau.statistic), float(tau.pvalue))
 
 
-def bootstrap_ci(
-    values: ArrayLike,
-    statistic: Callable[[NDArray[np.float64]], ArrayLike],
-    n: int = 1000,
-    seed: int = 0,
-    *,
-    level: float = 0.95,
-) -> Interval:
-    """A percentile bootstrap interval: quantiles of the statistic over ``n`` draws of the rows with replacement.
+def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> Interval:
+    """A 95 % percentile bootstrap interval of Spearman's rho of pairs; all draws are ranked at once.
 
-    Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
+    Quantiles of the statistic over ``n`` draws of the rows with replacement: Efron and Tibshirani, An Introduction to
+    the Bootstrap (1993), section 13.3.
 
     Args:
-        values: (m, ...), m independent rows, such as images.
-        statistic: of such an array, reduces its first axis, e.g. ``lambda rows: rows.mean(0)``.
-        n: draws.
+        pairs: (m, 2), m independent rows.
+        n: draws. Those in which a side is constant have no rho, and the interval is nan.
         seed: of the draws.
-        level: of confidence, in (0, 1).
-
-    Raises:
-        VitrimError: no rows, no draws, or another level.
-
-    Example:
-        >>> low, high = bootstrap_ci(np.arange(100.0), np.mean)
-        >>> bool(low < 49.5 < high), bool(high - low < 15)
-        (True, True)
-    """
-    rows = np.asarray(values, dtype=np.float64)
-    _check(rows, n, level)
-    generator = np.random.default_rng(seed)
-    found = np.stack(
-        [np.asarray(statistic(rows[generator.integers(len(rows), size=len(rows))]), np.float64) for _ in range(n)]
-    )
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Interval(low, high)
-
-
-def mean_ci(values: ArrayLike, n: int = 1000, seed: int = 0, *, level: float = 0.95) -> Interval:
-    """`bootstrap_ci` of the means of columns, the same numbers sooner: draws become counts of rows.
-
-    Args:
-        values: (m, K), m independent rows.
-        n, seed, level: as for `bootstrap_ci`.
-
-    Raises:
-        VitrimError: as `bootstrap_ci`.
-
-    Example:
-        >>> low, high = mean_ci([[0.0], [1.0]])
-        >>> low.tolist(), high.tolist()
-        ([0.0], [1.0])
-    """
-    rows = np.asarray(values, dtype=np.float64)
-    _check(rows, n, level)
-    generator, size = np.random.default_rng(seed), len(rows)
-    counts = (np.bincount(generator.integers(size, size=size), minlength=size) for _ in range(n))
-    low, high = np.quantile([count @ rows / size for count in counts], [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Interval(low, high)
-
-
-def spearman_ci(pairs: ArrayLike, n: int = 1000, seed: int = 0, *, level: float = 0.95) -> Interval:
-    """`bootstrap_ci` of Spearman's rho of pairs, the same numbers sooner: all draws are ranked at once.
-
-    Args:
-        pairs: (m, 2).
-        n, seed, level: as for `bootstrap_ci`. Draws in which a side is constant have no rho, and the interval is nan.
-
-    Raises:
-        VitrimError: as `bootstrap_ci`.
 
     Example:
         >>> low, high = spearman_ci([[1, 2], [2, 4], [3, 3], [4, 7], [5, 6], [6, 9]])
@@ -133,28 +80,34 @@ def spearman_ci(pairs: ArrayLike, n: int = 1000, seed: int = 0, *, level: float 
     from scipy.stats import rankdata
 
     rows = np.asarray(pairs, dtype=np.float64)
-    _check(rows, n, level)
     generator, size = np.random.default_rng(seed), len(rows)
     drawn = rows[np.stack([generator.integers(size, size=size) for _ in range(n)])]
     x, y = np.moveaxis(rankdata(drawn, axis=1) - (size + 1) / 2, -1, 0)
     below = np.sqrt((x * x).sum(1) * (y * y).sum(1))
     found = np.divide((x * y).sum(1), below, out=np.full(n, np.nan), where=below > 0)
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(low, high)
+    return Interval(*np.quantile(found, ENDS))
 
 
-def summary(values: ArrayLike) -> list[tuple[float, float, float, float]]:
+def summary(values: ArrayLike, n: int = DRAWS) -> list[tuple[float, float, float, float]]:
     """Mean, population standard deviation and the ends of a 95 % bootstrap interval of the mean, of each column.
 
     Args:
         values: (I, K), images by measures.
+        n: draws of the interval, see `spearman_ci`; they become counts of rows.
+
+    Raises:
+        VitrimError: there are no images.
 
     Example:
         >>> [round(number, 3) for number in summary([[0.0], [1.0]])[0]]
         [0.5, 0.5, 0.0, 1.0]
     """
     rows = np.asarray(values, dtype=np.float64)
-    low, high = mean_ci(rows)
+    generator, size = np.random.default_rng(0), len(rows)
+    if not size:
+        raise VitrimError("expected numbers of one image or more, got none")
+    counts = (np.bincount(generator.integers(size, size=size), minlength=size) for _ in range(n))
+    low, high = np.quantile([count @ rows / size for count in counts], ENDS, axis=0)
     columns = zip(rows.mean(0), rows.std(0), low, high, strict=True)
     return [(float(a), float(b), float(c), float(d)) for a, b, c, d in columns]
 
@@ -167,10 +120,3 @@ def columns_of(prefix: str, columns: Sequence[str] = ("", "_std", "_low", "_high
         ('iou', 'iou_std', 'iou_low', 'iou_high')
     """
     return tuple(f"{prefix}{column}" for column in columns)
-
-
-def _check(rows: NDArray[np.float64], n: int, level: float) -> None:
-    if rows.ndim == 0 or not len(rows) or n < 1 or not 0 < level < 1:
-        raise VitrimError(
-            f"expected rows to draw from, one draw or more and a level in (0, 1), got {rows.shape}, {n} and {level}"
-        )

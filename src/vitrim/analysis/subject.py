@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,13 +23,13 @@ from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
 from vitrim.core.tokens import TokenState
 from vitrim.data import spread
-from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.probes import Gauge, Probe
-from vitrim.measure.records import Batch, Row, read
+from vitrim.measure.records import Batch, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks import Task
 
-__all__ = ["EXAMPLES", "Decision", "See", "Subject", "Watch", "reduced_blocks"]
+__all__ = ["EXAMPLES", "Decision", "Observer", "Subject", "Watch", "reduced_blocks"]
 
 EXAMPLES = 8
 """Images of which a family keeps what pictures show."""
@@ -51,13 +52,6 @@ class Decision:
     state: TokenState
     scores: Tensor | None
     assignment: Hard | None
-
-    def target(self) -> Tensor:
-        """(B, N), the new index of every token, -1 where it is gone."""
-        n = self.state.num_tokens
-        if self.assignment is None:
-            return torch.arange(n, device=self.x.device).expand(self.x.shape[0], n)
-        return self.assignment.target(n)
 
     def on_grid(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """(B, P) of the input patches: their scores, nan for those that stand for no token, and which of them stay."""
@@ -107,33 +101,32 @@ class Watch:
         self.found: list[Decision] = []
         self.scores = scores
         for block in reduced_blocks(reduction):
-            block.reducer.register_forward_hook(self._note(block.depth))
+            block.reducer.register_forward_hook(partial(self._note, block.depth))
 
     def take(self) -> list[Decision]:
         """The decisions since the last call."""
         found, self.found = self.found, []
         return found
 
-    def _note(self, depth: int) -> Callable[..., None]:
-        def note(reducer: Reducer[Any], args: tuple[Tensor, Attention, TokenState], assignment: object) -> None:
-            x, attention, state = args
-            with torch.no_grad(), torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
-                scores = reducer.ranking(x, attention, state) if self.scores else None
-            hard = assignment if isinstance(assignment, Hard) else None
-            if assignment is None or hard is not None:
-                self.found.append(Decision(depth, x, state, scores, hard))
-
-        return note
+    def _note(
+        self,
+        depth: int,
+        reducer: Reducer[Any],
+        args: tuple[Tensor, Attention, TokenState],
+        assignment: object,
+    ) -> None:
+        x, attention, state = args
+        with torch.no_grad(), torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
+            scores = reducer.ranking(x, attention, state) if self.scores else None
+        hard = assignment if isinstance(assignment, Hard) else None
+        if assignment is None or hard is not None:
+            self.found.append(Decision(depth, x, state, scores, hard))
 
 
 def reduced_blocks(reduction: Reduction) -> list[ReducedBlock]:
     """The blocks of a reduced model, in order."""
     model = reduction.model
     return [block for block in host_of(model).blocks(model) if isinstance(block, ReducedBlock)]
-
-
-See = Callable[[Batch, Output, Output], None]
-"""Takes a batch, what one model made of it, and what the dense model did."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +153,8 @@ class Subject:
         >>> images = TensorDataset(torch.rand(6, 3, 160, 160), torch.arange(6) % 3)
         >>> model = timm.create_model("test_vit", num_classes=3).eval()
         >>> subject = Subject(model, [parse_method("tome:r=8")], make_task("classification", 3), images, batch_size=4)
-        >>> [len(batch) for batch in subject.batches()], subject.count(3)
-        ([4, 2], 3)
+        >>> [len(batch) for batch in subject.batches()], subject.places(3).tolist()
+        ([4, 2], [0, 2, 5])
     """
 
     model: nn.Module
@@ -191,10 +184,6 @@ class Subject:
         some: NDArray[np.int64] = found[spread(len(found), most)]
         return some
 
-    def count(self, most: int | None = None) -> int:
-        """The number of `places`."""
-        return len(self.places(most))
-
     def batches(
         self, most: int | None = None, *, batch_size: int | None = None, order: NDArray[np.int64] | None = None
     ) -> Iterator[Batch]:
@@ -216,36 +205,40 @@ class Subject:
         scaled: NDArray[np.float32] = ((found - low) / (high - low).clamp_min(1e-12)).float().numpy()
         return scaled
 
-    def contestants(self, methods: Sequence[MethodConfig]) -> list[Contestant]:
-        """Private copies of the dense model and its reductions by ``methods``."""
-        return contestants(self.model, methods, self.task, learned=self.learned)
-
-    def rows(self, methods: Sequence[MethodConfig], probes: Sequence[Probe], batches: Iterator[Batch]) -> list[Row]:
-        """Measure what ``probes`` ask of the dense model and of ``methods`` on ``batches``, the dense model first."""
-        measurement = Measurement(self.contestants(methods), probes, self.task, seed=self.seed)
-        measurement.follow(batches)
-        return measurement.rows()
-
-    def follow(self, models: Sequence[Contestant], sees: Mapping[int, See], batches: Iterator[Batch]) -> None:
-        """Run ``models`` on ``batches``, and after every forward call the one of ``sees`` with the model's place."""
-        watching = _Watching({models[place]: see for place, see in sees.items()})
-        measurement = Measurement(models, [watching], self.task, seed=self.seed)
-        measurement.follow(batches)
+    def measurement(self, methods: Sequence[MethodConfig], probes: Sequence[Probe]) -> Measurement:
+        """A comparison of the dense model and its reductions by ``methods``, which has seen no batch yet."""
+        return Measurement.of(self.model, methods, probes, self.task, learned=self.learned, seed=self.seed)
 
 
-class _Watching(Gauge):
-    """A probe and its gauges in one: a gauge only calls."""
+class Observer(Gauge):
+    """A gauge that notes what a reduced model does, for one family; rows have nothing of it.
 
-    def __init__(self, sees: Mapping[Contestant, See], see: See | None = None) -> None:
+    Args:
+        contestant: a private copy, on which hooks may be set and left.
+    """
+
+    reduction: Reduction
+
+    def __init__(self, contestant: Contestant) -> None:
         super().__init__({})
-        self.sees, self.called = sees, see
+        self.name = contestant.name
+        if contestant.reduction is not None:
+            self.reduction = contestant.reduction
 
-    def start(self, contestant: Contestant) -> Gauge:
-        return _Watching(self.sees, self.sees.get(contestant))
+    @classmethod
+    def over(cls, subject: Subject, methods: Sequence[MethodConfig], batches: Iterator[Batch]) -> list[Self]:
+        """Run the dense model and its reductions by ``methods`` on ``batches``: an observer of each reduction."""
+        measurement = subject.measurement(methods, [cls])
+        measurement.follow(batches)
+        return [gauge for gauges in measurement.gauges for gauge in gauges if isinstance(gauge, cls)]
+
+    @classmethod
+    def start(cls, contestant: Contestant) -> Observer:
+        """The observer of one model; that of the dense one, which has no reduction, notes nothing."""
+        return Observer(contestant) if contestant.reduction is None else cls(contestant)
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
-        if self.called is not None:
-            self.called(batch, output, dense)
+        """Called after every forward; by default nothing happens, as where hooks have seen it all."""
 
     def result(self) -> Mapping[str, Any]:
         return {}

@@ -25,8 +25,6 @@ from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from vitrim.report import Report
 
 Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
@@ -100,15 +98,23 @@ def analyze(
     from the records, with --from, without model or data. If the pass stops half-way, what was gathered is analysed.
     """
     configs = parse_methods(methods or ())
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     from vitrim.analysis.analyze import analyze as run
-    from vitrim.analysis.analyze import analyze_records, compare_analyses, families_of
+    from vitrim.analysis.analyze import analyze_records, compare_analyses
+    from vitrim.analysis.families import chosen
     from vitrim.measure.machine import set_threads
     from vitrim.report import show as show_report
 
     pixels = _pixels(sizes)
-    families_of(only, pixels)
+    chosen(only, pixels)
 
-    bar = _progress()
+    # a bar on standard error that goes when it is stopped; hidden where that is no terminal, and until the first batch
+    errors = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
+    bar.add_task("images", total=None, visible=False)
 
     def show(report: Report) -> None:
         bar.stop()
@@ -164,18 +170,6 @@ def analyze(
             on_stop=show,
         )
     show(report)
-
-
-def _progress() -> Progress:
-    """A bar on standard error that goes when it is stopped; hidden where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    bar.add_task("images", total=None, visible=False)  # until the first batch
-    return bar
 
 
 def _pixels(text: str | None) -> tuple[int, ...]:

@@ -102,6 +102,28 @@ class Measurement:
         self.images = 0
         self.turns = 0
 
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        methods: Sequence[MethodConfig | str],
+        probes: Sequence[Probe],
+        task: Task,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        learned: Path | None = None,
+        processes: Processes | None = None,
+        seed: int = 0,
+    ) -> Measurement:
+        """The comparison of ``model`` and its reductions by ``methods``, as private copies; arguments as of `run`.
+
+        Raises:
+            VitrimError: the model or a method does not fit.
+        """
+        models = contestants(model, methods, task, device=device, dtype=dtype, learned=learned)
+        return cls(models, probes, task, processes=processes, seed=seed)
+
     @torch.no_grad()  # not inference_mode: a sharded model keeps what it gathers
     def update(self, batch: Batch) -> None:
         """Run every model on a batch.
@@ -236,8 +258,9 @@ def run(
         >>> [(row.method, row["top3"]) for row in rows]
         [('dense', 1.0), ('none', 1.0)]
     """
-    models = contestants(model, methods, task, device=device, dtype=dtype, learned=learned)
-    measurement = Measurement(models, probes, task, processes=processes, seed=seed)
+    measurement = Measurement.of(
+        model, methods, probes, task, device=device, dtype=dtype, learned=learned, processes=processes, seed=seed
+    )
     measurement.follow(batches, on_progress)
     rows = measurement.rows()
     if not rows:

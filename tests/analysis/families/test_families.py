@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from made_subjects import subject
 from tiny import GEOMETRY
-from vitrim.analysis.families import across, of_model
+from vitrim.analysis.families import across, results_of
 from vitrim.analysis.families.depth import depth_map, js_bits, mean_depth
 from vitrim.analysis.families.features import features
 from vitrim.analysis.record import Record, titled
@@ -21,18 +21,19 @@ from vitrim.errors import VitrimError
 
 def test_experiments_run_where_they_are_named(model: nn.Module, data: TensorDataset) -> None:
     own = subject(model, data, "topk:keep_rate=0.5", limit=6)
-    assert of_model(own, []) == {}
-    found = of_model(own, ["router", "patterns", "attention"])
+    assert results_of(None, [], own) == {}
+    found = results_of(None, ["router", "patterns", "attention"], own)
     assert list(found) == ["attention", "router"]
     assert "router: estimated from 6 images, fewer than 30" in found["router"].notes
     with pytest.raises(VitrimError, match="unknown family 'speed'"):
-        of_model(own, ["speed"])
+        results_of(None, ["speed"], own)
 
 
 def test_nothing_is_left_of_an_experiment(model: nn.Module, data: TensorDataset) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
-    of_model(subject(model, data, "mctf:r=4", "topk", limit=4), ["attention", "router", "loss"])
+    own = subject(model, data, "mctf:r=4", "topk", limit=4)
+    results_of(None, ["attention", "router", "loss"], own)
     assert hooks == sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert set(GEOMETRY) <= {"img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes"}
@@ -111,7 +112,7 @@ def test_the_sign_of_an_anchor(analyses: Sequence[Sequence[Record]]) -> None:
 def test_analyses_that_cannot_be_compared(analyses: Sequence[Sequence[Record]]) -> None:
     with pytest.raises(VitrimError, match="needs two finished analyses or more, got 1"):
         across(analyses[:1])
-    with pytest.raises(VitrimError, match="patterns needs records of the same images, which --from takes"):
+    with pytest.raises(VitrimError, match="patterns needs records of the same images; analyses are compared by depth"):
         across(analyses, ["patterns"])
     with pytest.raises(VitrimError, match="there are two records of dense"):
         across([analyses[0], analyses[0]])

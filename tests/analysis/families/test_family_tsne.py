@@ -12,9 +12,11 @@ from torch.utils.data import TensorDataset
 
 from made_subjects import subject
 from made_tables import rows
-from vitrim.analysis.families.tsne import silhouettes, tsne
+from vitrim.analysis.families.tsne import _Pruned, silhouettes, tsne
 from vitrim.analysis.subject import Watch
 from vitrim.core.registry import parse_method
+from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.records import Batch
 
 
 def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) -> None:
@@ -40,22 +42,27 @@ def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) ->
 
 @torch.no_grad()
 def test_concatenated_tokens_are_as_they_were_when_pruned(model: nn.Module, data: TensorDataset) -> None:
-    from vitrim.analysis.families.tsne import _Pruned
-
     own = subject(model, data, limit=8, batch_size=8)
     form = parse_method("cropr:r=4").rejoining()["concat"]
-    models = own.contestants([form])
-    pruned = _Pruned(models[1])
     decisions: list[Any] = []
-    other = Watch(models[1].reduction, scores=True)
-    own.follow(models, {1: lambda *seen: (decisions.extend(other.take()), pruned.see(*seen))}, own.batches())
-    tokens, blocks = pruned.found()
+
+    class Both(_Pruned):
+        def __init__(self, contestant: Contestant) -> None:
+            super().__init__(contestant)
+            self.other = Watch(self.reduction, scores=True)
+
+        def see(self, batch: Batch, output: Output, dense: Output) -> None:
+            decisions.extend(self.other.take())
+            super().see(batch, output, dense)
+
+    [pruned] = Both.over(own, [form], own.batches())
+    tokens = np.concatenate([np.concatenate(parts) for _, parts in sorted(pruned.parts.items())])
     expected = []
     for decision in decisions:
         order = decision.scores.argsort(1, descending=True)
         best = order[:, decision.assignment.anchor.shape[1] - 1] + 1  # the first that is not kept
         expected.append(decision.x[torch.arange(8), best])
-    assert blocks.tolist() == [1] * 8 + [2] * 8
+    assert {block: sum(map(len, parts)) for block, parts in pruned.parts.items()} == {1: 8, 2: 8}
     assert np.allclose(tokens, torch.cat(expected).numpy(), atol=1e-6)
 
 

@@ -1,20 +1,20 @@
 """The families of an analysis. A new one is a file here, and a line in `FAMILIES`.
 
-of_records(records)           every family that records give
-of_model(subject, ["router"]) families that run the model once more
-across(analyses)              records of several analyses, which may be of different images
+results_of(records)                   every family that one pass over the images gives
+results_of(None, ["router"], subject) families that run the model once more
+across(analyses)                      records of several analyses, which may be of different images
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from vitrim.analysis.families.attention import attention
 from vitrim.analysis.families.counts import counts
 from vitrim.analysis.families.depth import depth
-from vitrim.analysis.families.features import features, pooled
+from vitrim.analysis.families.features import features
 from vitrim.analysis.families.loss import class_tokens, loss
 from vitrim.analysis.families.patterns import patterns
 from vitrim.analysis.families.router import router
@@ -26,7 +26,7 @@ from vitrim.analysis.record import Record, titled
 from vitrim.analysis.subject import Subject
 from vitrim.errors import VitrimError, unknown
 
-__all__ = ["DEFAULT", "FAMILIES", "Family", "across", "chosen", "of_model", "of_records", "together"]
+__all__ = ["DEFAULT", "FAMILIES", "Family", "across", "chosen", "results_of"]
 
 FEW = 30
 """Images below which numbers come with a warning."""
@@ -64,54 +64,62 @@ DEFAULT = tuple(name for name, family in FAMILIES.items() if family.of_records i
 """Those that one pass over the images gives."""
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The families called ``names``, in the order of a report; for none those of `DEFAULT`, for ``all`` all of them.
+def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = ()) -> list[str]:
+    """The families that were asked for by name, in the order of a report; none for None.
+
+    Args:
+        only: names, as a sequence or a text with commas; "all" for all.
+        sizes: of images that are timed.
 
     Raises:
-        VitrimError: there is no such family.
+        VitrimError: there is no such family, or sizes are given and nothing is timed.
 
     Example:
-        >>> chosen(["depth"]), len(chosen([])), len(chosen(["all"]))
-        (['depth'], 5, 10)
+        >>> chosen("counts,depth"), chosen(None), len(chosen("all"))
+        (['depth', 'counts'], [], 10)
     """
-    if list(names) == ["all"]:
-        return list(FAMILIES)
-    for name in names:
-        if name not in FAMILIES:
-            raise unknown("family", name, FAMILIES)
-    return [name for name in FAMILIES if name in (names or DEFAULT)]
+    names = only.split(",") if isinstance(only, str) else [] if only is None else list(only)
+    if names == ["all"]:
+        names = list(FAMILIES)
+    wrong = next((name for name in names if name not in FAMILIES), None)
+    if wrong is not None:
+        raise unknown("family", wrong, FAMILIES)
+    if sizes and "throughput" not in names:
+        raise VitrimError("sizes are those of the family throughput, which runs only if it is named")
+    return [name for name in FAMILIES if name in names]
 
 
-def of_records(records: Sequence[Record], names: Sequence[str] = ()) -> dict[str, FamilyResult]:
-    """The tables of every family of ``names`` that records give, all for none, over ``records``.
+def results_of(
+    records: Sequence[Record] | None, names: Sequence[str] = (), subject: Subject | None = None
+) -> dict[str, FamilyResult]:
+    """The tables of the families of ``names``, of `DEFAULT` for none, in the order of a report.
 
     A family that cannot be had of these records says so in a note if it was not asked for by name.
+
+    Args:
+        records: of one pass; None leaves out what records give.
+        names: of families.
+        subject: for families of ``names`` that run the model once more; None leaves these out.
 
     Raises:
         VitrimError: an unknown family, one that was asked for and cannot be had, or a record twice.
     """
-    records = titled(records)
-    makers = {name: FAMILIES[name].of_records for name in chosen(names)}
-    few = min(map(len, records), default=0)
-    return {
-        name: _tried(name, partial(make, records), few, asked=bool(names))
-        for name, make in makers.items()
-        if make is not None
-    }
-
-
-def of_model(subject: Subject, names: Sequence[str]) -> dict[str, FamilyResult]:
-    """The tables of the families of ``names`` that run the model, none for none.
-
-    Raises:
-        VitrimError: an unknown family, or one that cannot be had of this model or these images.
-    """
+    named = chosen(names)
+    stored = None if records is None else titled(records)
     found = {}
-    for name in chosen(names) if names else ():
-        make = FAMILIES[name].of_model
-        if make is not None:
-            result = make(subject)
-            found[name] = _warned(name, result, FEW if result.images is None else result.images)
+    for name in named or DEFAULT:
+        family, parts = FAMILIES[name], []
+        if family.of_records is not None and stored is not None:
+            few = min(map(len, stored), default=0)
+            parts.append(_tried(name, partial(family.of_records, stored), few, asked=bool(named)))
+        if family.of_model is not None and subject is not None and named:
+            parts.append(_tried(name, partial(family.of_model, subject), FEW, asked=True))
+        if parts:
+            found[name] = FamilyResult(
+                [table for part in parts for table in part.tables],
+                [note for part in parts for note in part.notes],
+                {key: array for part in parts for key, array in part.arrays.items()},
+            )
     return found
 
 
@@ -132,15 +140,13 @@ def across(analyses: Sequence[Sequence[Record]], names: Sequence[str] = ()) -> d
     valid = ("depth", "counts", "features")
     wrong = next((name for name in names if name not in valid), None)
     if wrong is not None:
-        raise VitrimError(
-            f"{wrong} needs records of the same images, which --from takes; analyses are compared by {', '.join(valid)}"
-        )
+        raise VitrimError(f"{wrong} needs records of the same images; analyses are compared by {', '.join(valid)}")
     if len(analyses) < 2:
         raise VitrimError(f"a comparison needs two finished analyses or more, got {len(analyses)}")
     every = titled([record for analysis in analyses for record in analysis])
     left = iter(every)
     groups = [[next(left) for _ in analysis] for analysis in analyses]
-    makers = {"depth": partial(depth, every), "counts": partial(counts, every), "features": partial(pooled, groups)}
+    makers = {"depth": partial(depth, every), "counts": partial(counts, every), "features": partial(features, *groups)}
     few = min(map(len, every))
     return {name: _tried(name, makers[name], few, asked=bool(names)) for name in valid if name in names or not names}
 
@@ -153,23 +159,7 @@ def _tried(name: str, make: Callable[[], FamilyResult], images: int, *, asked: b
         if asked:
             raise
         return FamilyResult(notes=[f"{name} skipped: {error}"])
-    return _warned(name, result, images)
-
-
-def _warned(name: str, result: FamilyResult, images: int) -> FamilyResult:
+    images = images if result.images is None else result.images
     if result.tables and images < FEW:
         result.notes.append(f"{name}: estimated from {images} images, fewer than {FEW}")
     return result
-
-
-def together(one: Mapping[str, FamilyResult], other: Mapping[str, FamilyResult]) -> dict[str, FamilyResult]:
-    """The results of both, in the order of a report; of a family in both, one after the other."""
-    found = {}
-    for name in FAMILIES:
-        parts = [results[name] for results in (one, other) if name in results]
-        if parts:
-            tables = [table for part in parts for table in part.tables]
-            notes = [note for part in parts for note in part.notes]
-            arrays = {key: array for part in parts for key, array in part.arrays.items()}
-            found[name] = FamilyResult(tables, notes, arrays, parts[-1].images)
-    return found

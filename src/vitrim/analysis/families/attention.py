@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, lines, methods_with
-from vitrim.analysis.statistics import columns_of, summary
-from vitrim.analysis.subject import EXAMPLES, Subject, reduced_blocks
+from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, line_panels, methods_with
+from vitrim.analysis.statistics import BAND, columns_of, summary
+from vitrim.analysis.subject import EXAMPLES, Observer, Subject, reduced_blocks
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock, Reducer
@@ -20,7 +20,7 @@ from vitrim.core.tokens import TokenState
 from vitrim.measure.contestants import Contestant
 from vitrim.plots.charts import short
 from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
-from vitrim.plots.style import TEXT, below, panels
+from vitrim.plots.style import TEXT
 from vitrim.report import Table
 
 IMAGES = 32
@@ -62,36 +62,36 @@ def attention(subject: Subject) -> FamilyResult:
     """
     if not subject.facts.has_class_token:
         return FamilyResult(notes=["attention skipped: the maps are those of a class token, and this model has none"])
-    models = subject.contestants(subject.methods)
-    watches = {place: _Maps(models[place]) for place in range(1, len(models))}
-    having = {place: watch for place, watch in watches.items() if watch.fuses}
-    if not having:
+    found = [watch for watch in _Maps.over(subject, subject.methods, subject.batches(IMAGES)) if watch.numbers]
+    if not found:
         return FamilyResult(notes=["attention skipped: it needs a method that fuses its attention map, such as mctf"])
-    chosen = [models[0], *(models[place] for place in having)]
-    subject.follow(chosen, {}, subject.batches(IMAGES))  # the maps are noted in the forward
-    found = [watch for watch in having.values() if watch.rows]
-    rows = [row for watch in found for row in watch.table()]
-    title = "Attention given to fused tokens, against what they would compute, of the class token"
-    result = FamilyResult([Table("attention", title, COLUMNS, rows, SHOWN)], images=subject.count(IMAGES))
-    result.arrays["images"] = subject.examples(IMAGES)
+    result = FamilyResult(images=len(subject.places(IMAGES)), arrays={"images": subject.examples(IMAGES)})
+    rows: list[tuple[object, ...]] = []
     for watch in found:
-        result.arrays |= watch.arrays()
+        blocks = sorted(watch.numbers)
+        for block in blocks:
+            numbers = np.concatenate(watch.numbers[block])
+            difference, divergence = summary(numbers)
+            rows.append((watch.name, block, len(numbers), *difference, *divergence))
+        maps = np.stack([np.concatenate(watch.pictures[block])[:EXAMPLES] for block in blocks], 2).astype(np.float32)
+        result.arrays[f"{watch.name}/blocks"] = np.array(blocks)
+        result.arrays[f"{watch.name}/given"] = maps[:, 0]
+        result.arrays[f"{watch.name}/precise"] = maps[:, 1]
+    title = "Attention given to fused tokens, against what they would compute, of the class token"
+    result.tables.append(Table("attention", title, COLUMNS, rows, SHOWN))
     return result
 
 
-class _Maps:
-    """Both maps of one model, block by block."""
+class _Maps(Observer):
+    """Both maps of one model, block by block, noted in its forward."""
 
     def __init__(self, contestant: Contestant) -> None:
-        assert contestant.reduction is not None
-        self.name = contestant.name
-        self.rows: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+        super().__init__(contestant)
+        self.numbers: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
         self.pictures: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
-        self.fuses = False
-        for block in reduced_blocks(contestant.reduction):
+        for block in reduced_blocks(self.reduction):
             reducer = block.reducer
             if type(reducer).fused_maps is not Reducer.fused_maps:
-                self.fuses = True
                 # in front of the class's own, of this private copy alone
                 vars(reducer)["attend_reduced"] = partial(self._attend_reduced, reducer)
 
@@ -109,36 +109,14 @@ class _Maps:
         """``attend_reduced`` of a reducer, once both maps are noted."""
         found = reducer.fused_maps(assignment, block, x, attention, state, *host_args) if rows is None else None
         if found is not None:
-            after = assignment.advance(x, state)
             given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in found)
-            numbers = [np.abs(given - precise).mean(1), kl_nats(precise, given)]
-            self.rows[block.depth].append(np.stack(numbers, 1))
-            self.pictures[block.depth].append(np.stack([_spread(one, after) for one in (given, precise)], 1))
+            self.numbers[block.depth].append(np.stack([np.abs(given - precise).mean(1), kl_nats(precise, given)], 1))
+            # over the image, the attention of a token is shared out over the patches that it holds
+            after = assignment.advance(x, state)
+            source, size = after.source[:, after.num_prefix :].cpu().numpy(), after.size.double().cpu().numpy()
+            shares = (np.take_along_axis(one / size, np.maximum(source, 0), axis=1) for one in (given, precise))
+            self.pictures[block.depth].append(np.stack([np.where(source >= 0, one, np.nan) for one in shares], 1))
         return type(reducer).attend_reduced(reducer, assignment, block, x, attention, state, rows, *host_args)
-
-    def table(self) -> list[tuple[object, ...]]:
-        rows: list[tuple[object, ...]] = []
-        for depth, parts in sorted(self.rows.items()):
-            numbers = np.concatenate(parts)
-            difference, divergence = summary(numbers)
-            rows.append((self.name, depth, len(numbers), *difference, *divergence))
-        return rows
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        blocks = sorted(self.pictures)
-        maps = np.stack([np.concatenate(self.pictures[block])[:EXAMPLES] for block in blocks], 2).astype(np.float32)
-        return {
-            f"{self.name}/blocks": np.array(blocks),
-            f"{self.name}/given": maps[:, 0],
-            f"{self.name}/precise": maps[:, 1],
-        }
-
-
-def _spread(row: NDArray[np.float64], state: TokenState) -> NDArray[np.float64]:
-    """(B, P), the attention (B, M) of the token that holds each patch, shared out over what it holds."""
-    source = state.source[:, state.num_prefix :].cpu().numpy()
-    share = row / state.size.double().cpu().numpy()
-    return np.where(source >= 0, np.take_along_axis(share, np.maximum(source, 0), axis=1), np.nan)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -146,36 +124,23 @@ def _spread(row: NDArray[np.float64], state: TokenState) -> NDArray[np.float64]:
 EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 2, 6
 
 
-@draws(
-    "attention",
-    "attention",
-    title="Attention given and attention computed, block by block",
-    alt="Lines over the blocks: mean absolute difference of the class token's attention, and its divergence, with 95 % "
-    "bootstrap intervals as bands.",
-)
+@draws("attention", "attention", "Attention given and attention computed, block by block")
 def draw_attention(tables: Tables) -> Any:
-    """Difference and divergence after each block, a line per method."""
-    figure, axes = panels(2, across=2, size=(3.6, 2.4), above=0.5)
-    handles: list[Any] = []
-    for axis, (measure, label) in zip(
-        axes, (("mean_absolute", "mean absolute difference"), ("kl_nats", "KL, nats")), strict=True
-    ):
-        handles = lines(axis, tables, "attention", ("block", measure, f"{measure}_low", f"{measure}_high"))
+    """Lines over the blocks: mean absolute difference of the class token's attention, and its divergence, with 95 %
+    bootstrap intervals as bands."""
+    measures = {"mean_absolute": "mean absolute difference", "kl_nats": "KL, nats"}
+    columns = [columns_of(measure, BAND) for measure in measures]
+    figure, axes = line_panels(tables, "attention", columns, across=2)
+    for axis, label in zip(axes, measures.values(), strict=True):
         axis.set_ylim(bottom=0)
         axis.set_ylabel(label, fontsize=TEXT)
-    below(figure, handles)
     return figure
 
 
-@draws(
-    "attention",
-    "attention",
-    title="Attention given and attention computed, over the image",
-    alt="Rows of pictures, three per image: the class token's attention that fused tokens are given, the one that they "
-    "would compute, both on one colour scale per block, and the absolute difference.",
-)
+@draws("attention", "attention", "Attention given and attention computed, over the image")
 def draw_attention_maps(tables: Tables) -> Any:
-    """Maps of the first images, a column per block; None where there are no arrays."""
+    """Rows of pictures, three per image: the class token's attention that fused tokens are given, the one that they
+    would compute, both on one colour scale per block, and the absolute difference."""
     arrays = tables.arrays.get("attention")
     if not arrays:
         return None

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of, styles, whole_numbers
+from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles
 from vitrim.analysis.record import Record
-from vitrim.plots.charts import Line, line, short
-from vitrim.plots.style import SMALL, TEXT, below, panels
+from vitrim.plots.charts import short
+from vitrim.plots.style import SMALL, TEXT, panels
 from vitrim.report import Table
 
 SHOWN = ("method", "block", "images", "tokens", "tokens_std", "p10", "median", "p90", "least", "most", "removed")
@@ -43,36 +43,22 @@ MOST = 12
 """Records with a panel of their own."""
 
 
-@draws(
-    "counts",
-    "counts",
-    title="Tokens after each block",
-    alt="Lines over the blocks: mean number of tokens left, with a band from the first to the ninth decile of the "
-    "images where methods decide image by image.",
-)
+@draws("counts", "counts", "Tokens after each block")
 def draw_tokens(tables: Tables) -> Any:
-    """Mean tokens after each block, one line per record, deciles as a band."""
-    names = names_of({"counts": tables["counts"]})
-    figure, (axis,) = panels(1, across=1, size=(6.4, 3.4), above=0.2 + 0.09 * len(names))
-    handles = lines(axis, tables, "counts", ("block", "tokens", "p10", "p90"), "after block")
+    """Lines over the blocks: mean number of tokens left, with a band from the first to the ninth decile of the
+    images where methods decide image by image."""
+    figure, (axis,) = line_panels(tables, "counts", [("tokens", "p10", "p90")], label="after block", across=2)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("tokens, class token included", fontsize=TEXT)
-    below(figure, handles, 2)
     return figure
 
 
-@draws(
-    "counts",
-    "counts",
-    title="Tokens removed by each block",
-    alt="Bars over the blocks, one panel per method: mean number of tokens that the block removes, negative where "
-    "patches come back. Where a method merges above a threshold, its threshold is a dashed line on the right axis.",
-)
+@draws("counts", "counts", "Tokens removed by each block")
 def draw_removed(tables: Tables) -> Any:
-    """Tokens removed by each block as bars, a panel per record that removes any; thresholds as a line."""
-    table = tables["counts"]
+    """Bars over the blocks, one panel per method: mean number of tokens that the block removes, negative where
+    patches come back. Where a method merges above a threshold, its threshold is a dashed line on the right axis."""
     colour, _ = styles(tables)
-    rows = {name: [row for row in table.records() if row["method"] == name] for name in names_of({"counts": table})}
+    rows = by_method(tables["counts"])
     shown = [name for name in rows if any(row["removed"] for row in rows[name])][:MOST]
     if not shown:
         return None
@@ -98,29 +84,21 @@ def draw_removed(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "counts",
-    "counts",
-    title="Share of the bound that is kept",
-    alt="Lines over the blocks: patches that are kept, as a share of the most that the method may keep; bands reach "
-    "from the first to the ninth decile of the images.",
-)
+@draws("counts", "counts", "Share of the bound that is kept")
 def draw_share_of_bound(tables: Tables) -> Any:
-    """Patches kept over the method's own bound, of methods that have one and decide by image; None without any."""
+    """Lines over the blocks: patches that are kept, as a share of the most that the method may keep; bands reach
+    from the first to the ninth decile of the images."""
     table = tables["counts"]
     if "bound" not in table.columns or not any(table.column("bound")):
         return None
-    colour, marker = styles(tables)
-    figure, (axis,) = panels(1, across=1, size=(5.2, 2.8), above=0.3)
-    handles = []
-    for name in names_of({table.name: table}):
-        rows = [row for row in table.records() if row["method"] == name and row["bound"]]
-        if rows:
-            shares = [[row[key] / row["bound"] for row in rows] for key in ("tokens", "p10", "p90")]
-            given = Line([row["block"] for row in rows], *shares)
-            handles.append(line(axis, given, colour=colour[name], marker=marker[name], label=name))
+    shares = [
+        (row["method"], row["block"], *(row[key] / row["bound"] for key in ("tokens", "p10", "p90")))
+        for row in table.records()
+        if row["bound"]
+    ]
+    columns = ("method", "block", "share", "p10", "p90")
+    derived = Tables({**tables, "shares": Table("shares", "", columns, shares)})
+    figure, (axis,) = line_panels(derived, "shares", [columns[2:]], label="after block", across=2)
     axis.set_ylim(0, 1.03)
-    whole_numbers(axis, "after block")
     axis.set_ylabel("share of the bound", fontsize=TEXT)
-    below(figure, handles, 2)
     return figure

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, matrix, names_of
+from vitrim.analysis.family import FamilyResult, PairMap, Tables, by_method, draw_pair_maps, draws, names_of
 from vitrim.analysis.record import Record
 from vitrim.errors import VitrimError
-from vitrim.plots.charts import colour_bar, heat, short, square
-from vitrim.plots.style import SMALL, TITLE, panels, sheet
+from vitrim.plots.charts import colour_bar, heat, short
+from vitrim.plots.style import SMALL, sheet
 from vitrim.report import Table
 
 Floats = NDArray[np.float64]
@@ -90,7 +90,7 @@ def kl_bits(a: ArrayLike, b: ArrayLike) -> float:
     """
     from scipy.stats import entropy
 
-    p, q = _masses(a, b)
+    p, q = _maps(a, b, masses=True)
     return float(entropy(q, p, base=2))
 
 
@@ -110,7 +110,7 @@ def js_bits(a: ArrayLike, b: ArrayLike, *, reference: bool = False) -> float:
     """
     from scipy.stats import entropy
 
-    p, q = _masses(a, b)
+    p, q = _maps(a, b, masses=True)
     middle = (p + q) / 2
     pairs = ((middle, p), (middle, q)) if reference else ((p, middle), (q, middle))
     return float(sum(entropy(one, other, base=2) for one, other in pairs) / 2)
@@ -127,7 +127,7 @@ def pcc(a: ArrayLike, b: ArrayLike) -> float:
         1.0
     """
     first, second = _maps(a, b)
-    if _constant(first) or _constant(second):
+    if _constant(first, second):
         return float("nan")
     return float(np.corrcoef(first, second)[0, 1])
 
@@ -142,12 +142,9 @@ def scc(a: ArrayLike, b: ArrayLike) -> float:
         >>> round(scc([0, 1, 2], [0, 1, 100]), 12)
         1.0
     """
-    from scipy.stats import spearmanr
+    from scipy.stats import rankdata
 
-    first, second = _maps(a, b)
-    if _constant(first) or _constant(second):
-        return float("nan")
-    return float(spearmanr(first, second).statistic)
+    return pcc(*(rankdata(one) for one in _maps(a, b)))
 
 
 def sim(a: ArrayLike, b: ArrayLike) -> float:
@@ -164,7 +161,7 @@ def sim(a: ArrayLike, b: ArrayLike) -> float:
         0.5
     """
     first, second = _maps(a, b)
-    if _constant(first) or _constant(second):
+    if _constant(first, second):
         return float("nan")
     scaled = ((one - one.min()) / (one.max() - one.min()) for one in (first, second))
     return float(np.minimum(*(one / one.sum() for one in scaled)).sum())
@@ -191,30 +188,27 @@ def emd(a: ArrayLike, b: ArrayLike) -> float:
     shape = np.shape(a)
     if len(shape) != 2:
         raise VitrimError(f"expected maps (rows, columns), got {shape}")
-    p, q = _masses(a, b)
+    p, q = _maps(a, b, masses=True)
     places = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, 2).astype(np.float64)
     return float(ot.emd2(p, q, ot.dist(places, metric="euclidean")))
 
 
-def _maps(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
-    """Both maps as vectors."""
+def _maps(a: ArrayLike, b: ArrayLike, *, masses: bool = False) -> tuple[Floats, Floats]:
+    """Both maps as vectors, of sum 1 if they are ``masses``."""
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape:
         raise VitrimError(f"expected two maps of one shape, got {first.shape} and {second.shape}")
-    return first.ravel(), second.ravel()
-
-
-def _masses(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
-    """Both maps as vectors of sum 1."""
-    first, second = _maps(a, b)
+    if not masses:
+        return first.ravel(), second.ravel()
     for one in (first, second):
         if one.min(initial=0.0) < 0 or not 0 < one.sum() < np.inf:
             raise VitrimError("expected maps of non-negative numbers that are not all zero")
-    return first / first.sum(), second / second.sum()
+    return first.ravel() / first.sum(), second.ravel() / second.sum()
 
 
-def _constant(values: Floats) -> bool:
-    return bool((values == values[:1]).all())
+def _constant(*maps: Floats) -> bool:
+    """True if one of the maps has one value throughout."""
+    return any(bool((values == values[:1]).all()) for values in maps)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -233,16 +227,13 @@ def depth(records: Sequence[Record]) -> FamilyResult:
     standing = [record for record in records if record.blocks and "kept" in record.arrays]
     if not standing:
         return FamilyResult(notes=["depth skipped: it needs a record of a method that keeps patches"])
-    found: list[tuple[Record, MeanDepth]] = []
-    for record in standing:
-        depths = depth_map(record.kept(), record.blocks, record.header["num_layers"])
-        found.append((record, mean_depth(depths)))
+    found = [
+        (record, mean_depth(depth_map(record.kept(), record.blocks, record.header["num_layers"])))
+        for record in standing
+    ]
     overall = [
-        (
-            *(record.name, len(record), pattern.overall_mean, pattern.overall_std),
-            *(float(pattern.mean.min()), float(pattern.mean.max())),
-        )
-        for record, pattern in found
+        (record.name, len(record), one.overall_mean, one.overall_std, float(one.mean.min()), float(one.mean.max()))
+        for record, one in found
     ]
     tables = [
         Table("depth", "Depth at which patches are dropped; blocks of the model where they never are", OVERALL, overall)
@@ -270,33 +261,28 @@ def depth(records: Sequence[Record]) -> FamilyResult:
 
 ACROSS = 5
 """Maps in a row."""
-LIKENESS = {
-    "pcc": ("PCC", "pcc"),
-    "scc": ("SCC", "scc"),
-    "sim": ("SIM", "sim"),
-    "kl_bits_ab": ("KL, bits", "kl_bits_ba"),
-    "js_bits": ("JS, bits", "js_bits"),
-    "emd_patches": ("EMD, patches", "emd_patches"),
-}
-"""Of every measure its name, and the column of a pair turned round."""
-SAME = {"pcc": 1.0, "scc": 1.0, "sim": 1.0}
-"""The value of a map with itself; 0 otherwise."""
-
-
-@draws(
-    "depth",
-    "depth_maps",
-    title="Depth that patches reach",
-    alt="Maps over the image, in pairs of rows: the mean over the images of the block at which each patch is dropped, "
-    "and below it the standard deviation. All means share one colour scale, and all deviations another.",
+LIKENESS = (
+    ("PCC", "pcc", "pcc", 1.0),
+    ("SCC", "scc", "scc", 1.0),
+    ("SIM", "sim", "sim", 1.0),
+    ("KL, bits", "kl_bits_ab", "kl_bits_ba", 0.0),
+    ("JS, bits", "js_bits", "js_bits", 0.0),
+    ("EMD, patches", "emd_patches", "emd_patches", 0.0),
 )
+"""The name of every measure, its column, that of a pair turned round, and the value of a map with itself."""
+
+
+@draws("depth", "depth_maps", "Depth that patches reach")
 def draw_depth_maps(tables: Tables) -> Any:
-    """Mean and standard deviation of the depth of every patch, a column per record."""
-    table = tables["depth_maps"]
-    names = names_of({table.name: table})
-    grids = {name: _grids([row for row in table.rows if row[0] == name]) for name in names}
-    stacks = [np.stack([pair[kind] for pair in grids.values()]) for kind in (0, 1)]
-    limits = [(float(stack.min()), float(stack.max())) for stack in stacks]
+    """Maps over the image, in pairs of rows: the mean over the images of the block at which each patch is dropped,
+    and below it the standard deviation. All means share one colour scale, and all deviations another."""
+    grids = {}
+    for name, rows in by_method(tables["depth_maps"]).items():
+        grids[name] = np.full((2, 1 + max(row["row"] for row in rows), 1 + max(row["column"] for row in rows)), np.nan)
+        for row in rows:
+            grids[name][:, row["row"], row["column"]] = row["depth"], row["depth_std"]
+    names, every = list(grids), np.concatenate([grid.reshape(2, -1) for grid in grids.values()], 1)
+    limits = [(float(values.min()), float(values.max())) for values in every]
     across = min(ACROSS, len(names))
     chunks = [names[start : start + across] for start in range(0, len(names), across)]
     figure = sheet(1.6 * across + 1.1, 3.5 * len(chunks) + 0.1)
@@ -314,38 +300,12 @@ def draw_depth_maps(tables: Tables) -> Any:
     return figure
 
 
-def _grids(rows: list[tuple[Any, ...]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation as maps."""
-    height, width = (1 + max(row[place] for row in rows) for place in (1, 2))
-    mean, std = np.full((height, width), np.nan), np.full((height, width), np.nan)
-    for _, y, x, value, deviation in rows:
-        mean[y, x], std[y, x] = value, deviation
-    return mean, std
-
-
-@draws(
-    "depth",
-    "depth_pairs",
-    title="Similarity of the maps of depth",
-    alt="Heat maps of the likeness of the mean maps of depth for every pair: Pearson and Spearman correlation and "
-    "similarity, which are 1 for equal maps; Kullback-Leibler and Jensen-Shannon divergence and earth mover's "
-    "distance, which are 0.",
-)
+@draws("depth", "depth_pairs", "Similarity of the maps of depth")
 def draw_depth_pairs(tables: Tables) -> Any:
-    """Six measures of every pair of mean maps."""
+    """Heat maps of the likeness of the mean maps of depth for every pair: Pearson and Spearman correlation and
+    similarity, which are 1 for equal maps; Kullback-Leibler and Jensen-Shannon divergence and earth mover's
+    distance, which are 0."""
     table = tables["depth_pairs"]
-    names = names_of({table.name: table})
-    side, across = square(names, 3)
-    figure, axes = panels(len(LIKENESS), across=across, size=(side + 0.7, side + 0.35), above=1.4)
-    figure.set_figwidth(figure.get_figwidth() + 1.4)
-    figure.set_layout_engine("compressed")  # else names below squares are cut off
-    for place, (axis, (measure, (label, turned))) in enumerate(zip(axes, LIKENESS.items(), strict=True)):
-        grid = matrix(table.records(), names, measure, turned)
-        np.fill_diagonal(grid, SAME.get(measure, 0.0))
-        finite = grid[np.isfinite(grid)]
-        limits = (min(0.0, float(finite.min())), 1.0) if measure in SAME else (0.0, float(finite.max()) or 1.0)
-        image = heat(axis, grid, rows=names, columns=names, limits=limits)
-        axis.tick_params(labelleft=place % across == 0, labelbottom=place + across >= len(axes))
-        axis.set_title(label, fontsize=TITLE)
-        figure.colorbar(image, ax=axis, shrink=0.8, aspect=18).ax.tick_params(labelsize=SMALL)
-    return figure
+    rows = table.records()
+    maps = [PairMap(title, rows, column, turned, own) for title, column, turned, own in LIKENESS]
+    return draw_pair_maps(names_of(table), maps, 3)

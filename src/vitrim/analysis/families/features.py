@@ -6,9 +6,9 @@ order, which may have different widths, and centre and scale them themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,7 +47,7 @@ def center(features: ArrayLike) -> Floats:
 def procrustes(a: ArrayLike, b: ArrayLike) -> float:
     """Orthogonal Procrustes distance, ||A||^2 + ||B||^2 - 2 ||A'B||_* of `center` features, in [0, 2]. Symmetric.
 
-    The squared distance after the best rotation: 0 for features that are rotated and scaled alike.
+    "OPD" in Ding et al. The squared distance after the best rotation: 0 for features that are rotated and scaled alike.
 
     Args:
         a: (I, C), I images.
@@ -64,10 +64,6 @@ def procrustes(a: ArrayLike, b: ArrayLike) -> float:
     first, second = _pair(a, b)
     nuclear = np.linalg.svd(first.T @ second, compute_uv=False).sum()
     return float((first**2).sum() + (second**2).sum() - 2 * nuclear)
-
-
-opd = procrustes
-"""The name of `procrustes` in Ding et al."""
 
 
 def cka(a: ArrayLike, b: ArrayLike) -> float:
@@ -92,11 +88,25 @@ def cka(a: ArrayLike, b: ArrayLike) -> float:
     return float(1 - np.linalg.norm(first.T @ second) ** 2 / below) if below > 0 else float("nan")
 
 
-def cca(a: ArrayLike, b: ArrayLike) -> Floats:
-    """The min(C, D) canonical correlations of two features, descending, in [0, 1].
+class CCA(NamedTuple):
+    """Canonical correlations of two features, and the distances weighted by projections that follow from them.
 
-    The singular values of S_AA^(-1/2) S_AB S_BB^(-1/2), with symmetric roots by eigendecomposition in which eigenvalues
-    that are not positive count as 0.
+    Attributes:
+        correlations: (min(C, D),), descending, in [0, 1].
+        pwcca_ab: `pwcca` of both.
+        pwcca_ba: the same turned round.
+    """
+
+    correlations: Floats
+    pwcca_ab: float
+    pwcca_ba: float
+
+
+def cca(a: ArrayLike, b: ArrayLike) -> CCA:
+    """Canonical correlation analysis of two features.
+
+    The correlations are the singular values of S_AA^(-1/2) S_AB S_BB^(-1/2), with symmetric roots by eigendecomposition
+    in which eigenvalues that are not positive count as 0.
 
     Args:
         a: (I, C), I images.
@@ -107,32 +117,22 @@ def cca(a: ArrayLike, b: ArrayLike) -> Floats:
 
     Example:
         >>> a = np.random.default_rng(0).normal(size=(9, 2))
-        >>> cca(a, a).round(6).tolist()
+        >>> cca(a, 2 * a).correlations.round(6).tolist()
         [1.0, 1.0]
     """
-    return _canonical(*_pair(a, b))[1]
-
-
-def mean_cca(a: ArrayLike, b: ArrayLike) -> float:
-    """The mean of the canonical correlations; see `cca`.
-
-    Example:
-        >>> a = np.random.default_rng(0).normal(size=(9, 2))
-        >>> round(mean_cca(a, a), 6)
-        1.0
-    """
-    return float(cca(a, b).mean())
-
-
-def mean_sq_cca(a: ArrayLike, b: ArrayLike) -> float:
-    """The mean of the squared canonical correlations; see `cca`.
-
-    Example:
-        >>> a = np.random.default_rng(0).normal(size=(9, 2))
-        >>> round(mean_sq_cca(a, a), 6)
-        1.0
-    """
-    return float((cca(a, b) ** 2).mean())
+    first, second = _pair(a, b)
+    images, widest = len(first), max(first.shape[1], second.shape[1])
+    if images <= widest:
+        raise VitrimError(f"CCA needs more images than channels, got {images} images and {widest} channels")
+    roots = [_inverse_root(one.T @ one) for one in (first, second)]
+    # the full SVD: weights of PWCCA run over all directions
+    left, correlations, right = np.linalg.svd(roots[0] @ (first.T @ second) @ roots[1], full_matrices=True)
+    distances = []
+    for features, root, directions in ((first, roots[0], left), (second, roots[1], right.T)):
+        variates = features @ (root @ directions)
+        weights = np.abs(variates.T @ features).sum(1)  # how much of the features lies along each variate
+        distances.append(float(1 - (weights[: len(correlations)] / weights.sum()) @ correlations))
+    return CCA(correlations, *distances)
 
 
 def pwcca(a: ArrayLike, b: ArrayLike) -> float:
@@ -155,46 +155,7 @@ def pwcca(a: ArrayLike, b: ArrayLike) -> float:
         >>> abs(pwcca(a, 2 * a)) < 1e-6
         True
     """
-    first, second = _pair(a, b)
-    variates, correlations, _ = _canonical(first, second)
-    return _weighted(first, variates, correlations)
-
-
-def cca_measures(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float]:
-    """`pwcca` of a and b, `pwcca` of b and a, and `mean_cca`, from one decomposition.
-
-    Args:
-        a, b: as for `pwcca`.
-
-    Raises:
-        VitrimError: as for `cca`.
-
-    Example:
-        >>> a = np.random.default_rng(0).normal(size=(9, 2))
-        >>> [abs(round(number, 6)) for number in cca_measures(a, 2 * a)]
-        [0.0, 0.0, 1.0]
-    """
-    first, second = _pair(a, b)
-    of_a, correlations, of_b = _canonical(first, second)
-    distances = (_weighted(first, of_a, correlations), _weighted(second, of_b, correlations))
-    return (*distances, float(correlations.mean()))
-
-
-def _weighted(features: Floats, variates: Floats, correlations: Floats) -> float:
-    """1 minus the mean correlation, weighted by how much of the features lies along each variate."""
-    weight = np.abs(variates.T @ features).sum(1)
-    return float(1 - (weight[: len(correlations)] / weight.sum()) @ correlations)
-
-
-def _canonical(a: Floats, b: Floats) -> tuple[Floats, Floats, Floats]:
-    """All C canonical variates (I, C) of centred ``a``, the min(C, D) correlations, and all variates (I, D) of b."""
-    images, widest = len(a), max(a.shape[1], b.shape[1])
-    if images <= widest:
-        raise VitrimError(f"CCA needs more images than channels, got {images} images and {widest} channels")
-    root_a, root_b = _inverse_root(a.T @ a), _inverse_root(b.T @ b)
-    # the full SVD: weights of PWCCA run over all directions of a
-    left, correlations, right = np.linalg.svd(root_a @ (a.T @ b) @ root_b, full_matrices=True)
-    return a @ (root_a @ left), correlations, b @ (root_b @ right.T)
+    return cca(a, b).pwcca_ab
 
 
 def _inverse_root(matrix: Floats) -> Floats:
@@ -215,10 +176,8 @@ def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-ANY = {"procrustes": procrustes, "cka_distance": cka}
-WIDE = ("pwcca_distance_ab", "pwcca_distance_ba", "mean_cca")
-"""Those that need twice as many images as channels."""
-MEASURES = (*ANY, *WIDE)
+MEASURES = ("procrustes", "cka_distance", "pwcca_distance_ab", "pwcca_distance_ba", "mean_cca")
+"""All but the first two need twice as many images as channels."""
 PAIRS = ("method_a", "method_b", "block", "images", *MEASURES, "difference", "signed")
 SHOWN = PAIRS[:-1]
 PROXY = ("block", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "spearman_p", "kendall", "kendall_p")
@@ -228,82 +187,75 @@ HEAD = "head"
 FEWEST_PAIRS = 3
 
 
-def features(records: Sequence[Record]) -> FamilyResult:
+def features(*groups: Sequence[Record]) -> FamilyResult:
     """Distances between the features of every pair of records, and their rank correlation with the difference of the
     pair in accuracy or, without labels, in agreement with the dense model: over all pairs, and over those with each
     record, the anchor, where the difference has a sign.
 
-    CCA needs twice as many images as channels, and is left out below.
-
-    Raises:
-        VitrimError: records of different images, or fewer images than classes.
-    """
-    return pooled([records])
-
-
-def pooled(groups: Sequence[Sequence[Record]]) -> FamilyResult:
-    """The same over pairs within each group; their rank correlations are over the pairs of all groups.
+    CCA needs twice as many images as channels, and is left out below. Of several groups, such as the records of several
+    analyses, pairs are within each, and rank correlations are over the pairs of all.
 
     Args:
-        groups: records of the same images each, such as those of one analysis, with different names throughout.
+        groups: records of the same images each, with different names throughout.
 
     Raises:
-        VitrimError: as `features`.
+        VitrimError: records of different images in a group, or fewer images than classes.
     """
-    having = [[record for record in group if "head" in record.arrays] for group in groups]
-    having = [group for group in having if len(group) > 1]
+    from threadpoolctl import threadpool_limits
+
+    every = [[record for record in group if "head" in record.arrays] for group in groups]
+    having = [group for group in every if len(group) > 1]
     if not having:
         return FamilyResult(notes=["features skipped: they need two records with features"])
-    result, rows, kinds = FamilyResult(), [], []
+    result, rows, kinds = FamilyResult(), list[tuple[Any, ...]](), list[str]()
     for group in having:
         check_comparable(group)
         classes = max((record.arrays["logits"].shape[1] for record in group if "logits" in record.arrays), default=0)
         widest, count = max(record.arrays["head"].shape[1] for record in group), len(group[0].feature(None))
         if count < classes:
             raise VitrimError(f"features need at least as many images as classes, got {count} for {classes}")
-        scores, score = _scores(group)
-        kinds.append(score)
-        rows += _pairs(group, scores)
         if count < 2 * widest:
             note = f"CCA and PWCCA need {2 * widest} images, twice the {widest} channels, and there are {count}"
             result.notes.append(note)
+        scores, kind = _scores(group)
+        kinds.append(kind)
+        common = set.intersection(*(set(record.header["feature_blocks"]) for record in group))
+        for (a, b), block in product(combinations(group, 2), (*sorted(common), None)):
+            one, other = a.feature(block), b.feature(block)
+            measures: list[float | None] = [None] * len(MEASURES)
+            with threadpool_limits(limits=1, user_api="blas"):  # small matrices take many times longer on busy cores
+                measures[:2] = procrustes(one, other), cka(one, other)
+                if len(one) >= 2 * max(one.shape[1], other.shape[1]):
+                    correlations, *distances = cca(one, other)
+                    measures[2:] = *distances, float(correlations.mean())
+            signed = scores[b.name] - scores[a.name] if scores else None
+            differences = (None if signed is None else abs(signed), signed)
+            rows.append((a.name, b.name, HEAD if block is None else block, len(one), *measures, *differences))
     score = " or ".join(dict.fromkeys(kinds))
     table = Table("features", f"Distance of features; difference in {score}", PAIRS, rows, SHOWN)
     result.tables.append(table)
-    proxy = _proxy(table)
+
+    proxy = []
+    for block, measure, pairs in _with_differences(table.records()):
+        found, (low, high) = spearman_kendall(*pairs.T), spearman_ci(pairs)
+        rho, tau = (found.spearman, float(low), float(high), found.spearman_p), (found.kendall, found.kendall_p)
+        proxy.append((block, measure, len(pairs), *rho, *tau))
     if not proxy:
         result.notes.append("proxy skipped: it needs three pairs of records, and labels or logits")
         return result
     result.tables.append(Table("proxy", f"Rank correlation of distances with the difference in {score}", PROXY, proxy))
-    anchored = [row for group in having for record in group for row in _anchored(table, record.name)]
+    anchored = [
+        (record.name, block, measure, len(pairs), *spearman_kendall(*pairs.T))
+        for group in having
+        for record in group
+        for block, measure, pairs in _with_differences(table.records(), record.name)
+    ]
     if anchored:
         title = f"Rank correlation of distances from one record with the signed difference in {score}"
         result.tables.append(Table("proxy_anchors", title, ANCHORS, anchored))
     if max(map(len, having)) > 3 or len(having) > 1:
         result.notes.append("pairs of the same records are not independent: p-values and intervals are too narrow")
     return result
-
-
-def _pairs(group: Sequence[Record], scores: Mapping[str, float]) -> list[tuple[object, ...]]:
-    """A row of `PAIRS` for every pair at every block that all have."""
-    rows: list[tuple[object, ...]] = []
-    common = set.intersection(*(set(record.header["feature_blocks"]) for record in group))
-    for a, b in combinations(group, 2):
-        signed = scores[b.name] - scores[a.name] if scores else None
-        differences = (None if signed is None else abs(signed), signed)
-        for block in (*sorted(common), None):
-            one, other = a.feature(block), b.feature(block)
-            place = HEAD if block is None else block
-            rows.append((a.name, b.name, place, len(one), *_measures(one, other), *differences))
-    return rows
-
-
-def _measures(a: NDArray[Any], b: NDArray[Any]) -> list[float | None]:
-    from threadpoolctl import threadpool_limits
-
-    enough = len(a) >= 2 * max(a.shape[1], b.shape[1])
-    with threadpool_limits(limits=1, user_api="blas"):  # matrices this small take many times longer on busy cores
-        return [*(measure(a, b) for measure in ANY.values()), *(cca_measures(a, b) if enough else (None,) * len(WIDE))]
 
 
 def _scores(records: Sequence[Record]) -> tuple[dict[str, float], str]:
@@ -318,38 +270,18 @@ def _scores(records: Sequence[Record]) -> tuple[dict[str, float], str]:
     return {name: float(np.mean(first == dense)) for name, first in firsts.items()}, "agreement"
 
 
-def _proxy(table: Table) -> list[tuple[object, ...]]:
-    """Rank correlations of each measure at each block, with a bootstrap interval over the pairs."""
-    rows: list[tuple[object, ...]] = []
-    blocks, differences = table.column("block"), table.column("difference")
-    for block in dict.fromkeys(blocks):
-        for measure in MEASURES:
-            values = zip(blocks, table.column(measure), differences, strict=True)
-            pairs = np.array([(x, y) for place, x, y in values if place == block and None not in (x, y)])
-            if len(pairs) < FEWEST_PAIRS:
-                continue
-            found = spearman_kendall(*pairs.T)
-            low, high = spearman_ci(pairs)
-            rho, tau = (found.spearman, float(low), float(high), found.spearman_p), (found.kendall, found.kendall_p)
-            rows.append((block, measure, len(pairs), *rho, *tau))
-    return rows
-
-
-def _anchored(table: Table, anchor: str) -> list[tuple[object, ...]]:
-    """Rank correlations of each measure at each block over the pairs with one record."""
-    rows: list[tuple[object, ...]] = []
-    own = [row for row in table.records() if anchor in (row["method_a"], row["method_b"])]
-    for block in dict.fromkeys(row["block"] for row in own):
-        for measure in MEASURES:
-            pairs = [
-                (row[measure], row["signed"] if row["method_a"] == anchor else -row["signed"])
-                for row in own
-                if row["block"] == block and row[measure] is not None and row["signed"] is not None
-            ]
-            if len(pairs) >= FEWEST_PAIRS:
-                found = spearman_kendall(*np.array(pairs).T)
-                rows.append((anchor, block, measure, len(pairs), *found))
-    return rows
+def _with_differences(rows: Sequence[TableRow], anchor: str | None = None) -> Iterator[tuple[Any, str, Floats]]:
+    """Block, measure and (n, 2) the measure of pairs with their differences, where there are enough: over all pairs or,
+    with the sign of the other one, those with the anchor."""
+    own = [row for row in rows if anchor is None or anchor in (row["method_a"], row["method_b"])]
+    for block, measure in product(dict.fromkeys(row["block"] for row in own), MEASURES):
+        pairs = [
+            (row[measure], row["difference" if anchor is None else "signed"] * (-1 if row["method_b"] == anchor else 1))
+            for row in own
+            if row["block"] == block and row[measure] is not None and row["signed"] is not None
+        ]
+        if len(pairs) >= FEWEST_PAIRS:
+            yield block, measure, np.array(pairs)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -367,24 +299,19 @@ GREY = "#9a9a9a"
 RHO, TAU = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK SMALL LETTER TAU}"
 
 
-@draws(
-    "features",
-    "features",
-    title="Distance of the features from the dense model's",
-    alt="Lines over the blocks, one panel per measure: distance of the class token, and at the end of what the "
-    "classifier reads, from the dense model's.",
-)
+@draws("features", "features", "Distance of the features from the dense model's")
 def draw_features(tables: Tables) -> Any:
-    """Distance from the dense model block by block; None where there is no dense model."""
+    """Lines over the blocks, one panel per measure: distance of the class token, and at the end of what the
+    classifier reads, from the dense model's."""
     table = tables["features"]
     rows = [row for row in table.records() if DENSE in map(method_of, (row["method_a"], row["method_b"]))]
     rows = [row for row in rows if method_of(_other(row)) != DENSE]
-    if not rows:
+    if not rows:  # no dense model
         return None
     measures = [name for name in DISTANCES if any(row[name] is not None for row in rows)]
     colour, marker = styles(tables)
     blocks = list(dict.fromkeys(row["block"] for row in rows))
-    names = [name for name in names_of({table.name: table}) if name in {_other(row) for row in rows}]
+    names = [name for name in names_of(table) if name in {_other(row) for row in rows}]
     figure, axes = panels(len(measures), across=3, size=(2.9, 2.5), above=0.3 + 0.17 * -(-len(names) // 3))
     handles: dict[str, Any] = {}
     for axis, measure in zip(axes, measures, strict=True):
@@ -400,21 +327,19 @@ def draw_features(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "features",
-    "features",
-    title="Distance of features against the difference in accuracy",
-    alt="Scatter plots, one panel per measure: for each pair of records the distance of what the classifier reads, and "
-    "the difference in accuracy. Pairs with the dense model have the other method's colour, all others are grey. "
-    "Spearman's and Kendall's rank correlations over all pairs stand above, with a 95 % bootstrap interval.",
-)
+@draws("features", "features", "Distance of features against the difference in accuracy")
 def draw_proxy(tables: Tables) -> Any:
-    """Every pair of records as a point; None without labels and logits."""
+    """Scatter plots, one panel per measure: for each pair of records the distance of what the classifier reads, and
+    the difference in accuracy. Pairs with the dense model have the other method's colour, all others are grey.
+    Spearman's and Kendall's rank correlations over all pairs stand above, with a 95 % bootstrap interval."""
     table = tables["features"]
     rows = [row for row in table.records() if row["block"] == HEAD and row["difference"] is not None]
-    measures = [name for name in (*MEASURES[:2], "pwcca_distance_ab") if any(row[name] is not None for row in rows)]
-    if len(rows) < 3 or not measures:
+    measures = [name for name in DISTANCES if any(row[name] is not None for row in rows)]
+    if len(rows) < FEWEST_PAIRS or not measures:  # too few pairs, or neither labels nor logits
         return None
+    proxy = (
+        {row["measure"]: row for row in tables["proxy"].records() if row["block"] == HEAD} if "proxy" in tables else {}
+    )
     colour, marker = styles(tables)
     figure, axes = panels(len(measures), across=3, size=(2.9, 2.8), above=0.8)
     handles: dict[str, Any] = {}
@@ -428,33 +353,22 @@ def draw_proxy(tables: Tables) -> Any:
             if dense:
                 drawn.set_label(name)
                 handles[name] = drawn
-        axis.set_title(f"{TITLES[measure]}\n{_correlation(tables, HEAD, measure)}", fontsize=SMALL)
+        numbers, found = "too few pairs", proxy.get(measure)
+        if found is not None and found["spearman"] is not None:
+            low, high = found["spearman_low"], found["spearman_high"]
+            between = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+            numbers = f"{RHO} = {found['spearman']:.2f}{between}, {TAU} = {found['kendall']:.2f}, n = {found['pairs']}"
+        axis.set_title(f"{TITLES[measure]}\n{numbers}", fontsize=SMALL)
         axis.set_xlabel("distance of features", fontsize=TEXT)
     axes[0].set_ylabel("difference, points", fontsize=TEXT)
     below(figure, list(handles.values()))
     return figure
 
 
-def _correlation(tables: Tables, block: object, measure: str) -> str:
-    """The rank correlations of a table, in words."""
-    found = tables["proxy"].records() if "proxy" in tables else []
-    row = next((row for row in found if (row["block"], row["measure"]) == (block, measure)), None)
-    if row is None or row["spearman"] is None:
-        return "too few pairs"
-    low, high = row["spearman_low"], row["spearman_high"]
-    between = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-    return f"{RHO} = {row['spearman']:.2f}{between}, {TAU} = {row['kendall']:.2f}, n = {row['pairs']}"
-
-
-@draws(
-    "features",
-    "proxy_anchors",
-    title="The same against every anchor",
-    alt="Scatter plots, one panel per anchor: Procrustes distance of what the classifier reads from the anchor's, and "
-    "how much more or less accurate than the anchor each other record is. Rank correlations stand above.",
-)
+@draws("features", "proxy_anchors", "The same against every anchor")
 def draw_proxy_anchors(tables: Tables) -> Any:
-    """Procrustes distance from each anchor against the signed difference in accuracy."""
+    """Scatter plots, one panel per anchor: Procrustes distance of what the classifier reads from the anchor's, and
+    how much more or less accurate than the anchor each other record is. Rank correlations stand above."""
     rows = [row for row in tables["features"].records() if row["block"] == HEAD and row["difference"] is not None]
     found = [
         row for row in tables["proxy_anchors"].records() if row["measure"] == "procrustes" and row["block"] == HEAD
@@ -463,7 +377,10 @@ def draw_proxy_anchors(tables: Tables) -> Any:
         return None
     colour, marker = styles(tables)
     figure, axes = panels(
-        len(found[:MOST_ANCHORS]), across=3, size=(2.6, 2.3), above=0.2 + 0.17 * -(-len(names_of(tables)) // 3)
+        len(found[:MOST_ANCHORS]),
+        across=3,
+        size=(2.6, 2.3),
+        above=0.2 + 0.17 * -(-len(names_of(*tables.values())) // 3),
     )
     handles: dict[str, Any] = {}
     for axis, anchor in zip(axes, found, strict=False):
@@ -480,7 +397,7 @@ def draw_proxy_anchors(tables: Tables) -> Any:
         axis.set_xlabel("Procrustes distance", fontsize=TEXT)
     for axis in axes[::3]:
         axis.set_ylabel("difference, points", fontsize=TEXT)
-    below(figure, [handles[name] for name in names_of(tables) if name in handles])
+    below(figure, [handles[name] for name in names_of(*tables.values()) if name in handles])
     return figure
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of, styles
+from vitrim.analysis.family import FamilyResult, Tables, by_method, draws, line_panels, styles
 from vitrim.analysis.record import Record
-from vitrim.analysis.statistics import columns_of, summary
-from vitrim.analysis.subject import Decision, Subject, Watch
+from vitrim.analysis.statistics import BAND, columns_of, summary
+from vitrim.analysis.subject import Observer, Subject, Watch
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import plan
 from vitrim.errors import VitrimError
@@ -24,7 +24,7 @@ from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.probes import are_logits, divergence
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import Line, line, short
-from vitrim.plots.style import BOUND, SMALL, TEXT, below, panels
+from vitrim.plots.style import BOUND, SMALL, TEXT, panels
 from vitrim.report import Table
 
 Floats = NDArray[np.float64]
@@ -88,9 +88,19 @@ def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> Mer
     vectors, weights, labels = _checked(tokens, sizes, groups)
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     unit = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
-    means, total = _means(unit, weights, labels)
+
+    # weighted means of the groups, and the sums of their weights; of empty groups zeros
+    shape, (num_tokens, channels) = labels.shape[:-1], unit.shape[-2:]
+    rows, num_groups = labels.reshape(-1, num_tokens), int(labels.max(initial=0)) + 1
+    image, token = np.nonzero(rows >= 0)
+    group, weight = rows[image, token], weights.reshape(-1, num_tokens)[image, token]
+    sums, total = np.zeros((len(rows), num_groups, channels)), np.zeros((len(rows), num_groups))
+    np.add.at(sums, (image, group), weight[:, None] * unit.reshape(-1, num_tokens, channels)[image, token])
+    np.add.at(total, (image, group), weight)
+    means = np.divide(sums, total[..., None], out=np.zeros_like(sums), where=total[..., None] > 0)
+
     squared = np.minimum((means**2).sum(-1), 1.0)
-    error, most = (total * (1 - np.sqrt(squared))).sum(-1), (total * (1 - squared)).sum(-1)
+    error, most = ((total * (1 - one)).sum(-1).reshape(shape) for one in (np.sqrt(squared), squared))
     return MergingError(error, most / 2, most)
 
 
@@ -134,26 +144,26 @@ def _checked(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> tuple[Fl
     return vectors, weights, labels
 
 
-def _means(vectors: Floats, weights: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Weighted means (..., M, C) of the groups and the sums (..., M) of their weights; of empty groups zeros."""
-    shape, (tokens, channels) = labels.shape[:-1], vectors.shape[-2:]
-    rows, count = labels.reshape(-1, tokens), int(labels.max(initial=0)) + 1
-    image, token = np.nonzero(rows >= 0)
-    flat, weight = vectors.reshape(-1, tokens, channels)[image, token], weights.reshape(-1, tokens)[image, token]
-    sums, total = np.zeros((len(rows), count, channels)), np.zeros((len(rows), count))
-    np.add.at(sums, (image, rows[image, token]), weight[:, None] * flat)
-    np.add.at(total, (image, rows[image, token]), weight)
-    means = np.divide(sums, total[..., None], out=np.zeros_like(sums), where=total[..., None] > 0)
-    return means.reshape(*shape, count, channels), total.reshape(*shape, count)
-
-
-# ---- from records ----------------------------------------------------------------------------------------------------
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 IMAGES = 256
 THRESHOLDS = (0.80, 0.85, 0.90, 0.95)
 SHARES = (0.125, 0.25, 0.375, 0.5)
 
 TOKENS = ("method", "block", "images", *columns_of("cosine"))
+ALONE = (
+    *("method", "setting", "value", "block", "images"),
+    *columns_of("cosine_distance"),
+    *columns_of("kl_nats"),
+)
+ALONE_SHOWN = (*ALONE[:4], "cosine_distance", "kl_nats", "kl_nats_low", "kl_nats_high")
+OVERALL = ("method", "setting", "block", "cosine_distance", "kl_nats")
+ERRORS = (
+    *("method", "block", "images", "merged"),
+    *columns_of("error"),
+    *("error_least", "error_most", "squared_distance"),
+)
+ERRORS_SHOWN = (*ERRORS[:5], "error_least", "error_most", "squared_distance")
 
 
 def class_tokens(records: Sequence[Record]) -> FamilyResult:
@@ -173,45 +183,37 @@ def class_tokens(records: Sequence[Record]) -> FamilyResult:
 
 def loss(subject: Subject) -> FamilyResult:
     """The cost of merging or pruning in one block alone (ATM, Figure 2), and the error of merging in every block."""
-    result = FamilyResult(images=subject.count(IMAGES))
-    _alone(subject, result)
-    _merging(subject, result)
+    result = FamilyResult(images=len(subject.places(IMAGES)))
+    alone = [row for method in subject.methods for row in _alone(subject, method, result.notes)]
+    if alone:
+        title = "One block reduced alone: distance of what the head reads, and of the predictions"
+        table = Table("loss_alone", title, ALONE, alone, ALONE_SHOWN)
+        groups: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+        for row in table.rows:
+            named = dict(zip(ALONE, row, strict=True))
+            groups[row[0], row[1], row[3]].append((named["cosine_distance"], named["kl_nats"]))
+        means = [(*key, *np.mean(numbers, axis=0).tolist()) for key, numbers in groups.items()]
+        result.tables += [table, Table("loss_alone_mean", "The same, mean of all values", OVERALL, means)]
+
+    merging = [method for method in subject.methods if method.kind in ("merge", "mixed")]
+    if not merging:
+        result.notes.append("errors of merging skipped: they need a method that merges tokens into means")
+        return result
+    rows: list[tuple[object, ...]] = []
+    for watch in _Errors.over(subject, merging, subject.batches(IMAGES)):
+        for depth, parts in sorted(watch.found.items()):
+            numbers = np.concatenate(parts)
+            merged, _, least, most, squared = numbers.mean(0).tolist()
+            error = summary(numbers[:, 1:2])[0]
+            rows.append((watch.name, depth, len(numbers), merged, *error, least, most, squared))
+    if rows:
+        title = "Errors of merging, summed over the groups of an image, and the range of Theorem 1"
+        result.tables.append(Table("merging_error", title, ERRORS, rows, ERRORS_SHOWN))
     return result
 
 
-# ---- one block at a time ---------------------------------------------------------------------------------------------
-
-ALONE = (
-    "method",
-    "setting",
-    "value",
-    "block",
-    "images",
-    *columns_of("cosine_distance"),
-    *columns_of("kl_nats"),
-)
-ALONE_SHOWN = (*ALONE[:4], "cosine_distance", "kl_nats", "kl_nats_low", "kl_nats_high")
-OVERALL = ("method", "setting", "block", "cosine_distance", "kl_nats")
-
-
-def _alone(subject: Subject, result: FamilyResult) -> None:
-    """Add the tables of one block at a time, one row per method, amount and block, and their means over amounts."""
-    rows: list[tuple[object, ...]] = []
-    for method in subject.methods:
-        rows += _alone_under(subject, method, result.notes)
-    if not rows:
-        return
-    title = "One block reduced alone: distance of what the head reads, and of the predictions"
-    result.tables.append(Table("loss_alone", title, ALONE, rows, ALONE_SHOWN))
-    groups: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-    distance, kl = ALONE.index("cosine_distance"), ALONE.index("kl_nats")
-    for row in rows:
-        groups[row[0], row[1], row[3]].append((float(str(row[distance])), float(str(row[kl]))))
-    means = [(*key, *np.mean(numbers, axis=0).tolist()) for key, numbers in groups.items()]
-    result.tables.append(Table("loss_alone_mean", "The same, mean of all values", OVERALL, means))
-
-
-def _alone_under(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tuple[object, ...]]:
+def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tuple[object, ...]]:
+    """A row for every amount and block in which alone the method acts."""
     name, tunable = method.describe(), method.tunable
     if not method.training_free:
         notes.append(f"{name} is left out of one block at a time: what it learned belongs to its own blocks")
@@ -224,40 +226,32 @@ def _alone_under(subject: Subject, method: MethodConfig, notes: list[str]) -> li
     for amount in THRESHOLDS if tunable.similarity else SHARES:
         value = amount if tunable.similarity else tunable.removing(amount, patches)
         for depth in range(num_layers):
-            config = tunable.alone(method, depth, value, num_layers)
-            problem = "it does not act there" if config is None else _problem(config, subject)
-            if config is not None and problem is None:
-                settings.append((amount, depth, config))
-            elif amount in (THRESHOLDS[0], SHARES[0]):
+            config, problem = tunable.alone(method, depth, value, num_layers), "it does not act there"
+            try:
+                if config is not None:
+                    plan(config, subject.facts, num_layers)
+                    settings.append((amount, depth, config))
+                    continue
+            except VitrimError as error:  # the model cannot carry it
+                problem = str(error)
+            if amount in (THRESHOLDS[0], SHARES[0]):
                 notes.append(f"{name} alone in block {depth} is left out: {problem}")
-    models = subject.contestants([config for *_, config in settings])
-    distances = {place: _Distances() for place in range(1, len(models))}
-    subject.follow(models, {place: one.see for place, one in distances.items()}, subject.batches(IMAGES))
+    watched = _Distances.over(subject, [config for *_, config in settings], subject.batches(IMAGES))
     kind = "threshold" if tunable.similarity else "share removed"
-    return [
-        (name, kind, amount, depth, one.images, *(number for numbers in one.summary() for number in numbers))
-        for (amount, depth, _), one in zip(settings, distances.values(), strict=True)
-    ]
+    rows: list[tuple[object, ...]] = []
+    for (amount, depth, _), watch in zip(settings, watched, strict=True):
+        numbers = np.concatenate(watch.found)
+        distance, divergence = summary(numbers)
+        rows.append((name, kind, amount, depth, len(numbers), *distance, *divergence))
+    return rows
 
 
-def _problem(config: MethodConfig, subject: Subject) -> str | None:
-    """The reason why the model cannot carry a config, None if there is none."""
-    try:
-        plan(config, subject.facts, subject.num_layers)
-    except VitrimError as error:
-        return str(error)
-    return None
+class _Distances(Observer):
+    """Distances to the dense model of every image: of what the head reads, and of the predictions."""
 
-
-class _Distances:
-    """Distances to the dense model of every image."""
-
-    def __init__(self) -> None:
+    def __init__(self, contestant: Contestant) -> None:
+        super().__init__(contestant)
         self.found: list[NDArray[Any]] = []
-
-    @property
-    def images(self) -> int:
-        return sum(map(len, self.found))
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         distance = kl = np.full(len(batch), np.nan)
@@ -268,73 +262,32 @@ class _Distances:
             kl = divergence(output.prediction, dense.prediction).cpu().numpy()
         self.found.append(np.stack([distance, kl], 1))
 
-    def summary(self) -> list[tuple[float, float, float, float]]:
-        return summary(np.concatenate(self.found))
 
-
-# ---- errors of merging -----------------------------------------------------------------------------------------------
-
-ERRORS = (
-    "method",
-    "block",
-    "images",
-    "merged",
-    *columns_of("error"),
-    "error_least",
-    "error_most",
-    "squared_distance",
-)
-ERRORS_SHOWN = (*ERRORS[:5], "error_least", "error_most", "squared_distance")
-
-
-def _merging(subject: Subject, result: FamilyResult) -> None:
-    """Add the table of ATM's merging errors, for methods that merge."""
-    merging = [method for method in subject.methods if method.kind in ("merge", "mixed")]
-    if not merging:
-        result.notes.append("errors of merging skipped: they need a method that merges tokens into means")
-        return
-    models = subject.contestants(merging)
-    errors = {place: _Errors(models[place]) for place in range(1, len(models))}
-    subject.follow(models, {place: error.see for place, error in errors.items()}, subject.batches(IMAGES))
-    rows = [row for error in errors.values() for row in error.rows()]
-    if rows:
-        title = "Errors of merging, summed over the groups of an image, and the range of Theorem 1"
-        result.tables.append(Table("merging_error", title, ERRORS, rows, ERRORS_SHOWN))
-
-
-class _Errors:
-    """The merging errors of one model, image by image."""
+class _Errors(Observer):
+    """The merging errors of one model, image by image: by block, tokens that joined another, the error, its least and
+    most value, and the squared distance."""
 
     def __init__(self, contestant: Contestant) -> None:
-        assert contestant.reduction is not None
-        self.name, self.watch = contestant.name, Watch(contestant.reduction)
+        super().__init__(contestant)
+        self.watch = Watch(self.reduction)
         self.found: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         for decision in self.watch.take():
-            if decision.assignment is None or (decision.assignment.moved is not None and decision.assignment.normalise):
-                self.found[decision.depth].append(_of_decision(decision))
-
-    def rows(self) -> list[tuple[object, ...]]:
-        rows: list[tuple[object, ...]] = []
-        for depth, parts in sorted(self.found.items()):
-            numbers = np.concatenate(parts)
-            merged, _, least, most, squared = numbers.mean(0).tolist()
-            rows.append((self.name, depth, len(numbers), merged, *summary(numbers[:, 1:2])[0], least, most, squared))
-        return rows
-
-
-def _of_decision(decision: Decision) -> NDArray[np.float64]:
-    """(B, 5): tokens that joined another, error, its least and most value, squared distance."""
-    p, target = decision.state.num_prefix, decision.target()
-    real = torch.ones_like(target, dtype=torch.bool) if decision.state.mask is None else decision.state.mask
-    groups = torch.where(real, target, -1)[:, p:].cpu().numpy()
-    tokens = decision.x[:, p:].detach().double().cpu().numpy()
-    sizes = decision.state.size[:, p:].double().cpu().numpy()
-    merged = decision.x if decision.assignment is None else decision.assignment.pool(decision.x, decision.state.size)
-    joined = [int((row >= 0).sum()) - len(np.unique(row[row >= 0])) for row in groups]
-    squared = spread_in_groups(tokens, sizes, groups, merged.detach().double().cpu().numpy())
-    return np.stack([np.array(joined, np.float64), *merging_error(tokens, sizes, groups), squared], 1)
+            x, state, assignment = decision.x, decision.state, decision.assignment
+            if assignment is None:  # every token stays
+                merged, target = x, torch.arange(state.num_tokens, device=x.device).expand(x.shape[:2])
+            elif assignment.moved is not None and assignment.normalise:
+                merged, target = assignment.pool(x, state.size), assignment.target(state.num_tokens)
+            else:
+                continue
+            p, real = state.num_prefix, torch.ones_like(target, dtype=torch.bool) if state.mask is None else state.mask
+            groups = torch.where(real, target, -1)[:, p:].cpu().numpy()
+            tokens, sizes = (one[:, p:].detach().double().cpu().numpy() for one in (x, state.size))
+            joined = [int((row >= 0).sum()) - len(np.unique(row[row >= 0])) for row in groups]
+            squared = spread_in_groups(tokens, sizes, groups, merged.detach().double().cpu().numpy())
+            errors = merging_error(tokens, sizes, groups)
+            self.found[decision.depth].append(np.stack([np.array(joined, np.float64), *errors, squared], 1))
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -343,60 +296,35 @@ METHODS_DRAWN = 4
 """Methods with panels of their own."""
 
 
-@draws(
-    "loss",
-    "class_tokens",
-    title="Cosine of the class token to the dense model's",
-    alt="Lines over the blocks: cosine similarity of the class token to the dense model's, with 95 % bootstrap "
-    "intervals as bands.",
-)
+@draws("loss", "class_tokens", "Cosine of the class token to the dense model's")
 def draw_class_tokens(tables: Tables) -> Any:
-    """Cosine after each block, a line per record."""
+    """Lines over the blocks: cosine similarity of the class token to the dense model's, with 95 % bootstrap
+    intervals as bands."""
     table = tables["class_tokens"]
-    figure, axis, handles = _lines(tables, "class_tokens", "cosine", "cosine")
+    figure, (axis,) = line_panels(tables, table.name, [columns_of("cosine", BAND)], across=2)
     axis.set_ylim(top=1.0 + 0.02 * (1 - min(table.column("cosine"))))
-    below(figure, handles, 2)
+    axis.set_ylabel("cosine", fontsize=TEXT)
     return figure
 
 
-@draws(
-    "loss",
-    "merging_error",
-    title="Error of merging",
-    alt="Lines over the blocks: mean error of the tokens that the block merges. Dashes are the bounds of Theorem 1.",
-)
+@draws("loss", "merging_error", "Error of merging")
 def draw_merging_error(tables: Tables) -> Any:
-    """Merging error in each block, a line per record, between its bounds."""
-    figure, axis, handles = _lines(tables, "merging_error", "error", "merging error")
+    """Lines over the blocks: mean error of the tokens that the block merges. Dashes are the bounds of Theorem 1."""
+    figure, (axis,) = line_panels(tables, "merging_error", [columns_of("error", BAND)], across=2)
     colour, _ = styles(tables)
-    for name in names_of({"merging_error": tables["merging_error"]}):
-        rows = [row for row in tables["merging_error"].records() if row["method"] == name]
+    for name, rows in by_method(tables["merging_error"]).items():
         for bound in ("error_least", "error_most"):
             values = [float("nan") if row[bound] is None else row[bound] for row in rows]
             axis.plot([row["block"] for row in rows], values, color=colour[name], linestyle=BOUND, linewidth=1)
     axis.set_ylim(bottom=0)
-    below(figure, handles, 2)
+    axis.set_ylabel("merging error", fontsize=TEXT)
     return figure
 
 
-def _lines(tables: Tables, table: str, measure: str, label: str) -> tuple[Any, Any, list[Any]]:
-    """One panel with a line per record over the blocks."""
-    names = names_of({table: tables[table]})
-    figure, (axis,) = panels(1, across=1, size=(6.0, 3.0), above=0.2 + 0.09 * len(names))
-    handles = lines(axis, tables, table, ("block", measure, f"{measure}_low", f"{measure}_high"))
-    axis.set_ylabel(label, fontsize=TEXT)
-    return figure, axis, handles
-
-
-@draws(
-    "loss",
-    "loss_alone",
-    title="Reducing in one block alone",
-    alt="Lines over the blocks, one column per method and one line per amount: cosine distance of the class token at "
-    "the end, and divergence of the prediction, where only that block reduces. Bars are the means over the amounts.",
-)
+@draws("loss", "loss_alone", "Reducing in one block alone")
 def draw_loss_alone(tables: Tables) -> Any:
-    """Cosine distance and KL of each block alone: a line per amount, their mean as bars."""
+    """Lines over the blocks, one column per method and one line per amount: cosine distance of the class token at
+    the end, and divergence of the prediction, where only that block reduces. Bars are the means over the amounts."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 

@@ -15,20 +15,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.analysis.family import (
     FamilyResult,
+    PairMap,
     TableRow,
     Tables,
+    draw_pair_maps,
     draws,
     fullest,
-    matrix,
     names_of,
     styles,
     whole_numbers,
 )
 from vitrim.analysis.record import Record, check_comparable
-from vitrim.analysis.statistics import columns_of, summary
-from vitrim.core.schedule import KEEP_RULES
+from vitrim.analysis.statistics import BAND, columns_of, summary
 from vitrim.errors import VitrimError
-from vitrim.plots.charts import Line, colour_bar, heat, line, short, square
+from vitrim.plots.charts import Line, line, short
 from vitrim.plots.style import TEXT, TITLE, below, method_of, panels
 from vitrim.report import Table
 
@@ -100,102 +100,37 @@ def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
 # ---- lower bounds ----------------------------------------------------------------------------------------------------
 
 
-def least_overlap(patches: int, a: int, b: int) -> int:
-    """The smallest intersection that sets of ``a`` and ``b`` of ``patches`` patches can have, max(0, a + b - P).
-
-    Example:
-        >>> least_overlap(196, 176, 137)
-        117
-    """
-    return max(0, a + b - patches)
-
-
 def least_ioa(patches: int, a: int, b: int) -> float:
     """The smallest `ioa` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / b; 0 for ``b == 0``. It is reached.
+
+    "Which Tokens to Use?", Algorithm 1, where ``a`` and ``b`` are floor(P r^s) after s stages at keep rate r. It holds
+    for methods that keep exactly these counts, not for merging or for counts that follow the image.
 
     Example:
         >>> round(least_ioa(196, 176, 137), 3)
         0.854
     """
-    return least_overlap(patches, a, b) / b if b else 0.0
+    return max(0, a + b - patches) / b if b else 0.0
 
 
 def least_iou(patches: int, a: int, b: int) -> float:
     """The smallest `iou` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / P. It is reached.
 
-    Sets that overlap although they overlap as little as they can have all P patches as their union.
+    Algorithm 2, see `least_ioa`. Sets that overlap although they overlap as little as they can have all P patches as
+    their union.
 
     Example:
         >>> least_iou(196, 24, 24), round(least_iou(196, 158, 96), 3)
         (0.0, 0.296)
     """
-    return least_overlap(patches, a, b) / patches
-
-
-def ioa_lower_bound(patches: int, r1: float, r2: float, stage: int) -> float:
-    """The smallest `ioa` after ``stage`` stages of static pruning, "Which Tokens to Use?", Algorithm 1.
-
-    I / floor(P r2^s) with I = max(0, floor(P r1^s) + floor(P r2^s) - P). It holds for methods that keep exactly these
-    counts, not for merging or for counts that follow the image.
-
-    Args:
-        patches: P, patches of an image.
-        r1: keep rate of the first set, in [0, 1].
-        r2: keep rate of the second, which is divided by.
-        stage: s, stages so far, from 1.
-
-    Raises:
-        VitrimError: rates outside [0, 1] or a stage below 1.
-
-    Example:
-        >>> [round(ioa_lower_bound(196, 0.9, 0.7, stage), 3) for stage in (1, 2, 3)]
-        [0.854, 0.604, 0.194]
-    """
-    return least_ioa(patches, *(_kept(patches, rate, stage) for rate in (r1, r2)))
-
-
-def iou_lower_bound(patches: int, r1: float, r2: float, stage: int) -> float:
-    """The smallest `iou` after ``stage`` stages of static pruning, "Which Tokens to Use?", Algorithm 2.
-
-    I / P with I = max(0, floor(P r1^s) + floor(P r2^s) - P). It holds where `ioa_lower_bound` does.
-
-    Args:
-        patches, r1, r2, stage: as for `ioa_lower_bound`.
-
-    Raises:
-        VitrimError: rates outside [0, 1] or a stage below 1.
-
-    Example:
-        >>> [round(iou_lower_bound(196, 0.9, 0.7, stage), 3) for stage in (1, 2, 3)]
-        [0.597, 0.296, 0.066]
-    """
-    return least_iou(patches, *(_kept(patches, rate, stage) for rate in (r1, r2)))
-
-
-def _kept(patches: int, rate: float, stage: int) -> int:
-    """floor(P r^s), rounded as the methods with the study's rule do."""
-    if not 0.0 <= rate <= 1.0:
-        raise VitrimError(f"expected a keep rate in [0, 1], got {rate}")
-    if stage < 1:
-        raise VitrimError(f"expected a stage from 1, got {stage}")
-    return KEEP_RULES["floor_initial_power"](rate, stage, patches, patches)
+    return max(0, a + b - patches) / patches
 
 
 # ---- chance ----------------------------------------------------------------------------------------------------------
 
 
-def chance_ioa(patches: int, a: int) -> float:
-    """The mean `ioa` of a random set of ``a`` patches with any non-empty set: a / P.
-
-    Example:
-        >>> chance_ioa(196, 49)
-        0.25
-    """
-    return a / patches
-
-
 def chance_iou(patches: int, a: int, b: int) -> float:
-    """The mean `iou` of two random sets of ``a`` and ``b`` patches, in closed form.
+    """The mean `iou` of two random sets of ``a`` and ``b`` patches, in closed form; the mean `ioa` is just a / P.
 
     sum over k of Hypergeometric(k; P, a, b) k / (a + b - k): the intersection k of two independent sets of fixed sizes
     is hypergeometric.
@@ -206,7 +141,7 @@ def chance_iou(patches: int, a: int, b: int) -> float:
     """
     from scipy.stats import hypergeom
 
-    overlap = np.arange(least_overlap(patches, a, b), min(a, b) + 1)
+    overlap = np.arange(max(0, a + b - patches), min(a, b) + 1)
     return float(hypergeom.pmf(overlap, patches, a, b) @ _ratio(overlap, a + b - overlap))
 
 
@@ -267,7 +202,7 @@ def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
     """The harmonic mean of `homogeneity` h and `completeness` c, 2 h c / (h + c); 0 where both are 0. Symmetric.
 
     This is the normalised mutual information 2 I(A; B) / (H(A) + H(B)) with the arithmetic mean, the NMI of "Which
-    Tokens to Use?". It is not corrected for chance; see `permuted` and `ami`.
+    Tokens to Use?". It is not corrected for chance; see `ami`.
 
     Args:
         a, b: as for `homogeneity`.
@@ -283,9 +218,7 @@ def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
         0.6667
     """
     of_a, of_b, of_both = _entropies(a, b)
-    shared = of_a + of_b - of_both
-    h, c = _share(shared, of_a), _share(shared, of_b)
-    return np.divide(2 * h * c, h + c, out=np.zeros_like(h), where=h + c > 0)
+    return _share(2 * (of_a + of_b - of_both), of_a + of_b)
 
 
 def ami(a: ArrayLike, b: ArrayLike) -> Floats:
@@ -308,61 +241,31 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
         >>> float(ami([0, 0, 1, 1], [1, 1, 0, 0]))
         1.0
     """
+    from scipy.stats import hypergeom
+
     of_a, of_b, of_both = _entropies(a, b)
-    first, second = _labels(a, b)
-    expected = _expected_information(*(one.reshape(-1, one.shape[-1]) for one in (first, second)))
-    gained = of_a + of_b - of_both - expected.reshape(of_a.shape)
-    possible = (of_a + of_b) / 2 - expected.reshape(of_a.shape)
+    first, second = (one.reshape(-1, one.shape[-1]) for one in _labels(a, b))
+    images, patches = first.shape
+    counts: list[NDArray[np.int64]] = []  # (I, P + 1), the number of clusters of each size, of a and of b
+    for labels in (first, second):
+        wide = int(labels.max(initial=0)) + 2
+        cluster, size = np.unique(np.arange(images)[:, None] * wide + labels + 1, return_counts=True)
+        found = np.bincount(cluster // wide * (patches + 1) + size, minlength=images * (patches + 1))
+        counts.append(found.reshape(images, patches + 1))
+    sizes_a, sizes_b = (np.flatnonzero(one.any(0)) for one in counts)
+    # E[I] is a sum over pairs of clusters of a number that follows from their two sizes alone, worked out once: the
+    # mean of n / P log(P n / (a b)), n being the overlap of random clusters of a and b of P patches
+    table = np.zeros((len(sizes_a), len(sizes_b)))
+    for (row, column), _ in np.ndenumerate(table):
+        one, other = int(sizes_a[row]), int(sizes_b[column])
+        overlap = np.arange(max(1, one + other - patches), min(one, other) + 1)
+        terms = overlap / patches * np.log(patches * overlap / (one * other))
+        table[row, column] = hypergeom.pmf(overlap, patches, one, other) @ terms
+    expected = np.einsum("ki,ij,kj->k", counts[0][:, sizes_a], table, counts[1][:, sizes_b]).reshape(of_a.shape)
+    gained, possible = of_a + of_b - of_both - expected, (of_a + of_b) / 2 - expected
     gained, possible = (np.where(one < 0, np.minimum(one, -EPS), np.maximum(one, EPS)) for one in (gained, possible))
     single = np.where((of_a == 0) & (of_b == 0), 1.0, 0.0)
     return np.where((of_a == 0) | (of_b == 0), single, gained / possible)
-
-
-def _expected_information(a: Labels, b: Labels) -> Floats:
-    """(I,) in nats: E[I] of clusters of the sizes in rows (I, P), which are hypergeometric.
-
-    It is a sum over pairs of clusters of a number that follows from their two sizes alone: these are worked out once.
-    """
-    from scipy.stats import hypergeom
-
-    patches = a.shape[1]
-    of_a, of_b = _sizes(a), _sizes(b)
-    sizes_a, sizes_b = (np.flatnonzero(counts.any(0)) for counts in (of_a, of_b))
-
-    def shared(a: int, b: int) -> float:
-        """The mean of n / P log(P n / (a b)), n being the overlap of random clusters of a and b of P patches."""
-        overlap = np.arange(max(1, a + b - patches), min(a, b) + 1)
-        terms = overlap / patches * np.log(patches * overlap / (a * b))
-        return float(hypergeom.pmf(overlap, patches, a, b) @ terms)
-
-    table = np.array([[shared(int(i), int(j)) for j in sizes_b] for i in sizes_a])
-    found: Floats = np.einsum("ki,ij,kj->k", of_a[:, sizes_a], table, of_b[:, sizes_b])
-    return found
-
-
-def _sizes(labels: Labels) -> NDArray[np.int64]:
-    """(I, P + 1), the number of clusters of each size in rows (I, P) of labels."""
-    images, patches = labels.shape
-    wide = int(labels.max(initial=0)) + 2
-    cluster, size = np.unique(np.arange(images)[:, None] * wide + labels + 1, return_counts=True)
-    found = np.bincount(cluster // wide * (patches + 1) + size, minlength=images * (patches + 1))
-    return found.reshape(images, patches + 1)
-
-
-def permuted(labels: ArrayLike, seed: int = 0) -> NDArray[Any]:
-    """The clusters of every image dealt out to its patches at random: the same sizes, and no relation to the image.
-
-    What a measure gives on these is its level by chance.
-
-    Args:
-        labels: (..., P).
-        seed: of the permutations, one for every image.
-
-    Example:
-        >>> sorted(permuted([0, 0, 1, 2]).tolist())
-        [0, 0, 1, 2]
-    """
-    return np.random.default_rng(seed).permuted(np.asarray(labels), axis=-1)
 
 
 def _labels(a: ArrayLike, b: ArrayLike) -> tuple[Labels, Labels]:
@@ -397,63 +300,6 @@ def _entropy(labels: Labels) -> Floats:
 def _share(shared: Floats, of: Floats) -> Floats:
     """``shared / of`` within [0, 1], 1 where nothing is to be known."""
     return np.clip(np.divide(shared, of, out=np.ones_like(shared), where=of > 0), 0.0, 1.0)
-
-
-# ---- stages ----------------------------------------------------------------------------------------------------------
-
-
-def compose(labels: ArrayLike, stage_map: ArrayLike) -> Labels:
-    """The tokens of patches after one more stage: ``stage_map[labels]``, -1 where a patch is gone.
-
-    Args:
-        labels: (..., P), the token that holds each patch before the stage, -1 for none.
-        stage_map: (..., M), the token that each of the M tokens goes to, -1 for none.
-
-    Returns:
-        (..., P) int64.
-
-    Raises:
-        VitrimError: labels of tokens that the map does not have.
-
-    Example:
-        >>> compose([0, 1, 1, 2, -1], [1, 0, -1]).tolist()
-        [1, 0, 0, -1, -1]
-    """
-    before, onward = np.asarray(labels, dtype=np.int64), np.asarray(stage_map, dtype=np.int64)
-    if before.max(initial=-1) >= onward.shape[-1]:
-        raise VitrimError(f"token {before.max()} goes nowhere: the map of the stage has {onward.shape[-1]} tokens")
-    onward = np.broadcast_to(onward, (*before.shape[:-1], onward.shape[-1]))
-    return np.where(before < 0, -1, np.take_along_axis(onward, np.maximum(before, 0), axis=-1))
-
-
-def relabel(before: ArrayLike, after: ArrayLike, num_tokens: int | None = None) -> Labels:
-    """The map of one stage from the composed labels on its both sides; `compose` of it and ``before`` is ``after``.
-
-    Args:
-        before: (..., P), the token that holds each patch before the stage, -1 for none.
-        after: the same after it.
-        num_tokens: M, tokens before the stage; by default the largest label says.
-
-    Returns:
-        (..., M) int64, the token that each token goes to, -1 where none of its patches is left, or it has none.
-
-    Raises:
-        VitrimError: a token whose patches go different ways, or a patch that comes back.
-
-    Example:
-        >>> relabel([0, 1, 1, 2], [1, 0, 0, -1]).tolist()
-        [1, 0, -1]
-    """
-    first, second = _labels(before, after)
-    shape, patches = first.shape[:-1], first.shape[-1]
-    tokens = int(first.max(initial=-1)) + 1 if num_tokens is None else num_tokens
-    first, second = first.reshape(-1, patches), second.reshape(-1, patches)
-    found = np.full((len(first), tokens), -1, dtype=np.int64)
-    image, patch = np.nonzero(first >= 0)
-    found[image, first[image, patch]] = second[image, patch]
-    if not np.array_equal(compose(first, found), second):
-        raise VitrimError("these are no labels of one reduction: a token is divided, or a patch comes back")
-    return found.reshape(*shape, tokens)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -513,11 +359,8 @@ def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
         sizes = np.stack([np.broadcast_to(mask.sum(-1), len(a)) for mask in (one, other)], 1)
         pairs, counts = np.unique(sizes, axis=0, return_counts=True)
         of_sizes = [
-            (
-                *(least_iou(patches, a_size, b_size), least_ioa(patches, a_size, b_size)),
-                *(chance_iou(patches, a_size, b_size), chance_ioa(patches, a_size) if b_size else 0.0),
-            )
-            for a_size, b_size in pairs.tolist()
+            (least_iou(patches, m, n), least_ioa(patches, m, n), chance_iou(patches, m, n), m / patches if n else 0.0)
+            for m, n in pairs.tolist()
         ]
         levels = np.average(of_sizes, axis=0, weights=counts).tolist()
         static = all(record.header["kind"] == "prune" and not record.header.get("adaptive") for record in (a, b))
@@ -529,22 +372,9 @@ def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
 
 CLUSTERS = (
     *(*PAIR, "clusters_a", "clusters_b"),
-    *(
-        *columns_of("homogeneity"),
-        *columns_of("completeness"),
-        *columns_of("v_measure"),
-        "v_chance",
-        "ami",
-    ),
+    *(*columns_of("homogeneity"), *columns_of("completeness"), *columns_of("v_measure"), "v_chance", "ami"),
 )
-CLUSTERS_SHOWN = (
-    *PAIR[:3],
-    "homogeneity",
-    "completeness",
-    *columns_of("v_measure", ("", "_low", "_high")),
-    "v_chance",
-    "ami",
-)
+CLUSTERS_SHOWN = (*PAIR[:3], "homogeneity", "completeness", *columns_of("v_measure", BAND), "v_chance", "ami")
 
 
 def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
@@ -558,17 +388,13 @@ def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
     for place, (block, (one, other)) in enumerate(zip(blocks, pairs, strict=True)):
         numbers = [number for numbers in numbers_of[3 * place : 3 * place + 3] for number in numbers]
         few = np.linspace(0, len(a) - 1, min(len(a), AMI_IMAGES)).astype(int)
-        chance = float(v_measure(one, permuted(other)).mean())
+        dealt = np.random.default_rng(0).permuted(other, axis=-1)  # the same sizes, and no relation to the image
+        chance = float(v_measure(one, dealt).mean())
         adjusted = float(ami(one[few], other[few]).mean())
-        sizes = (_distinct(one), _distinct(other))
+        ordered = (np.sort(labels, axis=1) for labels in (one, other))
+        sizes = [float(1 + (labels[:, 1:] != labels[:, :-1]).sum(1).mean()) for labels in ordered]
         rows.append((a.name, b.name, block, len(a), *sizes, *numbers, chance, adjusted))
     return rows
-
-
-def _distinct(labels: NDArray[Any]) -> float:
-    """The mean number of clusters of an image."""
-    ordered = np.sort(labels, axis=1)
-    return float(1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1).mean())
 
 
 def _after(found: NDArray[Any], blocks: Sequence[int], block: int, start: NDArray[Any]) -> NDArray[Any]:
@@ -585,39 +411,24 @@ ANCHORS = 6
 """Records that all others are drawn against."""
 
 
-@draws(
-    "patterns",
-    "overlap",
-    title="Overlap of the kept patches (IoU)",
-    alt="Heat maps, one per stage: intersection over union of the patches that each pair of methods keeps. Grey: "
-    "neither of the two changes tokens in that block.",
-)
+@draws("patterns", "overlap", "Overlap of the kept patches (IoU)")
 def draw_overlap(tables: Tables) -> Any:
-    """IoU of every pair of records, a heat map per stage."""
-    return _maps(tables["overlap"], {"iou": "iou"}, "IoU")
+    """Heat maps, one per stage: intersection over union of the patches that each pair of methods keeps. Grey:
+    neither of the two changes tokens in that block."""
+    return _maps(tables["overlap"], "iou", "iou", "IoU")
 
 
-@draws(
-    "patterns",
-    "overlap",
-    title="Overlap block by block",
-    alt="Lines over the blocks: intersection over union with an anchor, one panel per anchor. Bands are 95 % bootstrap "
-    "intervals, dashes lower bounds, dots the overlap of random patches.",
-)
+@draws("patterns", "overlap", "Overlap block by block")
 def draw_overlap_blocks(tables: Tables) -> Any:
-    """IoU after every block, against each of the first records in turn."""
+    """Lines over the blocks: intersection over union with an anchor, one panel per anchor. Bands are 95 % bootstrap
+    intervals, dashes lower bounds, dots the overlap of random patches."""
     return _against(tables, tables["overlap"], "iou", "IoU")
 
 
-@draws(
-    "patterns",
-    "overlap",
-    title="Overlap across rates",
-    alt="Lines over the number of patches kept: how much of what a milder setting of the same method keeps a stronger "
-    "one keeps too (IoA), and their IoU. Dashes are lower bounds, dots the overlap of random patches.",
-)
+@draws("patterns", "overlap", "Overlap across rates")
 def draw_overlap_rates(tables: Tables) -> Any:
-    """IoA and IoU of every setting with the mildest one of its method; None where no method has two settings."""
+    """Lines over the number of patches kept: how much of what a milder setting of the same method keeps a stronger
+    one keeps too (IoA), and their IoU. Dashes are lower bounds, dots the overlap of random patches."""
     table = tables["overlap"]
     same = [row for row in table.records() if method_of(row["method_a"]) == method_of(row["method_b"])]
     if not same:
@@ -628,7 +439,17 @@ def draw_overlap_rates(tables: Tables) -> Any:
     figure, axes = panels(2 * len(blocks), across=len(blocks), size=(2.3, 2.1), above=0.6)
     for place, axis in enumerate(axes):
         measure, block = ("ioa", "iou")[place // len(blocks)], blocks[place % len(blocks)]
-        _over_kept(axis, [row for row in same if row["block"] == block], measure, colour, handles)
+        own: dict[str, list[TableRow]] = defaultdict(list)
+        for row in same:
+            if row["block"] == block:
+                own[method_of(row["method_a"])].append(row)
+        for method, rows in own.items():
+            mildest = max(rows, key=lambda row: row["kept_a"])["method_a"]
+            points = sorted((row for row in rows if row["method_a"] == mildest), key=lambda row: row["kept_b"])
+            given, label = _line(points, measure, "kept_b"), f"{method}, with {short(mildest)}"
+            handles[method] = line(axis, given, colour=colour[mildest], label=label)
+        axis.set_ylim(-0.02, 1.03)
+        axis.set_xlim(0, 1.05 * max(row["kept_a"] for rows in own.values() for row in rows))
         axis.set_title(f"{'IoA' if measure == 'ioa' else 'IoU'}, block {block}", fontsize=TITLE)
     for axis in axes[len(blocks) :]:
         axis.set_xlabel("patches kept", fontsize=TEXT)
@@ -636,81 +457,41 @@ def draw_overlap_rates(tables: Tables) -> Any:
     return figure
 
 
-def _over_kept(
-    axis: Any, rows: Sequence[TableRow], measure: str, colour: dict[str, str], handles: dict[str, Any]
-) -> None:
-    by_method: dict[str, list[TableRow]] = defaultdict(list)
-    for row in rows:
-        by_method[method_of(row["method_a"])].append(row)
-    for method, own in by_method.items():
-        mildest = max(own, key=lambda row: row["kept_a"])["method_a"]
-        points = sorted((row for row in own if row["method_a"] == mildest), key=lambda row: row["kept_b"])
-        handles[method] = line(
-            axis, _line(points, measure, "kept_b"), colour=colour[mildest], label=f"{method}, with {short(mildest)}"
-        )
-    axis.set_ylim(-0.02, 1.03)
-    axis.set_xlim(0, 1.05 * max(row["kept_a"] for row in rows))
-
-
-@draws(
-    "patterns",
-    "clusters",
-    title="Agreement of the clusters (NMI)",
-    alt="Heat maps, one per stage: normalised mutual information of the clusters of each pair of methods. Grey: "
-    "neither of the two changes tokens in that block.",
-)
+@draws("patterns", "clusters", "Agreement of the clusters (NMI)")
 def draw_clusters(tables: Tables) -> Any:
-    """V measure of every pair of records that merge, a heat map per stage."""
-    return _maps(tables["clusters"], {"v_measure": "v_measure"}, "NMI")
+    """Heat maps, one per stage: normalised mutual information of the clusters of each pair of methods. Grey:
+    neither of the two changes tokens in that block."""
+    return _maps(tables["clusters"], "v_measure", "v_measure", "NMI")
 
 
-@draws(
-    "patterns",
-    "clusters",
-    title="Homogeneity of the clusters",
-    alt="Heat maps, one per stage: homogeneity of the clusters of the column's method, taken against those of the "
-    "row's: whether each of its clusters lies within one of theirs.",
-)
+@draws("patterns", "clusters", "Homogeneity of the clusters")
 def draw_homogeneity(tables: Tables) -> Any:
-    """Homogeneity: of a pair turned round it is the completeness."""
-    return _maps(tables["clusters"], {"homogeneity": "completeness"}, "homogeneity")
+    """Heat maps, one per stage: homogeneity of the clusters of the column's method, taken against those of the
+    row's: whether each of its clusters lies within one of theirs."""
+    return _maps(tables["clusters"], "homogeneity", "completeness", "homogeneity")
 
 
-@draws(
-    "patterns",
-    "clusters",
-    title="Agreement of the clusters block by block",
-    alt="Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands "
-    "are 95 % bootstrap intervals, dots the level of clusters put at random.",
-)
+@draws("patterns", "clusters", "Agreement of the clusters block by block")
 def draw_clusters_blocks(tables: Tables) -> Any:
-    """V measure after every block, against each of the first records in turn."""
+    """Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands
+    are 95 % bootstrap intervals, dots the level of clusters put at random."""
     return _against(tables, tables["clusters"], "v_measure", "NMI")
 
 
-def _maps(table: Table, columns: dict[str, str], label: str) -> Any:
-    """A heat map per stage; ``columns`` has the column of a pair, and that of the pair turned round."""
-    [(straight, turned)] = columns.items()
-    names, rows = names_of({table.name: table}), table.records()
-    blocks = fullest((row["block"] for row in rows), STAGES)
-    side, across = square(names, STAGES)
-    figure, axes = panels(len(blocks), across=across, size=(side + 0.2, side + 0.3), above=1.5)
-    figure.set_figwidth(figure.get_figwidth() + 2.2)
-    figure.set_layout_engine("compressed")  # else names below squares are cut off
-    image = None
-    for place, (axis, block) in enumerate(zip(axes, blocks, strict=True)):
-        grid = matrix([row for row in rows if row["block"] == block], names, straight, turned)
-        lowest = place + across >= len(blocks)
-        image = heat(axis, grid, rows=names, columns=names, limits=(0, 1))
-        axis.tick_params(labelleft=place % across == 0, labelbottom=lowest)
-        axis.set_title(f"after block {block}", fontsize=TITLE)
-    colour_bar(figure, image, axes, label)
-    return figure
+def _maps(table: Table, column: str, turned: str, label: str) -> Any:
+    """A heat map per stage of a column and, of pairs turned round, of another."""
+    rows = table.records()
+    stages = fullest((row["block"] for row in rows), STAGES)
+    maps = [
+        PairMap(f"after block {block}", [row for row in rows if row["block"] == block], column, turned)
+        for block in stages
+    ]
+    return draw_pair_maps(names_of(table), maps, STAGES, label)
 
 
 def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
     """A panel per anchor with a line for each other record."""
-    names = names_of({table.name: table})
+    names = names_of(table)
     colour, marker = styles(tables)
     anchors = names[:ANCHORS] if len(names) > 2 else names[:1]
     figure, axes = panels(len(anchors), across=3, size=(2.7, 2.2), above=0.4 + 0.17 * len(names))
@@ -732,15 +513,8 @@ def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
 
 
 def _line(rows: Sequence[TableRow], measure: str, over: str) -> Line:
-    def column(name: str) -> list[Any] | None:
-        return [row.get(name) for row in rows] if rows and name in rows[0] else None
-
+    """A measure with its interval, lower bound and chance level, those that the table has."""
     stem = measure.removesuffix("_measure")  # the chance level of the V measure is v_chance
-    return Line(
-        [row[over] for row in rows],
-        [row[measure] for row in rows],
-        column(f"{measure}_low"),
-        column(f"{measure}_high"),
-        column(f"{measure}_least"),
-        column(f"{stem}_chance"),
-    )
+    names = (over, measure, f"{measure}_low", f"{measure}_high", f"{measure}_least", f"{stem}_chance")
+    columns: list[list[Any]] = [[row.get(name) for row in rows] for name in names]
+    return Line(*columns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, methods_with
 from vitrim.analysis.statistics import columns_of, summary
-from vitrim.analysis.subject import EXAMPLES, Subject, Watch
+from vitrim.analysis.subject import EXAMPLES, Observer, Subject, Watch
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import short
@@ -61,91 +60,68 @@ def router(subject: Subject) -> FamilyResult:
     gone, and ``NAME/depth`` (E, P), the block before or in which each patch was removed, L where it never was: of A-ViT
     the depth at which it halts.
     """
-    models = subject.contestants(subject.methods)
-    watches = {place: _Scores(models[place], subject.num_layers) for place in range(1, len(models))}
-    subject.follow(models, {place: watch.see for place, watch in watches.items()}, subject.batches(IMAGES))
-    found = [watch for watch in watches.values() if watch.parts]
-    result = FamilyResult(images=subject.count(IMAGES))
+    watched = _Scores.over(subject, subject.methods, subject.batches(IMAGES))
+    found = [watch for watch in watched if watch.scores]
+    result = FamilyResult(images=len(subject.places(IMAGES)))
     result.notes += [
-        f"{watch.name} is left out of router: it does not rank patches" for watch in watches.values() if not watch.parts
+        f"{watch.name} is left out of router: it does not rank patches" for watch in watched if not watch.scores
     ]
     if not found:
         result.notes.append("router skipped: it needs a method that ranks patches, such as topk or cropr")
         return result
-    rows = [row for watch in found for row in watch.table()]
-    result.tables.append(Table("router", "Scores by which patches are kept", COLUMNS, rows, SHOWN))
+    rows: list[tuple[object, ...]] = []
     result.arrays["images"] = subject.examples(IMAGES)
     for watch in found:
-        result.arrays |= watch.arrays()
-    return result
-
-
-class _Scores:
-    """The scores of one model: by block, over the patches of the grid."""
-
-    def __init__(self, contestant: Contestant, num_layers: int) -> None:
-        assert contestant.reduction is not None
-        self.name, self.watch = contestant.name, Watch(contestant.reduction, scores=True)
-        self.parts: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
-        self.stays: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
-        self.num_layers = num_layers
-
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
-        for decision in self.watch.take():
-            if decision.scores is not None:
-                scores, stays = decision.on_grid()
-                self.parts[decision.depth].append(scores)
-                self.stays[decision.depth].append(stays)
-
-    def table(self) -> list[tuple[object, ...]]:
-        rows: list[tuple[object, ...]] = []
-        blocks = sorted(self.parts)
-        scores = [np.concatenate(self.parts[block]) for block in blocks]
-        for place, block in enumerate(blocks):
-            own, stays = scores[place], np.concatenate(self.stays[block])
+        blocks = sorted(watch.scores)
+        scores = [np.concatenate(watch.scores[block]) for block in blocks]
+        stays = [np.concatenate(watch.stays[block]) for block in blocks]
+        for place, (block, own, left) in enumerate(zip(blocks, scores, stays, strict=True)):
             ranked = np.isfinite(own)
-            gone = ranked & ~stays
-            numbers = (float(own[ranked].mean()), float(own[ranked].std()))
-            means = [float(own[mask].mean()) if mask.any() else None for mask in (ranked & stays, gone)]
-            images = len(own)
-            counts = (float(ranked.sum() / images), float((ranked & stays).sum() / images))
+            counts = [float(mask.sum() / len(own)) for mask in (ranked, ranked & left)]
+            moments = (float(own[ranked].mean()), float(own[ranked].std()))
+            means = [float(own[mask].mean()) if mask.any() else None for mask in (ranked & left, ranked & ~left)]
             persistence: tuple[float | None, ...] = (None,) * 4
             if place + 1 < len(blocks):
                 each = np.array([concordance(*pair) for pair in zip(own, scores[place + 1], strict=True)])
                 each = each[np.isfinite(each)]
                 persistence = summary(each[:, None])[0] if len(each) else persistence
-            rows.append((self.name, block, images, *counts, *numbers, *means, *persistence))
-        return rows
+            rows.append((watch.name, block, len(own), *counts, *moments, *means, *persistence))
+        depth = np.full(stays[0][:EXAMPLES].shape, float(subject.num_layers), dtype=np.float32)
+        for block, left in reversed(list(zip(blocks, stays, strict=True))):
+            depth[~left[:EXAMPLES]] = block
+        result.arrays[f"{watch.name}/blocks"] = np.array(blocks)
+        result.arrays[f"{watch.name}/scores"] = np.stack([own[:EXAMPLES] for own in scores], 1).astype(np.float32)
+        result.arrays[f"{watch.name}/depth"] = depth
+    result.tables.append(Table("router", "Scores by which patches are kept", COLUMNS, rows, SHOWN))
+    return result
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        blocks = sorted(self.parts)
-        scores = np.stack([np.concatenate(self.parts[block])[:EXAMPLES] for block in blocks], 1)
-        stays = np.stack([np.concatenate(self.stays[block])[:EXAMPLES] for block in blocks], 1)
-        depth = np.full(stays.shape[::2], float(self.num_layers))
-        for place in reversed(range(len(blocks))):
-            depth[~stays[:, place]] = blocks[place]
-        return {
-            f"{self.name}/blocks": np.array(blocks),
-            f"{self.name}/scores": scores.astype(np.float32),
-            f"{self.name}/depth": depth.astype(np.float32),
-        }
+
+class _Scores(Observer):
+    """The scores of one model: by block, over the patches of the grid."""
+
+    def __init__(self, contestant: Contestant) -> None:
+        super().__init__(contestant)
+        self.watch = Watch(self.reduction, scores=True)
+        self.scores: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+        self.stays: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        for decision in self.watch.take():
+            if decision.scores is not None:
+                scores, stays = decision.on_grid()
+                self.scores[decision.depth].append(scores)
+                self.stays[decision.depth].append(stays)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 4, 5
-Arrays = Mapping[str, NDArray[Any]]
 
 
-@draws(
-    "router",
-    "router",
-    title="Scores over the image",
-    alt="Rows of pictures, two per method: an image, the scores of its patches in each block that ranks them, pale "
-    "where a patch is gone, and the block at which each patch is removed. Dark is low, yellow is high.",
-)
+@draws("router", "router", "Scores over the image")
 def draw_router(tables: Tables) -> Any:
-    """Scores of the first images, a column per block; None where there are no arrays."""
+    """Rows of pictures, two per method: an image, the scores of its patches in each block that ranks them, pale
+    where a patch is gone, and the block at which each patch is removed. Dark is low, yellow is high."""
     arrays = tables.arrays.get("router")
     if not arrays:
         return None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, lines, names_of
+from vitrim.analysis.family import FamilyResult, Tables, draws, line_panels
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
-from vitrim.measure.probes import Agreement, MacsProbe, Probe, TaskMetrics
-from vitrim.plots.style import TEXT, below, panels
+from vitrim.measure.probes import Agreement, MacsProbe, TaskMetrics
+from vitrim.measure.records import Batch
+from vitrim.plots.style import TEXT
 from vitrim.report import Table
 
 IMAGES = 1024
@@ -24,100 +24,71 @@ SPLITTING = "splitting_layer"
 def sensitivity(subject: Subject) -> FamilyResult:
     """Scores and MACs over batch sizes (ATM, Table A1) and orders of the images, for methods whose decisions depend on
     the batch, and over the blocks after which a method changes its matching (ATM, Table 3)."""
-    result = FamilyResult(images=subject.count(IMAGES))
+    images = len(subject.places(IMAGES))
+    result = FamilyResult(images=images)
+    scores = (subject.task.selects_by, "agreement", "gmacs")
     dependent = [method for method in subject.methods if method.batch_dependent]
     if dependent:
-        result.tables.append(_batch_sizes(subject, dependent))
-        result.tables += _orders(subject, dependent)
+        by_size = [(2**power, subject.batches(IMAGES, batch_size=2**power)) for power in range(images.bit_length())]
+        generators = (np.random.default_rng((subject.seed, shuffle)) for shuffle in range(SHUFFLES))
+        shuffled = [subject.batches(IMAGES, order=generator.permutation(images)) for generator in generators]
+        for name, title, column, runs in (
+            ("batch_sizes", "Sensitivity to the batch size", "batch_size", by_size),
+            ("orders", "Sensitivity to the order of the images", "shuffle", list(enumerate(shuffled))),
+        ):
+            rows: list[tuple[Any, ...]] = []
+            for value, batches in runs:
+                for method, numbers in zip(dependent, _measured(subject, dependent, batches), strict=True):
+                    rows.append((method.describe(), value, images, *numbers))
+            rows.sort(key=lambda row: row[0])
+            result.tables.append(Table(name, title, ("method", column, "images", *scores), rows))
+
+        spread: list[tuple[Any, ...]] = []
+        for method in dependent:
+            own = np.array([row[3:] for row in rows if row[0] == method.describe()])
+            moments = np.stack([own.mean(0), own.std(0)], 1).ravel().tolist()
+            spread.append((method.describe(), len(own), images, *moments))
+        both = ("method", "shuffles", "images", *(f"{name}{end}" for name in scores for end in ("", "_std")))
+        result.tables.append(Table("orders_spread", "Spread over the orders", both, spread))
     else:
         result.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
+
     changing = [method for method in subject.methods if SPLITTING in type(method).model_fields]
     if changing:
-        result.tables.append(_depths(subject, changing))
+        settings = [(method, depth) for method in changing for depth in range(subject.num_layers + 1)]
+        configs = [method.changed(**{SPLITTING: depth}) for method, depth in settings]
+        found = _measured(subject, configs, subject.batches(IMAGES))
+        rows = [
+            (method.describe(), SPLITTING, depth, images, *numbers)
+            for (method, depth), numbers in zip(settings, found, strict=True)
+        ]
+        title = "Sensitivity to the block after which the matching changes"
+        result.tables.append(Table("splitting_layers", title, ("method", "option", "blocks", "images", *scores), rows))
     else:
         result.notes.append("splitting layers skipped: they need a method with one, such as atm")
     return result
 
 
-def _scores(subject: Subject) -> tuple[str, ...]:
-    return (subject.task.selects_by, "agreement", "gmacs")
-
-
 def _measured(
-    subject: Subject,
-    methods: Sequence[MethodConfig],
-    batch_size: int | None = None,
-    order: NDArray[np.int64] | None = None,
-) -> list[tuple[int, float, float, float]]:
-    """Images, score, agreement and 10^9 MACs of each method."""
-    probes: list[Probe] = [TaskMetrics(subject.task), Agreement(subject.task), MacsProbe()]
-    batches = subject.batches(IMAGES, batch_size=batch_size, order=order)
+    subject: Subject, methods: Sequence[MethodConfig], batches: Iterator[Batch]
+) -> list[tuple[float, float, float]]:
+    """Score, agreement and 10^9 MACs of each method."""
+    task = subject.task
+    measurement = subject.measurement(methods, [TaskMetrics(task), Agreement(task), MacsProbe()])
+    measurement.follow(batches)
     return [
-        (row["images"], float(row[subject.task.selects_by]), float(row["agreement"]), float(sum(row["gmacs"].values())))
-        for row in subject.rows(methods, probes, batches)[1:]
+        (float(row[task.selects_by]), float(row["agreement"]), float(sum(row["gmacs"].values())))
+        for row in measurement.rows()[1:]
     ]
-
-
-def _batch_sizes(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
-    images = subject.count(IMAGES)
-    rows = []
-    for batch_size in (2**power for power in range(images.bit_length())):
-        for method, numbers in zip(methods, _measured(subject, methods, batch_size), strict=True):
-            rows.append((method.describe(), batch_size, *numbers))
-    columns = ("method", "batch_size", "images", *_scores(subject))
-    return Table("batch_sizes", "Sensitivity to the batch size", columns, sorted(rows, key=lambda row: row[0]))
-
-
-def _orders(subject: Subject, methods: Sequence[MethodConfig]) -> list[Table]:
-    """Each shuffle, and the spread over them."""
-    images = subject.count(IMAGES)
-    rows = []
-    for shuffle in range(SHUFFLES):
-        order = np.random.default_rng((subject.seed, shuffle)).permutation(images)
-        for method, numbers in zip(methods, _measured(subject, methods, order=order), strict=True):
-            rows.append((method.describe(), shuffle, *numbers))
-    columns = ("method", "shuffle", "images", *_scores(subject))
-    rows.sort(key=lambda row: row[0])
-    spread = []
-    for method in methods:
-        own = np.array([row[3:] for row in rows if row[0] == method.describe()])
-        moments = zip(own.mean(0).tolist(), own.std(0).tolist(), strict=True)
-        spread.append((method.describe(), len(own), images, *(number for pair in moments for number in pair)))
-    both = tuple(f"{name}{end}" for name in _scores(subject) for end in ("", "_std"))
-    return [
-        Table("orders", "Sensitivity to the order of the images", columns, rows),
-        Table("orders_spread", "Spread over the orders", ("method", "shuffles", "images", *both), spread),
-    ]
-
-
-def _depths(subject: Subject, methods: Sequence[MethodConfig]) -> Table:
-    """Every value from 0 to the number of blocks."""
-    settings = [
-        (method, depth, method.changed(**{SPLITTING: depth}))
-        for method in methods
-        for depth in range(subject.num_layers + 1)
-    ]
-    found = _measured(subject, [config for *_, config in settings])
-    rows = [
-        (method.describe(), SPLITTING, depth, *numbers)
-        for (method, depth, _), numbers in zip(settings, found, strict=True)
-    ]
-    columns = ("method", "option", "blocks", "images", *_scores(subject))
-    return Table("splitting_layers", "Sensitivity to the block after which the matching changes", columns, rows)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
-@draws(
-    "sensitivity",
-    "batch_sizes",
-    title="Sensitivity to the batch size",
-    alt="Lines over the batch size: score, agreement with the dense model, and 10^9 multiply-accumulates per image, of "
-    "methods that decide by the whole batch.",
-)
+@draws("sensitivity", "batch_sizes", "Sensitivity to the batch size")
 def draw_batch_sizes(tables: Tables) -> Any:
-    """Score, agreement and MACs over the batch size."""
+    """Lines over the batch size: score, agreement with the dense model, and 10^9 multiply-accumulates per image, of
+    methods that decide by the whole batch."""
     figure, axes = _over(tables, "batch_sizes", "batch_size", "images per batch")
     for axis in axes:
         axis.set_xscale("log", base=2)
@@ -125,15 +96,10 @@ def draw_batch_sizes(tables: Tables) -> Any:
     return figure
 
 
-@draws(
-    "sensitivity",
-    "splitting_layers",
-    title="Sensitivity to the splitting layer",
-    alt="Lines over the block after which the method decides in another way: score, agreement with the dense model, "
-    "and 10^9 multiply-accumulates per image.",
-)
+@draws("sensitivity", "splitting_layers", "Sensitivity to the splitting layer")
 def draw_splitting_layers(tables: Tables) -> Any:
-    """Score, agreement and MACs over the splitting layer."""
+    """Lines over the block after which the method decides in another way: score, agreement with the dense model,
+    and 10^9 multiply-accumulates per image."""
     return _over(tables, "splitting_layers", "blocks", "splitting layer")[0]
 
 
@@ -141,11 +107,7 @@ def _over(tables: Tables, table: str, over: str, label: str) -> tuple[Any, list[
     """A panel per measure, which are the columns behind the number of images."""
     columns = tables[table].columns
     measures = columns[columns.index("images") + 1 :]
-    names = names_of({table: tables[table]})
-    figure, axes = panels(len(measures), across=3, size=(2.9, 2.3), above=0.2 + 0.2 * -(-len(names) // 3))
-    handles: list[Any] = []
+    figure, axes = line_panels(tables, table, [(measure,) for measure in measures], over=over, label=label)
     for axis, measure in zip(axes, measures, strict=True):
-        handles = lines(axis, tables, table, (over, measure), label)
         axis.set_title("GMACs" if measure == "gmacs" else measure, fontsize=TEXT)
-    below(figure, handles)
     return figure, axes

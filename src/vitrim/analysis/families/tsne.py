@@ -11,9 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from vitrim.analysis.family import FamilyResult, Tables, draws, methods_with
-from vitrim.analysis.subject import Subject, Watch, reduced_blocks
+from vitrim.analysis.subject import Observer, Subject, Watch, reduced_blocks
 from vitrim.core.method import MethodConfig
-from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import colour_bar, short
@@ -38,12 +37,15 @@ class Rejoins(Protocol):
 def tsne(subject: Subject) -> FamilyResult:
     """Tokens before the head where pruned ones come back before the last block, and after it.
 
-    Of each image and router the pruned token with the highest score, as it leaves the last block (or as a dense head
-    reads it). The silhouette by block, in the space of the tokens and on the map, is a number for what the picture
-    shows: near 0 the blocks mix, near 1 each has a place of its own.
+    The map is t-SNE by scikit-learn, started from principal components: van der Maaten and Hinton, Visualizing Data
+    using t-SNE (JMLR 2008). Of each image and router it shows the pruned token with the highest score, as it leaves the
+    last block (or as a dense head reads it). The silhouette by block, in the space of the tokens and on the map, is a
+    number for what the picture shows: near 0 the blocks mix, near 1 each has a place of its own.
 
     Arrays, by method and fusion: ``NAME/FUSION/points`` (T, 2) and ``NAME/FUSION/blocks`` (T,).
     """
+    from sklearn.manifold import TSNE
+
     result, rows = FamilyResult(), list[tuple[object, ...]]()
     for method in subject.methods:
         if not isinstance(method, Rejoins):
@@ -51,20 +53,21 @@ def tsne(subject: Subject) -> FamilyResult:
         forms = method.rejoining()
         if not method.training_free and subject.learned is None:
             result.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
-        models = subject.contestants(list(forms.values()))
-        pruned = {place: _Pruned(models[place]) for place in range(1, len(models))}
         blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
         most = POINTS // max(blocks, 1)
-        subject.follow(models, {place: one.see for place, one in pruned.items()}, subject.batches(most))
-        result.images = subject.count(most)
-        for fusion, one in zip(forms, pruned.values(), strict=True):
-            tokens, labels = one.found()
+        watched = _Pruned.over(subject, list(forms.values()), subject.batches(most))
+        result.images = len(subject.places(most))
+        for fusion, one in zip(forms, watched, strict=True):
+            parts = [np.concatenate(one.parts[block]) for block in sorted(one.parts)]
+            tokens = np.concatenate(parts) if parts else np.zeros((0, 1))
+            labels = np.repeat(sorted(one.parts), [len(part) for part in parts])
             if len(tokens) <= 3 * PERPLEXITY:
                 result.notes.append(
                     f"tsne needs more than {3 * PERPLEXITY} points, got {len(tokens)}: give more images"
                 )
                 break
-            points = embedded(tokens, subject.seed)
+            made = TSNE(perplexity=PERPLEXITY, init="pca", random_state=subject.seed % 2**32)
+            points = np.asarray(made.fit_transform(tokens), dtype=np.float64)
             numbers = [silhouettes(space, labels) for space in (tokens, points)]
             for place, block in enumerate((ALL, *np.unique(labels).tolist())):
                 share = len(labels) if block == ALL else int((labels == block).sum())
@@ -76,27 +79,6 @@ def tsne(subject: Subject) -> FamilyResult:
     if not result.tables and not result.notes:
         result.notes.append("tsne skipped: it needs a method whose pruned tokens come back, such as cropr")
     return result
-
-
-def embedded(tokens: ArrayLike, seed: int = 0) -> NDArray[np.float64]:
-    """(T, 2), t-SNE of tokens (T, C) by scikit-learn: perplexity 30, started from principal components.
-
-    Van der Maaten and Hinton, Visualizing Data using t-SNE (JMLR 2008).
-
-    Raises:
-        VitrimError: 30 tokens or fewer.
-
-    Example:
-        >>> embedded(np.random.default_rng(0).normal(size=(40, 3))).shape
-        (40, 2)
-    """
-    from sklearn.manifold import TSNE
-
-    values = np.asarray(tokens, dtype=np.float64)
-    if len(values) <= PERPLEXITY:
-        raise VitrimError(f"t-SNE with perplexity {PERPLEXITY} needs more than {PERPLEXITY} points, got {len(values)}")
-    found = TSNE(perplexity=PERPLEXITY, init="pca", random_state=seed % 2**32).fit_transform(values)
-    return np.asarray(found, dtype=np.float64)
 
 
 def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
@@ -123,12 +105,11 @@ def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
     return [float(each.mean()), *(float(each[groups == label].mean()) for label in different)]
 
 
-class _Pruned:
+class _Pruned(Observer):
     """The best of the pruned tokens of each image and router of one model, as the head finds them."""
 
     def __init__(self, contestant: Contestant) -> None:
-        assert contestant.reduction is not None
-        self.reduction = contestant.reduction
+        super().__init__(contestant)
         self.watch = Watch(self.reduction, scores=True)
         self.parts: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
         self.tokens: Tensor | None = None
@@ -155,26 +136,14 @@ class _Pruned:
             best = np.where(np.isfinite(scores), scores, -np.inf).argmax(1)
             self.parts[decision.depth].append(found[images, place[images, best]][some])
 
-    def found(self) -> tuple[NDArray[np.float64], NDArray[Any]]:
-        """Tokens (T, C) and the blocks (T,) before which they were pruned."""
-        blocks = sorted(self.parts)
-        tokens = [np.concatenate(self.parts[block]) for block in blocks]
-        labels = np.repeat(blocks, [len(one) for one in tokens])
-        return (np.concatenate(tokens) if tokens else np.zeros((0, 1))), labels
-
 
 # ---- figure ----------------------------------------------------------------------------------------------------------
 
 
-@draws(
-    "tsne",
-    "tsne",
-    title="Pruned tokens before the head",
-    alt="Scatter plots, one per form of bringing pruned tokens back: t-SNE of these tokens, coloured by the block that "
-    "pruned them. The silhouette by block, in the space of the tokens, stands above.",
-)
+@draws("tsne", "tsne", "Pruned tokens before the head")
 def draw_tsne(tables: Tables) -> Any:
-    """A scatter per method and fusion; None where there are no arrays."""
+    """Scatter plots, one per form of bringing pruned tokens back: t-SNE of these tokens, coloured by the block that
+    pruned them. The silhouette by block, in the space of the tokens, stands above."""
     arrays = tables.arrays.get("tsne")
     if not arrays:
         return None
