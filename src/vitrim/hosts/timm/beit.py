@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.timm.common import PreNormGamma, TimmHost, position_bias, project_qkv
+from vitrim.hosts.shared.blocks import project_qkv
+from vitrim.hosts.timm.common import PreNormGamma, TimmHost, position_bias
 
 
 class ReducedBeitBlock(PreNormGamma, Block):

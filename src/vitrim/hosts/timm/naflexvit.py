@@ -113,10 +113,6 @@ class TimmNaFlexViT(TimmHost):
         return (rows, columns), (rows * height, columns * width)
 
     @classmethod
-    def has_class_token(cls, model: Any) -> bool:
-        return model.has_class_token  # type: ignore[no-any-return]
-
-    @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:
         return model.embeds  # type: ignore[no-any-return]
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.timm.common import PostNorm, PreNorm, SerialBlock, TimmHost, position_bias, project_qkv
+from vitrim.hosts.shared.blocks import project_qkv
+from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost, position_bias
 
 
-class ReducedBiasBlock(SerialBlock):
+class ReducedBiasBlock(TimmBlock):
     """Common base of timm's blocks with a relative position bias: everything but the position of their norms."""
 
     attention_classes = (RelPosAttention,)
