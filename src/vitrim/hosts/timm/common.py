@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
@@ -38,11 +37,6 @@ def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
         )
 
 
-def position_bias(table: Tensor | None, state: TokenState, rows: int | None, dtype: torch.dtype) -> Tensor | None:
-    """Bias (B, H, M, N) in ``dtype`` from a table over pairs of input tokens (H, N0, N0); the first ``rows`` only."""
-    return None if table is None else state.pair_bias(table, rows).to(dtype)
-
-
 class TimmBlock(NamedBlock):
     """The reduced form of a timm block."""
 
@@ -62,17 +56,22 @@ class TimmBlock(NamedBlock):
         k: Tensor,
         v: Tensor | None,
         *,
-        bias: Tensor | None = None,
+        table: Tensor | None = None,
+        rows: int | None = None,
         k_raw: Tensor | None = None,
     ) -> Attention:
-        """Attention with the settings of ``attn``; ``bias`` is that of positions, to which that of the state comes."""
-        own = state.key_bias(q.dtype, self.proportional)
+        """Attention with the settings of ``attn``.
+
+        To the bias of the state comes that of positions from a ``table`` over pairs of input tokens (H, N0, N0), for
+        the first ``rows`` only.
+        """
+        bias = state.key_bias(q.dtype, self.proportional)
         return Attention(
             q=q,
             k=k,
             v=v,
             scale=attn.scale,
-            bias=own if bias is None else add_bias(own, bias),
+            bias=bias if table is None else add_bias(bias, state.pair_bias(table, rows).to(q.dtype)),
             k_raw=k_raw,
             **kernel(attn),
         )
@@ -108,6 +107,8 @@ class TimmHost(Host):
 
     model_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
     calls: ClassVar[tuple[str, ...]] = ("forward", "forward_features", "forward_head")
+    dense_calls: ClassVar[tuple[str, ...]] = ("forward_intermediates",)
+    """Methods of a model that hand out full grids of patches after every block."""
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -216,8 +217,10 @@ class TimmHost(Host):
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
         # get_intermediate_layers and feature wrappers come through here too
-        model.forward_intermediates = DenseCall(model, "forward_intermediates", trace)
+        for name in cls.dense_calls:
+            setattr(model, name, DenseCall(model, name, trace))
 
     @classmethod
     def uninstall(cls, model: Any) -> None:
-        del model.forward_intermediates
+        for name in cls.dense_calls:
+            delattr(model, name)

@@ -124,7 +124,9 @@ class TimmLibrary(Library):
         return found
 
     def preprocessing(self, model: nn.Module) -> Preprocessing:
-        if not _says_its_images(model):
+        # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
+        inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
+        if not inherited and not hasattr(model, "pretrained_cfg"):
             return super().preprocessing(model)
         config = _image_config(model)
         channels, mean, std = input_channels(model), tuple(config["mean"]), tuple(config["std"])
@@ -181,12 +183,6 @@ class TimmLibrary(Library):
         config = getattr(model, "pretrained_cfg", None)
         named = config.get("architecture") if isinstance(config, dict) else None
         return named or super().architecture(model)
-
-
-def _says_its_images(model: nn.Module) -> bool:
-    # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
-    inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
-    return inherited or hasattr(model, "pretrained_cfg")
 
 
 def _image_config(model: nn.Module) -> dict[str, Any]:
