@@ -222,7 +222,9 @@ def test_the_attention_implementation_can_be_switched(host: str) -> None:
         for kind in ("eager", "sdpa"):
             model.set_attn_implementation(kind)
             block = tiny.blocks(model)[0]
-            block.register_forward_hook(lambda m, i, o, kind=kind: fused.append(m.attentions(m)[0].config._attn_implementation))
+            block.register_forward_hook(
+                lambda m, i, o, kind=kind: fused.append(m.attentions(m)[0].config._attn_implementation)
+            )
             model(images)
     assert fused[0] == "eager"
     assert fused[-1] == "sdpa"

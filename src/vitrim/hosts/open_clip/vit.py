@@ -16,7 +16,7 @@ from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, take
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock, check_attentions
+from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, check_calls
 from vitrim.hosts.shared.multihead import MultiheadBlock, check_options, packed_part
 
 CALLS = ("forward", "forward_intermediates", "_embeds", "_pool", "_global_pool")
@@ -126,12 +126,7 @@ class OpenClipViT(Host):
 
     @classmethod
     def check(cls, model: Any) -> None:
-        for call in CALLS:
-            if getattr(type(model), call) is not getattr(VisionTransformer, call):
-                raise UnsupportedModelError(
-                    f"{type(model).__name__} overrides {call} of open_clip's VisionTransformer, so vitrim cannot know "
-                    "what its head reads; supported: VisionTransformer"
-                )
+        check_calls(model, "open_clip", (VisionTransformer,), CALLS)
         if not model.transformer.batch_first:
             raise UnsupportedModelError(f"{cls.name} with batch_first=False is not supported; supported: True")
         check_attentions(cls, model)

@@ -73,6 +73,20 @@ def through(owner: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor:
     return x
 
 
+def check_calls(model: nn.Module, library: str, known: tuple[type[nn.Module], ...], calls: tuple[str, ...]) -> None:
+    """Refuse a ``model`` whose class has a forward of its own, or another of the ``calls`` it is made of.
+
+    Raises:
+        UnsupportedModelError: none of the ``known`` classes of the ``library`` has that call.
+    """
+    for call in calls:
+        if all(getattr(type(model), call) is not getattr(kind, call) for kind in known):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} overrides {call} of {library}'s {known[0].__name__}, so vitrim cannot know "
+                f"what its head reads; supported: {', '.join(kind.__name__ for kind in known)}"
+            )
+
+
 def check_attentions(host: type[Host], model: nn.Module) -> None:
     """Refuse blocks of ``model`` of classes that the ``host`` does not know, or with attention of such a class.
 

@@ -16,7 +16,7 @@ from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, project_values
+from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, check_calls, project_values
 
 
 def kernel(attn: Any) -> dict[str, Any]:
@@ -112,19 +112,13 @@ class TimmHost(Host):
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
-        supported = ", ".join(known.__name__ for known in cls.model_classes)
-        for call in cls.calls:
-            if all(getattr(type(model), call) is not getattr(known, call) for known in cls.model_classes):
-                raise UnsupportedModelError(
-                    f"{type(model).__name__} overrides {call} of timm's {cls.model_classes[0].__name__}, so vitrim "
-                    f"cannot know what its head reads; supported: {supported}"
-                )
+        check_calls(model, "timm", cls.model_classes, cls.calls)
+        for call, own in vars(model).items():
             # who wraps forward on the instance (accelerate, autocast) calls the model's own
-            own = vars(model).get(call)
-            if call != "forward" and own is not None and not type(own).__module__.startswith("vitrim."):
+            if call in cls.calls and call != "forward" and not type(own).__module__.startswith("vitrim."):
                 raise UnsupportedModelError(
                     f"this {type(model).__name__} has a {call} of its own, so vitrim cannot know what its head reads; "
-                    f"supported: {supported} as timm builds them"
+                    f"supported: {', '.join(known.__name__ for known in cls.model_classes)} as timm builds them"
                 )
         check_attentions(cls, model)
         for block in cls.blocks(model):

@@ -10,8 +10,7 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from vitrim.core.host import Host
 from vitrim.core.library import input_channels
 from vitrim.core.plan import HostFacts
-from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import check_attentions
+from vitrim.hosts.shared.blocks import check_attentions, check_calls
 from vitrim.hosts.shared.multihead import MultiheadBlock, check_options
 
 
@@ -37,11 +36,7 @@ class TorchvisionViT(Host):
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
-        if type(model).forward is not VisionTransformer.forward:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} overrides forward of torchvision's VisionTransformer, so vitrim cannot know "
-                "what its head reads; supported: VisionTransformer"
-            )
+        check_calls(model, "torchvision", (VisionTransformer,), ("forward",))
         check_attentions(cls, model)
         block: Any
         for block in cls.blocks(model):
