@@ -16,6 +16,7 @@ from vitrim.core.modules import class_of, is_bare
 from vitrim.core.tokens import STAMP
 from vitrim.errors import UnsupportedModelError
 
+FACTORS = (Tensor, float)
 SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 
@@ -66,10 +67,8 @@ def through(owner: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor:
     """``x`` after the parts of ``owner`` in turn: modules are called, parameters are factors, None is left out."""
     for name in names:
         part = getattr(owner, name)
-        if isinstance(part, Tensor | float):
-            x = part * x
-        elif part is not None:
-            x = part(x)
+        if part is not None:
+            x = part * x if isinstance(part, FACTORS) else part(x)
     return x
 
 

@@ -44,13 +44,12 @@ class HFAST(TransformersHost):
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
-        trunk = cls.trunk(model)
-        length, bins = cls.image_size(trunk.config)
+        facts, trunk = super().facts(model), cls.trunk(model)
         frequencies, times = trunk.embeddings.get_shape(trunk.config)
         return replace(
-            super().facts(model),
+            facts,
             grid_size=(frequencies, times),
-            input_size=(1, length, bins),
+            input_size=(1, *facts.input_size[1:]),
             num_classes=model.classifier.dense.out_features if hasattr(model, "classifier") else 0,
         )
 

@@ -94,14 +94,12 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
         return moved
 
     def map_for_host(self, found: Tensor) -> Tensor:
-        behind = self.num_prefix - 1
-        columns_moved = prefix_behind(found.transpose(-2, -1), behind).transpose(-2, -1)
-        return prefix_behind(columns_moved, behind)
+        columns_moved = prefix_behind(found.transpose(-2, -1), self.num_prefix - 1).transpose(-2, -1)
+        return prefix_behind(columns_moved, self.num_prefix - 1)
 
     def map_from_host(self, handed: Tensor) -> Tensor:
-        behind = self.num_prefix - 1
-        columns_moved = prefix_in_front(handed.transpose(-2, -1), behind).transpose(-2, -1)
-        return prefix_in_front(columns_moved, behind)
+        columns_moved = prefix_in_front(handed.transpose(-2, -1), self.num_prefix - 1).transpose(-2, -1)
+        return prefix_in_front(columns_moved, self.num_prefix - 1)
 
 
 class TableHook:
