@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import tiny
 import vitrim
 from vitrim.core.registry import host_of
-from vitrim.hosts.timm.common import project_qkv, project_values
+from vitrim.hosts.shared.blocks import project_qkv, project_values
 
 SMALL: dict[str, Any] = {"embed_dim": 64, "depth": 3, "num_heads": 4, "num_classes": 5}
 IMAGES: dict[str, Any] = {"img_size": 32, "patch_size": 8}

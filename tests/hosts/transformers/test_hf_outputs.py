@@ -113,8 +113,8 @@ def test_an_attention_map_is_what_the_layer_attends_by(config: vitrim.MethodConf
     values: dict[int, Tensor] = {}
     outputs: dict[int, Tensor] = {}
     for depth, layer in enumerate(tiny.blocks(model)):
-        layer.attn.v_proj.register_forward_hook(lambda m, i, o, depth=depth: values.__setitem__(depth, o))
-        layer.attn.o_proj.register_forward_pre_hook(lambda m, i, depth=depth: outputs.__setitem__(depth, i[0]))
+        layer.attention.v_proj.register_forward_hook(lambda m, i, o, depth=depth: values.__setitem__(depth, o))
+        layer.attention.o_proj.register_forward_pre_hook(lambda m, i, depth=depth: outputs.__setitem__(depth, i[0]))
     with torch.no_grad():
         logits = tiny.run(model, images)
         maps = maps_of(model, images)
@@ -222,7 +222,9 @@ def test_the_attention_implementation_can_be_switched(host: str) -> None:
         for kind in ("eager", "sdpa"):
             model.set_attn_implementation(kind)
             block = tiny.blocks(model)[0]
-            block.register_forward_hook(lambda m, i, o, kind=kind: fused.append(m.attn.config._attn_implementation))
+            block.register_forward_hook(
+                lambda m, i, o, kind=kind: fused.append(m.attentions(m)[0].config._attn_implementation)
+            )
             model(images)
     assert fused[0] == "eager"
     assert fused[-1] == "sdpa"

@@ -6,44 +6,29 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock
 from vitrim.core.hooks import DenseCall
 from vitrim.core.host import Host
 from vitrim.core.library import input_channels
 from vitrim.core.plan import Head, HostFacts
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.timm.common import project_output, project_values
+from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, project_values
 
 
-class ReducedDinoBlock(ReducedBlock):
+class ReducedDinoBlock(NamedBlock):
     """The reduced form of a block with timm's names: norms in front, layer scales behind, q, k and v of one layer."""
 
-    attention_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
+    output_names = ("proj", "proj_drop")
+    update_names: ClassVar[tuple[str, ...]] = ("ls1",)
+    mlp_names: ClassVar[tuple[str, ...]] = ("norm2", "mlp", "ls2")
+    scales_up_to: ClassVar[float] = 0.0
+    """Stochastic depth above this leaves images out of a block; below, it scales their updates."""
 
     attn: Any
-    norm1: Any
-    ls1: Any
-    norm2: Any
-    mlp: Any
-    ls2: Any
-
-    @classmethod
-    def bypassed(cls, block: Any) -> list[nn.Module]:
-        return [block.attn]
+    sample_drop_ratio: float
 
     def values(self, x: Tensor) -> Tensor:
-        return project_values(self.attn, self.norm1(x))
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.dropped(1, self.ls1(project_output(self.attn, out)))
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.dropped(2, self.ls2(self.mlp(self.norm2(x))))
-
-    def dropped(self, branch: int, update: Tensor) -> Tensor:
-        """The update of branch 1 or 2 under stochastic depth."""
-        return update
+        return project_values(self.attn, self.pre_norm(x))
 
     def one_of(self, given: Any) -> Tensor:
         """The images in what the model hands its blocks: a tensor, or a list of one.
@@ -56,18 +41,13 @@ class ReducedDinoBlock(ReducedBlock):
                 f"a reduced model takes images of one size, not a list of {len(given)} crops; vitrim.restore_(model) "
                 "first"
             )
-        ratio = self.skipped_share()
-        if self.training and ratio > 0.0:
+        if self.training and self.sample_drop_ratio > self.scales_up_to:
             raise UnsupportedModelError(
-                f"stochastic depth of {ratio:g} leaves images of a batch out of a block, and the tokens of the others "
-                "would be reduced apart; create the model with drop_path_rate=0"
+                f"stochastic depth of {self.sample_drop_ratio:g} leaves images of a batch out of a block, and the "
+                "tokens of the others would be reduced apart; create the model with drop_path_rate=0"
             )
         x: Tensor = given[0] if isinstance(given, list) else given
         return x
-
-    def skipped_share(self) -> float:
-        """The share of a batch that the block leaves out in training."""
-        raise NotImplementedError
 
 
 class DinoHost(Host):
@@ -86,14 +66,7 @@ class DinoHost(Host):
                     f"{type(model).__name__} overrides {call} of {cls.model_class.__name__}, so vitrim cannot know "
                     "what it does with its tokens"
                 )
-        for block in cls.blocks(model):
-            reduced: Any = cls.reduced_class(block)
-            attn: Any = block.attn
-            if type(attn) not in reduced.attention_classes:
-                raise UnsupportedModelError(
-                    f"{cls.name} with attention of class {type(attn).__name__} is not supported; supported: "
-                    + ", ".join(known.__name__ for known in reduced.attention_classes)
-                )
+        check_attentions(cls, model)
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:

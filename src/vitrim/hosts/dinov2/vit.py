@@ -14,20 +14,18 @@ from vitrim.core.attention import Attention
 from vitrim.core.modules import is_bare
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
-from vitrim.hosts.timm.common import project_qkv
-
-LEAVES_OUT = 0.1
-"""Stochastic depth above this leaves images out of a block; below, it scales their updates."""
+from vitrim.hosts.shared.blocks import project_qkv
 
 
 class ReducedDinov2Block(ReducedDinoBlock):
     """The reduced form of both blocks of DINOv2."""
 
     attention_classes = (DinoAttention, MemEffAttention)
+    update_names = ("ls1", "dropped")
+    mlp_names = ("norm2", "mlp", "ls2", "dropped")
+    scales_up_to = 0.1
 
     drop_path1: Any
-    drop_path2: Any
-    sample_drop_ratio: float
 
     def forward(self, x_or_x_list: Any) -> Any:
         out = self.run(self.one_of(x_or_x_list))
@@ -35,7 +33,7 @@ class ReducedDinov2Block(ReducedDinoBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_qkv(attn, self.norm1(x), rows, self.reducer.fresh_values)
+        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         drop: Any = attn.attn_drop
         if isinstance(drop, float):  # of later versions, which have a fused kernel and no module
             way: dict[str, Any] = {"dropout": drop if attn.training else 0.0}
@@ -52,12 +50,10 @@ class ReducedDinov2Block(ReducedDinoBlock):
             **way,
         )
 
-    def dropped(self, branch: int, update: Tensor) -> Tensor:
+    def dropped(self, update: Tensor) -> Tensor:
+        """The update of either branch under stochastic depth."""
         # in training the library takes the first drop path for both branches
         return self.drop_path1(update) if self.training and self.sample_drop_ratio > 0.0 else update
-
-    def skipped_share(self) -> float:
-        return self.sample_drop_ratio if self.sample_drop_ratio > LEAVES_OUT else 0.0
 
 
 class ReducedPlainDinov2Block(ReducedDinov2Block, Block):

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
-from vitrim.hosts.timm.common import project_qkv
+from vitrim.hosts.shared.blocks import project_qkv
 
 
 class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
@@ -22,8 +22,6 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
     host_class = SelfAttentionBlock
     attention_classes = (SelfAttention,)
 
-    sample_drop_ratio: float
-
     def forward(self, x_or_x_list: Any, rope_or_rope_list: Any = None) -> Any:
         rope = rope_or_rope_list[0] if isinstance(rope_or_rope_list, list) else rope_or_rope_list
         out = self.run(self.one_of(x_or_x_list), rope)
@@ -31,7 +29,7 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_qkv(attn, self.norm1(x), rows, self.reducer.fresh_values)
+        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         rope: tuple[Tensor, Tensor] | None = host_args[0]
         k_raw = None
         if rope is not None:
@@ -46,9 +44,6 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
             bias=state.key_bias(q.dtype, self.proportional),
             k_raw=k_raw,  # the library's attention has no dropout
         )
-
-    def skipped_share(self) -> float:
-        return self.sample_drop_ratio
 
 
 def _rotated(x: Tensor, sin: Tensor, cos: Tensor, num_prefix: int) -> Tensor:

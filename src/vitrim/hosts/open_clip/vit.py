@@ -5,39 +5,30 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch.nn.functional as F
 from open_clip.transformer import Attention as CustomAttention
 from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
-from vitrim.core.attention import Attention, project_parts, split_heads
-from vitrim.core.block import ReducedBlock
+from vitrim.core.attention import Attention, project_parts
 from vitrim.core.hooks import DenseCall
 from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, take
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.multihead import attention_of, check_attention, project_output, values_of
+from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, check_calls
+from vitrim.hosts.shared.multihead import MultiheadBlock, check_options, packed_part
 
 CALLS = ("forward", "forward_intermediates", "_embeds", "_pool", "_global_pool")
 
 
-class ReducedResidualAttentionBlock(ReducedBlock, ResidualAttentionBlock):
+class ReducedResidualAttentionBlock(MultiheadBlock, ResidualAttentionBlock):
     """`ResidualAttentionBlock` of the image tower under reduction."""
 
     host_class = ResidualAttentionBlock
-
-    ln_1: Any
-    attn: Any
-    ls_1: Any
-    ln_2: Any
-    mlp: Any
-    ls_2: Any
-
-    @classmethod
-    def bypassed(cls, block: Any) -> list[nn.Module]:
-        return [block.attn]
+    norm_name = "ln_1"
+    update_names = ("ls_1",)
+    mlp_names = ("ln_2", "mlp", "ls_2")
 
     def forward(
         self,
@@ -49,35 +40,18 @@ class ReducedResidualAttentionBlock(ReducedBlock, ResidualAttentionBlock):
         _refuse(k_x, v_x, attn_mask)
         return self.run(q_x)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        return attention_of(self.attn, self.ln_1(x), state, rows, self)
 
-    def values(self, x: Tensor) -> Tensor:
-        return values_of(self.attn, self.ln_1(x))
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.ls_1(project_output(self.attn, out))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.ls_2(self.mlp(self.ln_2(x)))  # type: ignore[no-any-return]
-
-
-class ReducedCustomBlock(ReducedBlock, CustomResidualAttentionBlock):
+class ReducedCustomBlock(NamedBlock, CustomResidualAttentionBlock):
     """`CustomResidualAttentionBlock` under reduction: norms of queries and keys, of the context, scales of heads."""
 
     host_class = CustomResidualAttentionBlock
+    attention_classes = (CustomAttention,)
+    norm_name = "ln_1"
+    output_names = ("ln_inner", "out_proj", "out_drop")
+    update_names = ("ln_attn", "ls_1")
+    mlp_names = ("ln_2", "mlp", "ls_2")
 
-    ln_1: Any
     attn: Any
-    ls_1: Any
-    ln_2: Any
-    mlp: Any
-    ls_2: Any
-    ln_attn: Any
-
-    @classmethod
-    def bypassed(cls, block: Any) -> list[nn.Module]:
-        return [block.attn]
 
     def forward(
         self,
@@ -91,7 +65,7 @@ class ReducedCustomBlock(ReducedBlock, CustomResidualAttentionBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_parts(partial(_part, attn), self.ln_1(x), rows, self.reducer.fresh_values)
+        q, k, v = project_parts(partial(packed_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
         q, k = attn.ln_q(q), attn.ln_k(k)
         return Attention(
             q=q,
@@ -104,26 +78,13 @@ class ReducedCustomBlock(ReducedBlock, CustomResidualAttentionBlock):
         )
 
     def values(self, x: Tensor) -> Tensor:
-        return _part(self.attn, self.ln_1(x), 2, 3)[0]
+        return packed_part(self.attn, self.pre_norm(x), 2, 3)[0]
 
-    def attention_branch(self, out: Tensor) -> Tensor:
+    def project_output(self, out: Tensor) -> Tensor:
         attn = self.attn
         if attn.head_scale is not None:
             out = (out.unflatten(-1, (attn.num_heads, attn.head_dim)) * attn.head_scale[:, 0]).flatten(-2)
-        out = attn.out_drop(attn.out_proj(attn.ln_inner(out)))
-        return self.ls_1(self.ln_attn(out))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.ls_2(self.mlp(self.ln_2(x)))  # type: ignore[no-any-return]
-
-
-def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
-    """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
-    width = attn.in_proj_weight.shape[1]
-    rows = slice(first * width, end * width)
-    bias = None if attn.in_proj_bias is None else attn.in_proj_bias[rows]
-    projected = F.linear(y, attn.in_proj_weight[rows], bias)
-    return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
+        return super().project_output(out)
 
 
 def _refuse(*given: Tensor | None) -> None:
@@ -165,23 +126,17 @@ class OpenClipViT(Host):
 
     @classmethod
     def check(cls, model: Any) -> None:
-        for call in CALLS:
-            if getattr(type(model), call) is not getattr(VisionTransformer, call):
-                raise UnsupportedModelError(
-                    f"{type(model).__name__} overrides {call} of open_clip's VisionTransformer, so vitrim cannot know "
-                    "what its head reads; supported: VisionTransformer"
-                )
+        check_calls(model, "open_clip", (VisionTransformer,), CALLS)
         if not model.transformer.batch_first:
             raise UnsupportedModelError(f"{cls.name} with batch_first=False is not supported; supported: True")
+        check_attentions(cls, model)
+        block: Any
         for block in cls.blocks(model):
-            cls.reduced_class(block)
-            attn: Any = block.attn
-            if not isinstance(block, CustomResidualAttentionBlock):
-                check_attention(attn, cls.name)
-            elif type(attn) is not CustomAttention or attn.logit_scale is not None:
+            if isinstance(block.attn, nn.MultiheadAttention):
+                check_options(block.attn, cls.name)
+            elif block.attn.logit_scale is not None:
                 raise UnsupportedModelError(
-                    f"{cls.name} with attention of class {type(attn).__name__} is not supported, or with "
-                    "scaled_cosine_attn; supported: Attention without it"
+                    f"{cls.name} with scaled_cosine_attn is not supported; supported: Attention without it"
                 )
 
     @classmethod

@@ -85,25 +85,17 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
             places, valid = cells_of(places[::area], state.initial_patches, cell, raster), valid[::area]
         left_out = 0 if dropped is None else max(dropped - prefix, 0)
         if left_out:
-            places = _moved(places, state.source[image, prefix:] - prefix, left_out)
+            # source (P,) says which token holds each patch
+            source, places = state.source[image, prefix:] - prefix, places.clone()
+            for token in (places < left_out).nonzero().squeeze(1).tolist():
+                others = (source[left_out:] == token).nonzero().squeeze(1)
+                if len(others):
+                    places[token] = others[0] + left_out
             valid = valid & (places >= left_out)
         own = valid.nonzero().squeeze(1)
         places, order = places[own].sort()
         found.append(Survivors(places, own[order], len(valid), state.initial_patches // area, prefix, dropped))
     return found
-
-
-def _moved(places: Tensor, source: Tensor, left_out: int) -> Tensor:
-    """Places (n,) of tokens, those among the first ``left_out`` moved to the first other patch of their own, if any.
-
-    ``source`` (P,) says which token holds each patch.
-    """
-    places = places.clone()
-    for token in (places < left_out).nonzero().squeeze(1).tolist():
-        others = (source[left_out:] == token).nonzero().squeeze(1)
-        if len(others):
-            places[token] = others[0] + left_out
-    return places
 
 
 def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:

@@ -111,17 +111,13 @@ def run_groups(
         assert trace.final is not None
         finals.append(trace.final)
         histories.append(trace.states)
-    places = _places(groups)
+    # where each image of the batch is when the groups are put one behind the other
+    places = torch.cat([group.images for group in groups]).argsort()
     trace.conclude(
         _join_states(finals, places, num_patches),
         tuple(_join_states(states, places, num_patches) for states in zip(*histories, strict=True)),
     )
     return _join(outputs, groups, places, num_patches, finals[0].num_prefix)
-
-
-def _places(groups: Sequence[Group]) -> Tensor:
-    """(B,) where each image of the batch is when the groups are put one behind the other."""
-    return torch.cat([group.images for group in groups]).argsort()
 
 
 def _join(parts: Sequence[Any], groups: Sequence[Group], places: Tensor, num_patches: int, num_prefix: int) -> Any:

@@ -10,16 +10,19 @@ that the host has between its blocks. Stochastic depth is drawn for every window
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, add_bias
-from vitrim.core.block import ReducedBlock
-from vitrim.core.tokens import STAMP, Places, TokenState
+from vitrim.core.host import Host
+from vitrim.core.plan import Head, HostFacts
+from vitrim.core.tokens import Places, TokenState
+from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp
 
 FIELDS = tuple(own.name for own in fields(TokenState))  # read once: torch.compile cannot
 Lines = tuple[Tensor, Tensor]
@@ -195,39 +198,37 @@ class AcrossWindows(Attention):
         )
 
 
-class WindowBlock(ReducedBlock):
+class WindowBlock(NamedBlock):
     """The reduced form of a block that takes and gives maps, (B, rows, columns, C), and attends in windows or across.
 
-    The host's file sets ``side`` in every block: the side of the model's windows, 0 where it has none.
+    `WindowedHost` sets ``side`` in every block: the side of the model's windows, 0 where it has none.
     """
 
     channels_first: ClassVar[bool] = False
     """The maps are (B, C, rows, columns)."""
 
+    window_size: int
     side: int
 
     @property
     def crosses(self) -> bool:
         """True if this block attends across windows, in a model that has some."""
-        raise NotImplementedError
-
-    def windows_of(self, x: Tensor) -> Windows:
-        """The windows of a map as the host has it."""
-        return Windows.of((x.shape[2], x.shape[3]) if self.channels_first else (x.shape[1], x.shape[2]), self.side)
-
-    def rows_of(self, x: Tensor, windows: Windows) -> Tensor:
-        """The windows of a map as batch rows, (B*W, n, C)."""
-        return windows.split(x.permute(0, 2, 3, 1) if self.channels_first else x)
+        return self.window_size == 0
 
     def incoming(self, x: Tensor) -> TokenState:
         if x.dim() == 3:
             return super().incoming(x)
-        windows = self.windows_of(x)
+        grid = (x.shape[2], x.shape[3]) if self.channels_first else (x.shape[1], x.shape[2])
+        windows = Windows.of(grid, self.side)
         rows = self.rows_of(x, windows)
-        _hand_stamp(x, rows)
+        hand_stamp(x, rows)
         state = super().incoming(rows)
-        _hand_stamp(rows, x)
+        hand_stamp(rows, x)
         return state if isinstance(state, WindowState) else WindowState.of(state, windows)
+
+    def rows_of(self, x: Tensor, windows: Windows) -> Tensor:
+        """The windows of a map as batch rows, (B*W, n, C)."""
+        return windows.split(x.permute(0, 2, 3, 1) if self.channels_first else x)
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
         assert isinstance(state, WindowState)
@@ -238,35 +239,31 @@ class WindowBlock(ReducedBlock):
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         assert isinstance(state, WindowState)
         x = super().outgoing(x, state)
-        if self.last:
-            self._conclude(state.windows)
+        if self.last:  # leave states of images where the blocks left those of windows
+            trace = self.trace
+            assert trace.final is not None
+            final, *states = (
+                (left if isinstance(left, WindowState) else WindowState.of(left, state.windows)).of_images()
+                for left in (trace.final, *trace.states)
+            )
+            trace.conclude(final, tuple(states))
         elif not state.full_grid:
             return x
         image = state.windows.join(x)
         if self.channels_first:
             image = image.permute(0, 3, 1, 2)
-        _hand_stamp(x, image)
+        hand_stamp(x, image)
         return image
-
-    def _conclude(self, windows: Windows) -> None:
-        """Leave states of images where the blocks left those of windows."""
-        trace = self.trace
-        assert trace.final is not None
-        final, *states = (
-            (state if isinstance(state, WindowState) else WindowState.of(state, windows)).of_images()
-            for state in (trace.final, *trace.states)
-        )
-        trace.conclude(final, tuple(states))
 
     def window_attention(
         self,
         state: TokenState,
+        attn: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
-        scale: float,
         *,
-        tables: tuple[Tensor, Tensor] | None = None,
+        relative: Callable[[int, int, Tensor], Tensor],
         dropout: float = 0.0,
         k_raw: Tensor | None = None,
         fused: bool = True,
@@ -275,20 +272,23 @@ class WindowBlock(ReducedBlock):
         """Attention of heads (B*W, H, N, d) within windows, or across them where this block does that.
 
         Args:
-            tables: relative positions of rows and of columns, (S, S, d) from query line and key line to a vector that
-                the query is multiplied with; ``None`` without them.
+            relative: from the numbers of query lines and key lines, S each, and a parameter of ``attn``, if it has one
+                for rows and for columns: vectors (S, S, d) that the query is multiplied with.
         """
         assert isinstance(state, WindowState)
         bias, windows = state.key_bias(q.dtype, self.proportional), state.windows
         crosses = self.crosses and windows.number > 1
         if crosses and bias is not None:
             bias = windows.of_images(bias.flatten(1)).repeat_interleave(windows.number, 0)[:, None, None]
-        if tables is not None:
+        if getattr(attn, "rel_pos_h", None) is not None:
+            down, across = (windows.rows, windows.columns) if self.crosses else (1, 1)
+            lines = (down * windows.height, across * windows.width)
+            tables = (relative(lines[0], lines[0], attn.rel_pos_h), relative(lines[1], lines[1], attn.rel_pos_w))
             own = relative_bias(windows.together(q) if crosses else q, tables, state.lines(crosses))
             bias = add_bias(windows.apart(own) if crosses else own, bias)
         if crosses:
-            return AcrossWindows(q, k, v, scale, bias, dropout, k_raw, fused=fused, drop=drop, windows=windows)
-        return Attention(q, k, v, scale, bias, dropout, k_raw, fused=fused, drop=drop)
+            return AcrossWindows(q, k, v, attn.scale, bias, dropout, k_raw, fused=fused, drop=drop, windows=windows)
+        return Attention(q, k, v, attn.scale, bias, dropout, k_raw, fused=fused, drop=drop)
 
 
 def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Tensor:
@@ -309,7 +309,42 @@ def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Ten
     return total
 
 
-def _hand_stamp(source: Tensor, target: Tensor) -> None:
-    """Give one tensor the state that is stamped on another that holds the same tokens."""
-    if hasattr(source, STAMP):
-        setattr(target, STAMP, getattr(source, STAMP))
+class WindowedHost(Host):
+    """A family whose blocks are `WindowBlock`s, in front of that of its library. What follows reads a map."""
+
+    heads: ClassVar[tuple[Head, ...]] = ("grid",)
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        super().check(model)
+        cls.facts(model)  # refuses windows that do not divide the patches
+
+    @classmethod
+    def side(cls, model: nn.Module) -> int:
+        """The side of the model's windows in patches, 0 if it has none."""
+        return max(int(block.window_size) for block in cls.blocks(model))  # type: ignore[arg-type]
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        facts = super().facts(model)
+        windows = Windows.of(facts.grid_size, cls.side(model))
+        return replace(
+            facts,
+            grid_size=(windows.height, windows.width),
+            head_rows=None,
+            dense=True,
+            across_windows=windows.number > 1 and any(block.window_size == 0 for block in cls.blocks(model)),
+        )
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Trace) -> None:
+        super().install(model, trace)
+        side = cls.side(model)
+        for block in cls.blocks(model):
+            block.side = side  # type: ignore[assignment]
+
+    @classmethod
+    def uninstall(cls, model: nn.Module) -> None:
+        super().uninstall(model)
+        for block in cls.blocks(model):
+            del block.side

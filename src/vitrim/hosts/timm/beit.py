@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.timm.common import PreNormGamma, TimmHost, position_bias, project_qkv
+from vitrim.hosts.shared.blocks import project_qkv
+from vitrim.hosts.timm.common import PreNormGamma, TimmHost
 
 
 class ReducedBeitBlock(PreNormGamma, Block):
@@ -26,8 +27,7 @@ class ReducedBeitBlock(PreNormGamma, Block):
         attn = self.attn
         q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         own = None if attn.relative_position_bias_table is None else attn._get_rel_pos_bias()[0]
-        bias = position_bias(add_bias(own, host_args[0]), state, rows, q.dtype)
-        return self.attention_of(attn, state, q, k, v, bias=bias)
+        return self.attention_of(attn, state, q, k, v, table=add_bias(own, host_args[0]), rows=rows)
 
 
 class TimmBeit(TimmHost):

@@ -17,20 +17,21 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
+from vitrim.hosts.shared.blocks import project_qkv
 from vitrim.hosts.timm.common import (
     PostNorm,
     PreNormGamma,
-    SerialBlock,
+    TimmBlock,
     TimmHost,
-    project_qkv,
     refuse_mask,
 )
 
 
-class ReducedRopeBlock(SerialBlock):
+class ReducedRopeBlock(TimmBlock):
     """Common base of timm's blocks with rotary embedding: everything but the position of their norms."""
 
     attention_classes = (EvaAttention, AttentionRope)
+    output_names = ("norm", "proj", "proj_drop")
 
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -45,7 +46,10 @@ class ReducedRopeBlock(SerialBlock):
         q, k = attn.q_norm(q), expand_groups(attn.k_norm(k), attn.num_heads)
         k_raw, rope = None, host_args[0]
         if rope is not None:
-            table, k_raw = rope_of_tokens(rope, state), k
+            # (P0, 2d); (H, P0, 2d) for one depth of mixed tables; after patch dropout (B, 1 or H, P0, 2d)
+            table, k_raw = state.patch_rows(rope), k
+            if table.dim() == 3 and rope.dim() == 2:
+                table = table.unsqueeze(1)
             q, k = (_rotate(each, table, state.num_prefix, attn.rotate_half).to(dtype) for each in (q, k))
         v = None if v is None else expand_groups(v, attn.num_heads)
         return self.attention_of(attn, state, q, k, v, k_raw=k_raw)
@@ -58,17 +62,6 @@ def expand_groups(x: Tensor, num_heads: int) -> Tensor:
     """Keys or values (B, G, N, d) of grouped queries, repeated for every head: (B, H, N, d)."""
     groups = x.shape[1]
     return x if groups == num_heads else x.repeat_interleave(num_heads // groups, dim=1)
-
-
-def rope_of_tokens(rope: Tensor, state: TokenState) -> Tensor:
-    """Rows of timm's rotary table for the current patch tokens, broadcastable to (B, H, P, 2d).
-
-    Args:
-        rope: (P0, 2d); (H, P0, 2d) for one depth of mixed tables; after patch dropout (B, 1, P0, 2d) or (B, H, P0, 2d).
-        state: the current state.
-    """
-    rows = state.patch_rows(rope)
-    return rows.unsqueeze(1) if rows.dim() == 3 and rope.dim() == 2 else rows
 
 
 def _rotate(x: Tensor, table: Tensor, num_prefix: int, rotate_half: bool) -> Tensor:

@@ -124,10 +124,27 @@ class TimmLibrary(Library):
         return found
 
     def preprocessing(self, model: nn.Module) -> Preprocessing:
-        if not _says_its_images(model):
+        from timm.data.config import resolve_data_config
+
+        # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
+        inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
+        if not inherited and not hasattr(model, "pretrained_cfg"):
             return super().preprocessing(model)
-        config = _image_config(model)
-        channels, mean, std = input_channels(model), tuple(config["mean"]), tuple(config["std"])
+        config: dict[str, Any] = resolve_data_config({}, model=model)
+        channels = input_channels(model)
+        # the user may have written them (pretrained_cfg_overlay)
+        counts = {3, channels}  # three are averaged where the images are grey; pretrained_cfg has three
+        for name, lowest in (("mean", -inf), ("std", 0.0)):
+            value = config[name]
+            numbers = isinstance(value, tuple | list) and len(value) in counts
+            if not numbers or not all(isinstance(one, int | float) and lowest < one < inf for one in value):
+                above = "" if name == "mean" else " above 0"
+                wanted = f"{' or '.join(map(str, sorted(counts)))} numbers{above}, one per channel"
+                raise VitrimError(f"pretrained_cfg: {name} is {wanted}, not {value!r:.80}")
+        if config["interpolation"] not in INTERPOLATIONS:
+            valid = ", ".join(INTERPOLATIONS)
+            raise VitrimError(f"pretrained_cfg: unknown interpolation {config['interpolation']!r:.80}; valid: {valid}")
+        mean, std = tuple(config["mean"]), tuple(config["std"])
         if channels == 1:  # three means would silently broadcast one channel to three
             mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
         # pretrained_cfg keeps the size of training whatever img_size was; models of two streams say it themselves
@@ -181,33 +198,3 @@ class TimmLibrary(Library):
         config = getattr(model, "pretrained_cfg", None)
         named = config.get("architecture") if isinstance(config, dict) else None
         return named or super().architecture(model)
-
-
-def _says_its_images(model: nn.Module) -> bool:
-    # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
-    inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
-    return inherited or hasattr(model, "pretrained_cfg")
-
-
-def _image_config(model: nn.Module) -> dict[str, Any]:
-    """The preprocessing settings of a model, which a user may have written (pretrained_cfg_overlay).
-
-    Raises:
-        VitrimError: a mean or standard deviation that is not one number per channel, the second above 0, or an
-            interpolation that timm does not have.
-    """
-    from timm.data.config import resolve_data_config
-
-    config: dict[str, Any] = resolve_data_config({}, model=model)
-    counts = {3, input_channels(model)}  # three are averaged where the images are grey; pretrained_cfg has three
-    for name, lowest in (("mean", -inf), ("std", 0.0)):
-        value = config[name]
-        numbers = isinstance(value, tuple | list) and len(value) in counts
-        if not numbers or not all(isinstance(one, int | float) and lowest < one < inf for one in value):
-            above = "" if name == "mean" else " above 0"
-            wanted = f"{' or '.join(map(str, sorted(counts)))} numbers{above}, one per channel"
-            raise VitrimError(f"pretrained_cfg: {name} is {wanted}, not {value!r:.80}")
-    if config["interpolation"] not in INTERPOLATIONS:
-        valid = ", ".join(INTERPOLATIONS)
-        raise VitrimError(f"pretrained_cfg: unknown interpolation {config['interpolation']!r:.80}; valid: {valid}")
-    return config

@@ -44,13 +44,9 @@ class PaddedFeatures:
             return {**found, "patch_valid": self.real(found["patches"])}
 
         found = run_groups(self.model, self.trace, split(patch_coord, patch_valid), patches.shape[1], run)
-        valid, rows = found["patch_valid"], max(found["patches"].shape[1] - self.num_prefix(), 0)
-        return {**found, "patch_valid": F.pad(valid, (0, rows - valid.shape[1]))}
-
-    def num_prefix(self) -> int:
-        """Tokens in front of the patches."""
         assert self.trace.final is not None
-        return self.trace.final.num_prefix
+        valid, rows = found["patch_valid"], max(found["patches"].shape[1] - self.trace.final.num_prefix, 0)
+        return {**found, "patch_valid": F.pad(valid, (0, rows - valid.shape[1]))}
 
     def real(self, x: Tensor) -> Tensor:
         """(b, m) which patch rows of the tokens (b, prefix + m, C) that came out are real."""
@@ -111,10 +107,6 @@ class TimmNaFlexViT(TimmHost):
         rows, columns = model.embeds.pos_embed_grid_size
         height, width = model.embeds.patch_size
         return (rows, columns), (rows * height, columns * width)
-
-    @classmethod
-    def has_class_token(cls, model: Any) -> bool:
-        return model.has_class_token  # type: ignore[no-any-return]
 
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:

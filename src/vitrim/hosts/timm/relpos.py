@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.timm.common import PostNorm, PreNorm, SerialBlock, TimmHost, position_bias, project_qkv
+from vitrim.hosts.shared.blocks import project_qkv
+from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost
 
 
-class ReducedBiasBlock(SerialBlock):
+class ReducedBiasBlock(TimmBlock):
     """Common base of timm's blocks with a relative position bias: everything but the position of their norms."""
 
     attention_classes = (RelPosAttention,)
@@ -34,8 +35,8 @@ class ReducedBiasBlock(SerialBlock):
         attn = self.attn
         q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         table = host_args[0] if attn.rel_pos is None else attn.rel_pos.get_bias()  # its own comes first, as in timm
-        bias = position_bias(None if table is None else table[0], state, rows, q.dtype)
-        return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v, bias=bias)
+        table = None if table is None else table[0]
+        return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v, table=table, rows=rows)
 
 
 class ReducedRelPosBlock(PreNorm, ReducedBiasBlock, RelPosBlock):

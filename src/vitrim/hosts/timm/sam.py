@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.library import no_tokens
-from vitrim.core.plan import HostFacts, Starting
-from vitrim.core.trace import Trace
+from vitrim.core.plan import Starting
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.windows import WindowBlock, Windows
-from vitrim.hosts.timm.common import PreNorm, TimmHost, kernel, project_qkv
+from vitrim.hosts.shared.blocks import project_qkv
+from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
+from vitrim.hosts.timm.common import PreNorm, TimmHost, kernel
 from vitrim.hosts.timm.library import TimmLibrary
 
 
@@ -24,12 +24,6 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
 
     host_class = Block
     attention_classes = (SamAttention,)
-
-    window_size: int
-
-    @property
-    def crosses(self) -> bool:
-        return self.window_size == 0
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
@@ -40,94 +34,34 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None
         if attn.rope is not None:
-            table, k_raw = self.angles(state, attn.rope.get_embed(), len(x)), k
-            q, k = (apply_rot_embed_cat(each, table).to(x.dtype) for each in (q, k))
-        return self.window_attention(
-            state,
-            q,
-            k,
-            v,
-            attn.scale,
-            tables=self.tables(state),
-            k_raw=k_raw,
-            **kernel(attn),
-        )
-
-    def angles(self, state: Any, table: Tensor, batch: int) -> Tensor:
-        """Rows of the rotary table (P, 2d), of a window or of the image, for the tokens: (1 or B*W, 1, N, 2d)."""
-        windows: Windows = state.windows
-        rows, columns = state.lines(self.crosses)
-        if not self.crosses:
-            return table[rows * windows.width + columns].unsqueeze(1)
-        angles = table[rows * (windows.columns * windows.width) + columns]
-        angles = angles.view(-1, state.num_tokens, table.shape[1])  # of the windows of all images, or of one
-        return angles.repeat(batch // len(angles), 1, 1).unsqueeze(1)
-
-    def tables(self, state: Any) -> tuple[Tensor, Tensor] | None:
-        if not self.attn.use_rel_pos:
-            return None
-        windows: Windows = state.windows
-        down, across = (windows.rows, windows.columns) if self.crosses else (1, 1)
-        lines = (down * windows.height, across * windows.width)
-        own = (self.attn.rel_pos_h, self.attn.rel_pos_w)
-        height, width = (get_rel_pos(count, count, each) for count, each in zip(lines, own, strict=True))
-        return height, width
+            # rows of the rotary table (P, 2d), of a window or of the image: (1 or B*W, 1, N, 2d)
+            windows, (down, across) = state.windows, state.lines(self.crosses)
+            width = windows.columns * windows.width if self.crosses else windows.width
+            angles, k_raw = attn.rope.get_embed()[down * width + across], k
+            if self.crosses:
+                angles = angles.view(-1, state.num_tokens, angles.shape[-1])  # of the windows of all images, or of one
+                angles = angles.repeat(len(x) // len(angles), 1, 1)
+            q, k = (apply_rot_embed_cat(each, angles.unsqueeze(1)).to(x.dtype) for each in (q, k))
+        return self.window_attention(state, attn, q, k, v, relative=get_rel_pos, k_raw=k_raw, **kernel(attn))
 
 
-class TimmSam(TimmHost):
+class TimmSam(WindowedHost, TimmHost):
     """SAM's image encoder and ViTDet, whose neck reads a map: [windows](#windows)."""
 
     name = "timm VisionTransformerSAM"
     purpose = "segmentation, detection, poses, depth"
-    heads = ("grid",)
     reduced_blocks = (ReducedSamBlock,)
     model_classes = (VisionTransformerSAM,)
 
     @classmethod
-    def side(cls, model: Any) -> int:
-        """The side of the model's windows in patches, 0 if it has none."""
-        return max(int(block.window_size) for block in model.blocks)
-
-    @classmethod
     def check(cls, model: Any) -> None:
         super().check(model)
-        Windows.of(cls.geometry(model)[0], cls.side(model))
         if model.patch_drop.__class__ is not nn.Identity:
             raise UnsupportedModelError(f"{type(model).__name__} with patch_drop_rate is not supported: it has windows")
 
     @classmethod
-    def facts(cls, model: Any) -> HostFacts:
-        grid, image_size = cls.geometry(model)
-        windows = Windows.of(grid, cls.side(model))
-        return HostFacts(
-            dim=model.embed_dim,
-            num_heads=model.blocks[0].attn.num_heads,
-            num_classes=model.num_classes,
-            num_prefix=0,
-            has_class_token=False,
-            grid_size=(windows.height, windows.width),
-            head_rows=None,
-            input_size=(model.in_chans, *image_size),
-            dense=True,
-            across_windows=windows.number > 1 and any(block.window_size == 0 for block in model.blocks),
-        )
-
-    @classmethod
     def form(cls, model: Any) -> tuple[Any, ...]:
         return ()  # its head reads the neck's map, however it pools
-
-    @classmethod
-    def install(cls, model: Any, trace: Trace) -> None:
-        super().install(model, trace)
-        side = cls.side(model)
-        for block in model.blocks:
-            block.side = side
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        super().uninstall(model)
-        for block in model.blocks:
-            del block.side
 
 
 class TimmSamLibrary(TimmLibrary):

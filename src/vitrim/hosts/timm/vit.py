@@ -24,24 +24,21 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.modules import is_bare
 from vitrim.core.tokens import TokenState
+from vitrim.hosts.shared.blocks import project_qkv, project_values, through
 from vitrim.hosts.timm.common import (
     PostNorm,
     PreNorm,
-    SerialBlock,
     TimmBlock,
     TimmHost,
-    project_output,
-    project_qkv,
-    project_together,
-    project_values,
     refuse_mask,
 )
 
 
-class ReducedPlainBlock(SerialBlock):
+class ReducedPlainBlock(TimmBlock):
     """Common base of timm's blocks with one `Attention`: everything but the position of their norms."""
 
     attention_classes = (TimmAttention,)
+    output_names = ("norm", "proj", "proj_drop")
     plain = True
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -50,8 +47,10 @@ class ReducedPlainBlock(SerialBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None = None, *host_args: Any) -> Attention:
         attn, y = self.attn, self.pre_norm(x)
-        some = rows is not None or self.reducer.fresh_values
-        q, k, v = project_qkv(attn, y, rows, self.reducer.fresh_values) if some else project_together(attn, y)
+        if rows is not None or self.reducer.fresh_values:
+            q, k, v = project_qkv(attn, y, rows, self.reducer.fresh_values)
+        else:  # in few operations
+            q, k, v = attn.qkv(y).view(*y.shape[:2], 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v)
 
 
@@ -83,15 +82,18 @@ class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
     in_split: Any
     q_norm: Any
     k_norm: Any
-    attn_drop: Any
     mlp_drop: Any
     mlp_act: Any
     ls: Any
     drop_path: Any
 
-    @staticmethod
-    def attentions(block: Any) -> list[Any]:
+    @classmethod
+    def attentions(cls, block: Any) -> list[Any]:
         return [block]  # it is its own attention
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return []
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         refuse_mask(attn_mask, is_causal)
@@ -147,8 +149,8 @@ class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
     attns: Any
     ffns: Any
 
-    @staticmethod
-    def attentions(block: Any) -> list[Any]:
+    @classmethod
+    def attentions(cls, block: Any) -> list[Any]:
         return [branch.attn for branch in block.attns]
 
     @classmethod
@@ -176,7 +178,7 @@ class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
     def attention_branch(self, out: Tensor) -> Tensor:
         updates = []
         for branch, own in zip(self.attns, out.chunk(len(self.attns), dim=-1), strict=True):
-            updates.append(branch.drop_path(branch.ls(project_output(branch.attn, own))))
+            updates.append(branch.drop_path(branch.ls(through(branch.attn, ("norm", "proj", "proj_drop"), own))))
         return torch.stack(updates).sum(dim=0)
 
     def mlp_branch(self, x: Tensor) -> Tensor:

@@ -7,5 +7,6 @@ HOSTS: dict[str, str] = {
 
 LIBRARIES: dict[str, str] = {
     "torchvision": "library:TorchvisionLibrary",
+    "torchvision.models.vision_transformer.VisionTransformer": "library:TorchvisionViTLibrary",
 }
 """The adapter for all models of the library, and those for some classes."""

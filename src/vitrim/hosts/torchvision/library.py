@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.vision_transformer import VisionTransformer
 
 from vitrim.core.library import Library
 from vitrim.core.plan import Part
@@ -15,7 +14,7 @@ from vitrim.errors import VitrimError
 
 
 class TorchvisionLibrary(Library):
-    """Any model of torchvision; the `VisionTransformer` has ``heads``, of which the last linear layer classifies."""
+    """Any model of torchvision."""
 
     name = "torchvision"
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
@@ -25,27 +24,30 @@ class TorchvisionLibrary(Library):
         "stem": ("conv_proj",),
     }
 
+    def undecayed(self, model: nn.Module) -> Collection[str]:
+        return self.parts["tokens"]  # the library itself does not say
+
+
+class TorchvisionViTLibrary(TorchvisionLibrary):
+    """A `VisionTransformer`: it has ``heads``, of which the last linear layer classifies."""
+
     def classifiers(self, model: Any) -> list[nn.Module]:
-        return [model.heads] if self.last_linear(model) else []
+        return [model.heads] if self.class_layers(model) else []
 
-    def last_linear(self, model: Any) -> dict[str, nn.Linear]:
-        """The classifying layer of a `VisionTransformer` by its name; nothing if there is none."""
-        layers = model.heads.named_modules(prefix="heads") if isinstance(model, VisionTransformer) else ()
-        return dict([(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)][-1:])
+    def class_layers(self, model: Any) -> dict[str, int]:
+        layers = model.heads.named_modules(prefix="heads")
+        return dict.fromkeys([name for name, layer in layers if isinstance(layer, nn.Linear)][-1:], 0)
 
-    def class_layers(self, model: nn.Module) -> dict[str, int]:
-        return dict.fromkeys(self.last_linear(model), 0)
-
-    def num_classes(self, model: Any) -> int | None:
-        if not isinstance(model, VisionTransformer):
-            return super().num_classes(model)
-        return sum(layer.out_features for layer in self.last_linear(model).values())
+    def num_classes(self, model: Any) -> int:
+        found: list[int] = [model.get_submodule(name).out_features for name in self.class_layers(model)]
+        return found[0] if found else 0
 
     def reset_head(self, model: Any, num_classes: int) -> None:
-        found = self.last_linear(model)
-        if not found:
+        names = self.class_layers(model)
+        if not names:
             super().reset_head(model, num_classes)
-        for name, old in found.items():  # one
+        for name in names:  # one
+            old = model.get_submodule(name)
             new = nn.Linear(old.in_features, num_classes, device=old.weight.device, dtype=old.weight.dtype)
             nn.init.zeros_(new.weight)  # as the library starts it
             nn.init.zeros_(new.bias)
@@ -53,21 +55,15 @@ class TorchvisionLibrary(Library):
         model.num_classes = num_classes
 
     def features_and_logits(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-        if not isinstance(model, VisionTransformer):
-            return super().features_and_logits(model, images)
         self.readers(model)  # refuses a model without
         tokens = self.tokens_of(model, images)
         return tokens, model.heads(tokens[:, 0])
 
     def without_head(self, model: Any) -> nn.Module:
-        if not isinstance(model, VisionTransformer):
-            return super().without_head(model)
         model.heads = nn.Identity()
         return model  # type: ignore[no-any-return]
 
     def tokens(self, model: Any, images: Tensor) -> Tensor:
-        if not isinstance(model, VisionTransformer):
-            return super().tokens(model, images)
         height, width = images.shape[2:]
         if (height, width) != (model.image_size, model.image_size):
             raise VitrimError(
@@ -81,6 +77,3 @@ class TorchvisionLibrary(Library):
         patches = model._process_input(images)
         token = model.class_token.expand(patches.shape[0], -1, -1)
         return model.encoder(torch.cat((token, patches), dim=1))  # type: ignore[no-any-return]
-
-    def undecayed(self, model: nn.Module) -> Collection[str]:
-        return self.parts["tokens"]  # the library itself does not say

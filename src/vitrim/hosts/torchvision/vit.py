@@ -7,45 +7,24 @@ from typing import Any
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from vitrim.core.attention import Attention
-from vitrim.core.block import ReducedBlock
 from vitrim.core.host import Host
 from vitrim.core.library import input_channels
 from vitrim.core.plan import HostFacts
-from vitrim.core.tokens import TokenState
-from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.multihead import attention_of, check_attention, project_output, values_of
+from vitrim.hosts.shared.blocks import check_attentions, check_calls
+from vitrim.hosts.shared.multihead import MultiheadBlock, check_options
 
 
-class ReducedEncoderBlock(ReducedBlock, EncoderBlock):
+class ReducedEncoderBlock(MultiheadBlock, EncoderBlock):
     """torchvision's `EncoderBlock` under reduction."""
 
     host_class = EncoderBlock
-
-    ln_1: Any
-    self_attention: Any
-    dropout: Any
-    ln_2: Any
-    mlp: Any
-
-    @classmethod
-    def bypassed(cls, block: Any) -> list[nn.Module]:
-        return [block.self_attention]
+    attention_name = "self_attention"
+    norm_name = "ln_1"
+    update_names = ("dropout",)
+    mlp_names = ("ln_2", "mlp")
 
     def forward(self, input: Tensor) -> Tensor:
         return self.run(input)
-
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        return attention_of(self.self_attention, self.ln_1(x), state, rows, self)
-
-    def values(self, x: Tensor) -> Tensor:
-        return values_of(self.self_attention, self.ln_1(x))
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.dropout(project_output(self.self_attention, out))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
 
 
 class TorchvisionViT(Host):
@@ -57,15 +36,11 @@ class TorchvisionViT(Host):
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
-        if type(model).forward is not VisionTransformer.forward:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} overrides forward of torchvision's VisionTransformer, so vitrim cannot know "
-                "what its head reads; supported: VisionTransformer"
-            )
+        check_calls(model, "torchvision", (VisionTransformer,), ("forward",))
+        check_attentions(cls, model)
+        block: Any
         for block in cls.blocks(model):
-            cls.reduced_class(block)
-            attn: Any = block.self_attention
-            check_attention(attn, cls.name)
+            check_options(block.self_attention, cls.name)
 
     @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:
@@ -74,10 +49,11 @@ class TorchvisionViT(Host):
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
         side = model.image_size // model.patch_size
+        linear = [layer for layer in model.heads.modules() if isinstance(layer, nn.Linear)]
         return HostFacts(
             dim=model.hidden_dim,
             num_heads=model.encoder.layers[0].self_attention.num_heads,
-            num_classes=_num_classes(model),
+            num_classes=linear[-1].out_features if linear else 0,
             num_prefix=1,
             has_class_token=True,
             grid_size=(side, side),
@@ -88,8 +64,3 @@ class TorchvisionViT(Host):
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:
         return model.conv_proj  # type: ignore[no-any-return]
-
-
-def _num_classes(model: Any) -> int:
-    linear = [layer for layer in model.heads.modules() if isinstance(layer, nn.Linear)]
-    return linear[-1].out_features if linear else 0

@@ -8,20 +8,21 @@ from typing import Any
 from torch import nn
 from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer import (
     ASTAttention,
+    ASTForAudioClassification,
     ASTLayer,
     ASTModel,
 )
 
 from vitrim.core.plan import HostFacts
-from vitrim.hosts.transformers.common import ReducedPlainLayer, TransformersHost
+from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
-class ReducedASTLayer(ReducedPlainLayer, ASTLayer):
+class ReducedASTLayer(ReducedLayer, ASTLayer):
     """`ASTLayer` under reduction."""
 
     host_class = ASTLayer
-    attention_class = ASTAttention
+    attention_classes = (ASTAttention,)
 
 
 class HFAST(TransformersHost):
@@ -37,25 +38,18 @@ class HFAST(TransformersHost):
     trunk_classes = (ASTModel,)
     layers_name = "layers"
     num_prefix = 2
+    size_names = ("max_length", "num_mel_bins")
+    prefix_readers = (ASTForAudioClassification,)
     tokens_of_images = False  # but of spectrograms
 
     @classmethod
-    def head_rows(cls, model: nn.Module) -> int | None:
-        return 2 if hasattr(model, "classifier") else None
-
-    @classmethod
-    def image_size(cls, config: Any) -> tuple[int, int]:
-        return config.max_length, config.num_mel_bins
-
-    @classmethod
     def facts(cls, model: Any) -> HostFacts:
-        trunk = cls.trunk(model)
-        length, bins = cls.image_size(trunk.config)
+        facts, trunk = super().facts(model), cls.trunk(model)
         frequencies, times = trunk.embeddings.get_shape(trunk.config)
         return replace(
-            super().facts(model),
+            facts,
             grid_size=(frequencies, times),
-            input_size=(1, length, bins),
+            input_size=(1, *facts.input_size[1:]),
             num_classes=model.classifier.dense.out_features if hasattr(model, "classifier") else 0,
         )
 

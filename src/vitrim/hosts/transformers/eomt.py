@@ -24,8 +24,8 @@ from transformers.models.eomt_dinov3.modeling_eomt_dinov3 import (
 from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, TrunkHook
-from vitrim.hosts.transformers.dinov3 import ReducedRotaryLayer
+from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost
+from vitrim.hosts.transformers.dino import ReducedRotaryLayer
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
@@ -33,33 +33,17 @@ class ReducedEomtLayer(ReducedDinoLayer, EomtLayer):
     """`EomtLayer` under reduction."""
 
     host_class = EomtLayer
-    attention_class = EomtAttention
+    attention_classes = (EomtAttention,)
+    output_names = ("out_proj",)
     scale_name = "scale"
     dropout_name = "dropout"
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.drop_path(self.layer_scale1(self.attn.out_proj(out)))  # type: ignore[no-any-return]
 
 
 class ReducedEomtDinov3Layer(ReducedRotaryLayer, EomtDinov3Layer):
     """`EomtDinov3Layer` under reduction."""
 
     host_class = EomtDinov3Layer
-    attention_class = EomtDinov3Attention
-
-
-class SquareHook(TrunkHook):
-    """`TrunkHook` that refuses images of another size than the model's: its mask head has one square grid."""
-
-    def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__call__(trunk, args, kwargs)
-        images: Any = {**dict(zip(self.positional, args, strict=False)), **kwargs}.get("pixel_values")
-        side = trunk.config.image_size
-        if isinstance(images, Tensor) and tuple(images.shape[2:]) != (side, side):
-            raise UnsupportedModelError(
-                f"this {type(trunk).__name__} takes square images of {side} x {side} pixels, got "
-                f"{images.shape[2]} x {images.shape[3]}"
-            )
+    attention_classes = (EomtDinov3Attention,)
 
 
 def _enlarged(output: Any, images: Tensor) -> Tensor:
@@ -69,27 +53,10 @@ def _enlarged(output: Any, images: Tensor) -> Tensor:
     )
 
 
-def _objects(logits: Tensor, labels: Tensor, scores: Tensor, size: Size) -> dict[str, Tensor]:
-    """The objects of one image from the masks (Q, H, W), classes (Q,) and their probabilities (Q,)."""
-    masks = logits > 0
-    masks[:, size[0] :] = False
-    masks[:, :, size[1] :] = False
-    inside = (logits.sigmoid() * masks).sum((1, 2)) / (masks.sum((1, 2)) + 1e-6)
-    some = masks.any(dim=2).any(dim=1)
-    boxes = masks_to_boxes(masks[some])
-    boxes[:, 2:] += 1  # from the last pixel to its far edge
-    return {
-        "boxes": boxes.float(),
-        "labels": labels[some],
-        "scores": (scores * inside)[some],
-        "masks": masks[some],
-    }
-
-
 class _Eomt(TransformersHost):
     heads = ("grid",)
     layers_name = "layers"
-    hook_class = SquareHook
+    grid_readers = (nn.Module,)
     tokens_of_images = False  # its own head cannot be taken off: queries run through the last layers
 
     @classmethod
@@ -103,12 +70,21 @@ class _Eomt(TransformersHost):
             )
 
     @classmethod
+    def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:
+        images, side = given.get("pixel_values"), trunk.config.image_size  # its mask head has one square grid
+        if isinstance(images, Tensor) and tuple(images.shape[2:]) != (side, side):
+            raise UnsupportedModelError(
+                f"this {type(trunk).__name__} takes square images of {side} x {side} pixels, got "
+                f"{images.shape[2]} x {images.shape[3]}"
+            )
+
+    @classmethod
     def blocks(cls, model: Any) -> list[nn.Module]:
         return list(model.layers)[: model.num_hidden_layers - model.config.num_blocks]
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
-        return replace(super().facts(model), dense=True, num_classes=model.config.num_labels)
+        return replace(super().facts(model), num_classes=model.config.num_labels)
 
 
 class HFEomt(_Eomt):
@@ -170,5 +146,15 @@ class EomtLibrary(TransformersLibrary):
         output = model(images)
         whole = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else sizes
         scores, labels = output.class_queries_logits.float().softmax(-1)[..., :-1].max(-1)
-        found = zip(_enlarged(output, images), labels, scores, whole, strict=True)
-        return [_objects(*one) for one in found]
+        found = []
+        for logits, label, score, (height, width) in zip(_enlarged(output, images), labels, scores, whole, strict=True):
+            masks = logits > 0  # (Q, H, W)
+            masks[:, height:] = False
+            masks[:, :, width:] = False
+            inside = (logits.sigmoid() * masks).sum((1, 2)) / (masks.sum((1, 2)) + 1e-6)
+            some = masks.any(dim=2).any(dim=1)
+            boxes = masks_to_boxes(masks[some])
+            boxes[:, 2:] += 1  # from the last pixel to its far edge
+            objects = {"boxes": boxes.float(), "labels": label[some], "scores": (score * inside)[some]}
+            found.append({**objects, "masks": masks[some]})
+        return found

@@ -27,7 +27,7 @@ class ReducedSiglip2EncoderLayer(ReducedClipLayer, Siglip2EncoderLayer):
     """`Siglip2EncoderLayer` under reduction."""
 
     host_class = Siglip2EncoderLayer
-    attention_class = Siglip2Attention
+    attention_classes = (Siglip2Attention,)
 
 
 class PaddingHook:
@@ -110,15 +110,12 @@ class HFSiglip2(TransformersHost):
     has_class_token = False
     tokens_of_images = False  # but of patches
     layers_name = "encoder.layers"
+    maker_name = "embeddings"
 
     @classmethod
     def image_size(cls, config: Any) -> tuple[int, int]:
         side = isqrt(config.num_patches) * config.patch_size  # of a square image
         return side, side
-
-    @classmethod
-    def patch_maker(cls, model: nn.Module) -> nn.Module | None:
-        return cls.trunk(model).embeddings  # type: ignore[no-any-return]
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:

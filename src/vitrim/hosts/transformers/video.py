@@ -16,7 +16,6 @@ from transformers.models.videomae.modeling_videomae import (
     VideoMAESelfAttention,
 )
 from transformers.models.vjepa2.modeling_vjepa2 import (
-    VJEPA2ForVideoClassification,
     VJEPA2Layer,
     VJEPA2Model,
     VJEPA2RopeAttention,
@@ -33,14 +32,18 @@ class ReducedVideoMAELayer(ReducedOlderLayer, VideoMAELayer):
     """`VideoMAELayer` under reduction."""
 
     host_class = VideoMAELayer
-    attention_class = VideoMAESelfAttention
+    attention_classes = (VideoMAESelfAttention,)
 
 
 class ReducedVJEPA2Layer(ReducedLayer, VJEPA2Layer):
     """`VJEPA2Layer` under reduction: a token keeps the angles of the frame, row and column of its anchor."""
 
     host_class = VJEPA2Layer
-    attention_class = VJEPA2RopeAttention
+    attention_classes = (VJEPA2RopeAttention,)
+    norm_name = "norm1"
+    output_names = ("proj",)
+    update_names = ("drop_path",)
+    mlp_names = ("norm2", "mlp", "drop_path")
     projections = ("query", "key", "value")
     head_dim_name = "attention_head_size"
     dropout_name = "dropout_prob"
@@ -52,24 +55,11 @@ class ReducedVJEPA2Layer(ReducedLayer, VJEPA2Layer):
             raise UnsupportedModelError("a reduced layer takes no position_mask; vitrim.restore_(model) first")
         return self.run(hidden_states), None
 
-    @property
-    def attn(self) -> Any:
-        return self.attention
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        return self.norm1(x)  # type: ignore[no-any-return]
-
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attention = super().projected(x, state, rows)
-        places = self.attn.get_position_ids(x, masks=state.position if state.reduced else None)
-        q, k = (self.attn.apply_rotary_embeddings(each, places) for each in (attention.q, attention.k))
+        places = self.attention.get_position_ids(x, masks=state.position if state.reduced else None)
+        q, k = (self.attention.apply_rotary_embeddings(each, places) for each in (attention.q, attention.k))
         return replace(attention, q=q, k=k, k_raw=attention.k)
-
-    def attention_branch(self, out: Tensor) -> Tensor:
-        return self.drop_path(self.attn.proj(out))  # type: ignore[no-any-return]
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.drop_path(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
 
 
 class _Video(TransformersHost):
@@ -80,21 +70,15 @@ class _Video(TransformersHost):
     has_class_token = False
     layers_name = "encoder.layer"
     tokens_of_images = False  # but of clips
-
-    @classmethod
-    def frames(cls, config: Any) -> int:
-        """Frames of the clips the model takes."""
-        raise NotImplementedError
+    maker_name = None  # its map has three axes
+    frames_name: ClassVar[str] = "num_frames"
+    """The config's name for the frames of a clip."""
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
         config, facts = cls.trunk(model).config, super().facts(model)
         rows, columns = facts.grid_size
-        return replace(facts, grid_size=(cls.frames(config) // config.tubelet_size * rows, columns))
-
-    @classmethod
-    def patch_maker(cls, model: nn.Module) -> None:
-        return None  # its map has three axes
+        return replace(facts, grid_size=(getattr(config, cls.frames_name) // config.tubelet_size * rows, columns))
 
 
 class HFVideoMAE(_Video):
@@ -114,10 +98,6 @@ class HFVideoMAE(_Video):
                 "it were a class token"
             )
 
-    @classmethod
-    def frames(cls, config: Any) -> int:
-        return config.num_frames  # type: ignore[no-any-return]
-
 
 class HFVJEPA2(_Video):
     """Hugging Face V-JEPA 2: the encoder. Its classifier attends to tokens; its predictor reads each at its place."""
@@ -127,18 +107,11 @@ class HFVJEPA2(_Video):
     heads = ("no class token", "grid")
     reduced_blocks = (ReducedVJEPA2Layer,)
     trunk_classes = (VJEPA2Model,)
-
-    @classmethod
-    def image_size(cls, config: Any) -> tuple[int, int]:
-        return config.crop_size, config.crop_size
-
-    @classmethod
-    def frames(cls, config: Any) -> int:
-        return config.frames_per_clip  # type: ignore[no-any-return]
+    size_names = ("crop_size",)
+    grid_readers = (VJEPA2Model,)  # for its predictor
+    frames_name = "frames_per_clip"
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
-        predicts = not isinstance(model, VJEPA2ForVideoClassification)
         facts = super().facts(model)
-        channels = cls.trunk(model).config.in_chans
-        return replace(facts, dense=predicts, input_size=(channels, *facts.input_size[1:]))
+        return replace(facts, input_size=(cls.trunk(model).config.in_chans, *facts.input_size[1:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,16 +11,16 @@ from transformers.models.vitpose_backbone.modeling_vitpose_backbone import (
     VitPoseBackboneSelfAttention,
 )
 
-from vitrim.core.plan import HostFacts
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedOlderLayer, TransformersHost
+from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, TransformersHost
 
 
 class ReducedVitPoseBackboneLayer(ReducedOlderLayer, VitPoseBackboneLayer):
     """`VitPoseBackboneLayer` under reduction."""
 
     host_class = VitPoseBackboneLayer
-    attention_class = VitPoseBackboneSelfAttention
+    attention_classes = (VitPoseBackboneSelfAttention,)
+    mlp_names = ("layernorm_after", "mlp")
 
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
@@ -32,8 +31,7 @@ class ReducedVitPoseBackboneLayer(ReducedOlderLayer, VitPoseBackboneLayer):
     ) -> Tensor:
         return self.run(hidden_states)  # of one expert, which no index chooses
 
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        return self.mlp(self.layernorm_after(x))  # type: ignore[no-any-return]
+    mlp_branch = ReducedLayer.mlp_branch
 
 
 class HFVitPose(TransformersHost):
@@ -45,6 +43,7 @@ class HFVitPose(TransformersHost):
     reduced_blocks = (ReducedVitPoseBackboneLayer,)
     trunk_classes = (VitPoseBackbone,)
     layers_name = "encoder.layer"
+    grid_readers = (nn.Module,)
     num_prefix = 0
     has_class_token = False
 
@@ -56,7 +55,3 @@ class HFVitPose(TransformersHost):
             raise UnsupportedModelError(
                 f"{type(model).__name__} with {experts} experts is not supported: each image has an expert of its own"
             )
-
-    @classmethod
-    def facts(cls, model: nn.Module) -> HostFacts:
-        return replace(super().facts(model), dense=True)

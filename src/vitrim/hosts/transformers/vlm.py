@@ -70,39 +70,6 @@ class CompactGenerate:
             )
         prompt: Tensor = given["input_ids"]
         given, ragged = self.family.compact(self.model, given, self.trace)
-        self._refuse_copies(given, ragged)
-        shorter = prompt.shape[1] - given["input_ids"].shape[1]
-        for name in ("max", "min"):  # both lengths count the prompt, which is handed back whole
-            if (whole := self._length(name, given)) is not None:
-                given[f"{name}_length"] = whole - shorter
-        out = generate(self.model, None, *args, **given)
-        if isinstance(out, Tensor):
-            return self._whole(out, prompt, shorter)
-        out.sequences = self._whole(out.sequences, prompt, shorter)
-        return out
-
-    def _whole(self, sequences: Tensor, prompt: Tensor, shorter: int) -> Tensor:
-        """Sequences with the prompt as it was given."""
-        if shorter == 0:
-            return sequences
-        new = sequences[:, prompt.shape[1] - shorter :]
-        return torch.cat([prompt.repeat_interleave(len(new) // len(prompt), dim=0).to(new.device), new], dim=1)
-
-    def _length(self, name: str, given: Mapping[str, Any]) -> int | None:
-        """The "max" or "min" length of a call, prompt included; None where there is none, or new tokens count alone."""
-        own = self.model.generation_config
-        configs = [config for config in (given.get("generation_config"), own) if config is not None]
-        unset = type(own)()  # transformers 4 has defaults here, which count new tokens
-
-        def asked(option: str) -> int | None:
-            if given.get(option) is not None:
-                return cast(int, given[option])
-            found = [getattr(config, option) for config in configs]
-            return next((value for value in found if value not in (None, getattr(unset, option))), None)
-
-        return asked(f"{name}_length") if asked(f"{name}_new_tokens") is None else None
-
-    def _refuse_copies(self, given: Mapping[str, Any], ragged: bool) -> None:
         config = given.get("generation_config") or self.model.generation_config
         copies = [given.get(name, getattr(config, name, None)) for name in ("num_beams", "num_return_sequences")]
         if ragged and max(number or 1 for number in copies) > 1:
@@ -110,6 +77,31 @@ class CompactGenerate:
                 "beams and several sequences per prompt need images that keep equal numbers of tokens in this "
                 f"{type(self.model).__name__}: use a method whose counts do not depend on the image, or one prompt"
             )
+        shorter = prompt.shape[1] - given["input_ids"].shape[1]
+        for name in ("max", "min"):  # both lengths count the prompt, which is handed back whole; new tokens count alone
+            whole = self._asked(f"{name}_length", given)
+            if whole is not None and self._asked(f"{name}_new_tokens", given) is None:
+                given[f"{name}_length"] = whole - shorter
+        out = generate(self.model, None, *args, **given)
+        sequences: Tensor = out if isinstance(out, Tensor) else out.sequences
+        if shorter > 0:  # put the prompt as it was given in front
+            new = sequences[:, prompt.shape[1] - shorter :]
+            copied = prompt.repeat_interleave(len(new) // len(prompt), dim=0).to(new.device)
+            sequences = torch.cat([copied, new], dim=1)
+        if isinstance(out, Tensor):
+            return sequences
+        out.sequences = sequences
+        return out
+
+    def _asked(self, option: str, given: Mapping[str, Any]) -> int | None:
+        """The value of an ``option`` of generation in a call, or in the configuration; None where nobody set it."""
+        if given.get(option) is not None:
+            return cast(int, given[option])
+        own: Any = self.model.generation_config
+        unset = getattr(type(own)(), option)  # transformers 4 has defaults here, which count new tokens
+        configs = [config for config in (given.get("generation_config"), own) if config is not None]
+        values = [getattr(config, option) for config in configs]
+        return next((value for value in values if value not in (None, unset)), None)
 
 
 class HuggingFaceVLM(VisionLanguage):
@@ -124,13 +116,8 @@ class HuggingFaceVLM(VisionLanguage):
     """The name of the input that says which tokens of a prompt are images'; None: the model takes none."""
 
     @classmethod
-    def base(cls, model: Any) -> Any:
-        """The model without its head."""
-        return model.base_model
-
-    @classmethod
-    def tower(cls, model: nn.Module) -> nn.Module:
-        return getattr(cls.base(model), cls.tower_name)  # type: ignore[no-any-return]
+    def tower(cls, model: Any) -> nn.Module:
+        return getattr(model.base_model, cls.tower_name)  # type: ignore[no-any-return]
 
     @classmethod
     def language(cls, model: Any) -> list[nn.Module]:
@@ -144,8 +131,8 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     @torch.no_grad()
-    def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
-        output = cls.base(model).get_image_features(**cls.image_inputs(model, images[:1, :1]), return_dict=True)
+    def image_tokens(cls, model: Any, images: Tensor) -> int:
+        output = model.base_model.get_image_features(**cls.image_inputs(model, images[:1, :1]), return_dict=True)
         return len(cls.images(output, 1)[0])
 
     @classmethod
@@ -206,10 +193,16 @@ class HuggingFaceVLM(VisionLanguage):
         return True
 
     @classmethod
-    def compact(cls, model: nn.Module, given: Mapping[str, Any], trace: Trace) -> tuple[dict[str, Any], bool]:
+    def compact(cls, model: Any, given: Mapping[str, Any], trace: Trace) -> tuple[dict[str, Any], bool]:
         """The inputs with features in place of images, and without the tokens that went; and whether images differ."""
-        cls._check_cache(given)
-        base = cls.base(model)
+        ids, cache, mask = given["input_ids"], given.get("past_key_values"), given.get("attention_mask")
+        held = 0 if cache is None else cache.get_seq_length()
+        if held and isinstance(mask, Tensor) and mask.shape[1] != held + ids.shape[1]:
+            raise VitrimError(
+                f"expected an attention_mask for the {held} tokens in the cache, which are fewer than the prompts had, "
+                f"and {ids.shape[1]} new ones, got {mask.shape[1]}"
+            )
+        base, placeholder = model.base_model, model.config.image_token_id
         names = [name for name in inspect.signature(base.get_image_features).parameters if name in given]
         full = cls.cell(model) > 1 or cls.reads_all(model, given)
         with trace.handing_out_fewer(), trace.dense() if full else nullcontext():
@@ -219,29 +212,19 @@ class HuggingFaceVLM(VisionLanguage):
         left = survivors(state, cls.cell(model), not cls.cell_by_cell, cls.dropped(model, given))
         features, flags = cls.taken(output, left, full)
         trace.hand_over([len(image) for image in features])
-        ids = given["input_ids"]
-        kept = kept_in_prompt(ids, model.config.image_token_id, flags)  # type: ignore[union-attr, arg-type]
-        filler = next((number for number in range(2) if number != model.config.image_token_id), 0)  # type: ignore[union-attr]
+        kept = kept_in_prompt(ids, placeholder, flags)
+        filler = 1 if placeholder == 0 else 0
         given = cls.positioned(model, given, kept)
         out = trimmed({name: value for name, value in given.items() if name not in names}, PER_TOKEN, kept, filler)
         out["mm_encoder_outputs"] = {"image": output}
         return out, cls.stacks and len({len(image) for image in features}) > 1
 
-    @staticmethod
-    def _check_cache(given: Mapping[str, Any]) -> None:
-        cache, mask = given.get("past_key_values"), given.get("attention_mask")
-        held = 0 if cache is None else cache.get_seq_length()
-        length = given["input_ids"].shape[1]
-        if held and isinstance(mask, Tensor) and mask.shape[1] != held + length:
-            raise VitrimError(
-                f"expected an attention_mask for the {held} tokens in the cache, which are fewer than the prompts had, "
-                f"and {length} new ones, got {mask.shape[1]}"
-            )
-
     @classmethod
-    def layers(cls, model: nn.Module, given: Mapping[str, Any]) -> list[int]:
+    def layers(cls, model: Any, given: Mapping[str, Any]) -> list[int]:
         """The places in ``hidden_states`` that the connector reads; empty where it reads what the tower hands out."""
-        return []
+        layer = given.get("vision_feature_layer")
+        layer = getattr(model.config, "vision_feature_layer", None) if layer is None else layer
+        return [layer] if isinstance(layer, int) else list(layer or [])
 
     @classmethod
     def dropped(cls, model: nn.Module, given: Mapping[str, Any]) -> int | None:
@@ -261,7 +244,12 @@ class HuggingFaceVLM(VisionLanguage):
             raise VitrimError(f"expected features of {len(left)} images, got {len(images)}: give image_sizes, too")
         pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
         features, flags = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        cls.put(output, features)
+        if not cls.stacks:
+            output.pooler_output = features
+        elif len({len(image) for image in features}) == 1:
+            output.pooler_output = torch.stack(features)  # (images, n, D)
+        else:
+            output.pooler_output = torch.cat(features).unsqueeze(0)  # (1, total, D)
         return features, flags
 
     @classmethod
@@ -270,18 +258,6 @@ class HuggingFaceVLM(VisionLanguage):
         return list(output.pooler_output)
 
     @classmethod
-    def put(cls, output: Any, features: list[Tensor]) -> None:
-        """Replace the features in the connector's output."""
-        output.pooler_output = stacked(features) if cls.stacks else features
-
-    @classmethod
     def positioned(cls, model: nn.Module, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
         """The inputs with positions of all tokens, where the language model does not count its tokens itself."""
         return given
-
-
-def stacked(features: list[Tensor]) -> Tensor:
-    """Features as one tensor (images, n, D), or (1, total, D) where images have different numbers."""
-    if len({len(image) for image in features}) == 1:
-        return torch.stack(features)
-    return torch.cat(features).unsqueeze(0)

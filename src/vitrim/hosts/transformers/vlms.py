@@ -20,13 +20,6 @@ WINDOWED = (
 )
 
 
-def _layers(model: Any, given: Mapping[str, Any]) -> list[int]:
-    """The hidden states that a connector reads by ``vision_feature_layer``."""
-    layer = given.get("vision_feature_layer")
-    layer = model.config.vision_feature_layer if layer is None else layer
-    return [layer] if isinstance(layer, int) else list(layer)
-
-
 class Llava(HuggingFaceVLM):
     """A projector reads each token by itself, from one block before the last one or from several.
 
@@ -34,10 +27,6 @@ class Llava(HuggingFaceVLM):
     """
 
     name = "LLaVA"
-
-    @classmethod
-    def layers(cls, model: nn.Module, given: Mapping[str, Any]) -> list[int]:
-        return _layers(model, given)
 
     @classmethod
     def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -90,11 +79,11 @@ class Gemma3(HuggingFaceVLM):
 
     @classmethod
     def cell(cls, model: Any) -> int:
-        return cls.base(model).multi_modal_projector.kernel_size  # type: ignore[no-any-return]
+        return model.base_model.multi_modal_projector.kernel_size  # type: ignore[no-any-return]
 
     @classmethod
     def check(cls, model: Any) -> None:
-        projector = cls.base(model).multi_modal_projector
+        projector = model.base_model.multi_modal_projector
         if projector.kernel_size < 1:
             raise UnsupportedModelError(
                 f"{projector.tokens_per_side} image tokens a side are more than the {projector.patches_per_image} "
@@ -140,10 +129,6 @@ class InternVL(HuggingFaceVLM):
     def cell(cls, model: Any) -> int:
         return int(1 / model.config.downsample_ratio + 0.5)
 
-    @classmethod
-    def layers(cls, model: nn.Module, given: Mapping[str, Any]) -> list[int]:
-        return _layers(model, given)
-
 
 class LlavaNext(HuggingFaceVLM):
     """Refused: tiles are put together as a map, cut to the shape of the image, and get a token after every row."""
@@ -172,17 +157,17 @@ class _Qwen(HuggingFaceVLM):
 
     @classmethod
     def cell(cls, model: Any) -> int:
-        return cls.base(model).visual.spatial_merge_size  # type: ignore[no-any-return]
+        return model.base_model.visual.spatial_merge_size  # type: ignore[no-any-return]
 
     @classmethod
     def connector(cls, model: Any) -> list[nn.Module]:
-        tower = cls.base(model).visual
+        tower = model.base_model.visual
         return [tower.merger, *getattr(tower, "deepstack_merger_list", [])]
 
     @classmethod
     def image_inputs(cls, model: Any, images: Tensor) -> dict[str, Tensor]:
         # an image is a clip of equal frames; patches stand cell by cell
-        config = cls.base(model).visual.config
+        config = model.base_model.visual.config
         side, cell = config.patch_size, config.spatial_merge_size
         rows, columns = images.shape[-2] // side, images.shape[-1] // side
         shape = (-1, images.shape[-3], rows // cell, cell, side, columns // cell, cell, side)
@@ -192,14 +177,14 @@ class _Qwen(HuggingFaceVLM):
         return {"pixel_values": clips.flatten(1), "image_grid_thw": grid.repeat(images.shape[:2].numel(), 1)}
 
     @classmethod
-    def positioned(cls, model: nn.Module, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
+    def positioned(cls, model: Any, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
         if given.get("pixel_values_videos") is not None:
             raise VitrimError("a compact model takes images; videos need one that is reduced with compact=False")
         if given.get("position_ids") is not None:
             return given
         if given.get("mm_token_type_ids") is None:
             raise VitrimError("positions of images need mm_token_type_ids, which the processor gives beside input_ids")
-        base, ids, mask = cls.base(model), given["input_ids"], given.get("attention_mask")
+        base, ids, mask = model.base_model, given["input_ids"], given.get("attention_mask")
         names = ("mm_token_type_ids", "image_grid_thw")
         places, deltas = base.get_rope_index(ids, attention_mask=mask, **{name: given.get(name) for name in names})
         real = torch.ones_like(kept) if mask is None else mask.bool()

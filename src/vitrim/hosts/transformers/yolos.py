@@ -19,9 +19,10 @@ from transformers.models.yolos.modeling_yolos import (
 
 from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
-from vitrim.core.tokens import STAMP, TokenState
+from vitrim.core.tokens import TokenState
 from vitrim.core.trace import Trace
-from vitrim.hosts.transformers.common import ReducedOlderLayer, TransformersHost, TrunkHook, refuse_mask
+from vitrim.hosts.shared.blocks import hand_stamp
+from vitrim.hosts.transformers.common import ReducedOlderLayer, TransformersHost, refuse_mask
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
@@ -59,7 +60,7 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
     """
 
     host_class = YolosLayer
-    attention_class = YolosSelfAttention
+    attention_classes = (YolosSelfAttention,)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # outside of what gradient checkpointing repeats: by then the trace may hold another forward's table
@@ -89,26 +90,16 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
         if not (self.last or state.full_grid):
             return x
         moved = prefix_behind(x, self.num_prefix - 1)
-        if hasattr(x, STAMP):
-            setattr(moved, STAMP, getattr(x, STAMP))
+        hand_stamp(x, moved)
         return moved
 
     def map_for_host(self, found: Tensor) -> Tensor:
-        behind = self.num_prefix - 1
-        columns_moved = prefix_behind(found.transpose(-2, -1), behind).transpose(-2, -1)
-        return prefix_behind(columns_moved, behind)
+        columns_moved = prefix_behind(found.transpose(-2, -1), self.num_prefix - 1).transpose(-2, -1)
+        return prefix_behind(columns_moved, self.num_prefix - 1)
 
     def map_from_host(self, handed: Tensor) -> Tensor:
-        behind = self.num_prefix - 1
-        columns_moved = prefix_in_front(handed.transpose(-2, -1), behind).transpose(-2, -1)
-        return prefix_in_front(columns_moved, behind)
-
-
-class DetectorHook(TrunkHook):
-    """`TrunkHook` of a family without a head that pools: the last block hands out full grids as the others do."""
-
-    def __init__(self, trace: Trace, positional: tuple[str, ...], pools: bool) -> None:
-        super().__init__(trace, positional, pools=False)
+        columns_moved = prefix_in_front(handed.transpose(-2, -1), self.num_prefix - 1).transpose(-2, -1)
+        return prefix_in_front(columns_moved, self.num_prefix - 1)
 
 
 class TableHook:
@@ -139,15 +130,8 @@ class HFYolos(TransformersHost):
     reduced_blocks = (ReducedYolosLayer,)
     trunk_classes = (YolosModel,)
     layers_name = "encoder.layer"
-    hook_class = DetectorHook
-
-    @classmethod
-    def prefix_of(cls, trunk: Any) -> int:
-        return 1 + int(trunk.config.num_detection_tokens)
-
-    @classmethod
-    def head_rows(cls, model: Any) -> int | None:
-        return cls.prefix_of(model) if isinstance(model, YolosForObjectDetection) else None
+    prefix_readers = (YolosForObjectDetection,)
+    pools = False
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:

@@ -6,21 +6,43 @@ and measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock
 from vitrim.core.host import Host
 from vitrim.core.library import METHOD, Library
-from vitrim.core.plan import Head, HostFacts, Layout, Part, Preprocessing, Role
+from vitrim.core.plan import Head, HostFacts, Part, Role
 from vitrim.core.trace import Trace
 
 BACKBONE = "backbone."
 SCORES = ("roi_heads.box_predictor.cls_score", "roi_heads.box_predictors.0.cls_score")
 """The layer of a `Detector` that scores classes, and the first of a cascade's."""
+
+
+def _inner(model: Any) -> type[Host]:
+    """The host of the backbone, which the model looked up when it was made: `form` is asked in every forward."""
+    return model.library.host or Host
+
+
+def _asks_host(name: str) -> Any:
+    """A class method of a host that answers what the backbone's own host answers about the backbone."""
+
+    def answer(cls: type[Host], model: Any) -> Any:
+        return getattr(_inner(model), name)(model.backbone)
+
+    return classmethod(answer)
+
+
+def _asks_library(name: str) -> Any:
+    """A method of an adapter that answers what the backbone's own adapter answers about the backbone."""
+
+    def answer(self: Library, model: Any, *args: Any) -> Any:
+        return getattr(model.library, name)(model.backbone, *args)
+
+    return answer
 
 
 class DenseHost(Host):
@@ -30,21 +52,14 @@ class DenseHost(Host):
     purpose = "segmentation, detection, poses, depth"
     heads: ClassVar[tuple[Head, ...]] = ("grid",)
 
+    check = _asks_host("check")
+    blocks = _asks_host("blocks")
+    form = _asks_host("form")
+    patch_maker = _asks_host("patch_maker")
+
     @classmethod
     def trunk_host(cls, model: Any) -> type[Host]:
         return _inner(model)
-
-    @classmethod
-    def check(cls, model: Any) -> None:
-        _inner(model).check(model.backbone)
-
-    @classmethod
-    def blocks(cls, model: Any) -> list[nn.Module]:
-        return _inner(model).blocks(model.backbone)
-
-    @classmethod
-    def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
-        raise NotImplementedError("the host of the backbone knows it: see trunk_host")
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
@@ -52,19 +67,11 @@ class DenseHost(Host):
         return replace(own, dense=True, head_rows=None, takes_maximum=False, num_classes=model.num_classes)
 
     @classmethod
-    def form(cls, model: Any) -> Hashable:
-        return _inner(model).form(model.backbone)
-
-    @classmethod
-    def patch_maker(cls, model: Any) -> nn.Module | None:
-        return _inner(model).patch_maker(model.backbone)
-
-    @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
         _inner(model).install(model.backbone, trace)
         if getattr(model, "decoder_tokens", "all") == "merged":
             model.trace = trace
-            cls.blocks(model)[-1].unmerge_at_end = False  # type: ignore[assignment]
+            cls.blocks(model)[-1].unmerge_at_end = False
 
     @classmethod
     def uninstall(cls, model: Any) -> None:
@@ -73,15 +80,18 @@ class DenseHost(Host):
             model.trace = None
 
 
-def _inner(model: Any) -> type[Host]:
-    """The host of the backbone, which the model looked up when it was made: `form` is asked in every forward."""
-    return model.library.host or Host
-
-
 class DenseLibrary(Library):
     """An adapter that asks the backbone's own library about the backbone."""
 
     name = "vitrim"
+
+    layout = _asks_library("layout")
+    has_idle_parameters = _asks_library("has_idle_parameters")
+    preprocessing = _asks_library("preprocessing")
+    input_size = _asks_library("input_size")
+    checkpoint_gradients = _asks_library("checkpoint_gradients")
+    patch_dropout = _asks_library("patch_dropout")
+    set_fused = _asks_library("set_fused")
 
     def tasks(self, model: Any) -> tuple[str, ...]:
         return (model.task,)
@@ -102,10 +112,6 @@ class DenseLibrary(Library):
 
     def reset_head(self, model: Any, num_classes: int) -> None:
         model.reset_classifier(num_classes)
-
-    def layout(self, model: Any) -> Layout:
-        inner: Library = model.library
-        return inner.layout(model.backbone)
 
     def tokens(self, model: Any, images: Tensor) -> Tensor:
         """Tokens (B, P, C) of all patches, without prefix, as the head reads them."""
@@ -128,25 +134,6 @@ class DenseLibrary(Library):
                 part: Part = "method" if METHOD in name.split(".") else "head"
                 found[name] = Role(part, head, name not in undecayed)
         return found
-
-    def has_idle_parameters(self, model: Any) -> bool:
-        return model.library.has_idle_parameters(model.backbone)  # type: ignore[no-any-return]
-
-    def preprocessing(self, model: Any) -> Preprocessing:
-        inner: Library = model.library
-        return inner.preprocessing(model.backbone)
-
-    def input_size(self, model: Any) -> tuple[int, int, int] | None:
-        return model.library.input_size(model.backbone)  # type: ignore[no-any-return]
-
-    def checkpoint_gradients(self, model: Any, on: bool = True) -> None:
-        model.library.checkpoint_gradients(model.backbone, on)
-
-    def patch_dropout(self, model: Any) -> Any | None:
-        return model.library.patch_dropout(model.backbone)
-
-    def set_fused(self, model: Any, fused: bool) -> bool:
-        return model.library.set_fused(model.backbone, fused)  # type: ignore[no-any-return]
 
     def architecture(self, model: Any) -> str:
         kind = "segmenter" if hasattr(model, "decoder") else "vitdet"

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrim.core.hooks import DenseCall
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, take
-from vitrim.core.trace import Trace
 from vitrim.hosts.timm.common import TimmHost
 from vitrim.hosts.timm.vit import ReducedTimmBlock
 from vitrim.models.lv_vit import LVBlock, LVViT
@@ -58,6 +56,7 @@ class LVViTHost(TimmHost):
     reduced_blocks = (ReducedLVBlock,)
     model_classes = (LVViT,)
     calls = (*TimmHost.calls, "forward_dense", "pool")
+    dense_calls = (*TimmHost.dense_calls, "forward_dense")
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
@@ -66,13 +65,3 @@ class LVViTHost(TimmHost):
     @classmethod
     def head_rows(cls, model: Any) -> int | None:
         return super().head_rows(model) if model.aux_head is None else None
-
-    @classmethod
-    def install(cls, model: Any, trace: Trace) -> None:
-        super().install(model, trace)
-        model.forward_dense = DenseCall(model, "forward_dense", trace)
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        super().uninstall(model)
-        del model.forward_dense

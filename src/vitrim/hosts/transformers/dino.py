@@ -1,0 +1,108 @@
+"""Hugging Face DINOv2, with and without register tokens, and DINOv3 with ViT weights: model, classifier, backbone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Attention, Dinov2Backbone, Dinov2Layer, Dinov2Model
+from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
+    Dinov2WithRegistersAttention,
+    Dinov2WithRegistersBackbone,
+    Dinov2WithRegistersLayer,
+    Dinov2WithRegistersModel,
+)
+from transformers.models.dinov3_vit.modeling_dinov3_vit import (
+    DINOv3ViTAttention,
+    DINOv3ViTBackbone,
+    DINOv3ViTLayer,
+    DINOv3ViTModel,
+    rotate_half,
+)
+
+from vitrim.core.attention import Attention
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, refuse_mask
+
+
+class ReducedDinov2Layer(ReducedDinoLayer, Dinov2Layer):
+    """`Dinov2Layer` under reduction."""
+
+    host_class = Dinov2Layer
+    attention_classes = (Dinov2Attention,)
+
+
+class ReducedDinov2WithRegistersLayer(ReducedDinoLayer, Dinov2WithRegistersLayer):
+    """`Dinov2WithRegistersLayer` under reduction."""
+
+    host_class = Dinov2WithRegistersLayer
+    attention_classes = (Dinov2WithRegistersAttention,)
+
+
+class ReducedRotaryLayer(ReducedDinoLayer):
+    """The reduced form of DINOv3's layers: patch tokens are rotated by the angles of their own place."""
+
+    dropout_name = "dropout"
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        refuse_mask(attention_mask)
+        return self.run(hidden_states, position_embeddings)
+
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attention = super().projected(x, state, rows)
+        # (P, d) as it is, (B, P, d) to (B, 1, P, d)
+        tables = [state.patch_rows(table) for table in host_args[0]]
+        cos, sin = (table if table.dim() == 2 else table.unsqueeze(1) for table in tables)
+        q = attention.q if rows is not None else _rotated(attention.q, cos, sin, state.num_prefix)
+        return replace(attention, q=q, k=_rotated(attention.k, cos, sin, state.num_prefix), k_raw=attention.k)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, num_prefix: int) -> Tensor:
+    """Queries or keys (B, H, N, d) with their patch tokens rotated."""
+    prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
+    return torch.cat([prefix, patches * cos + rotate_half(patches) * sin], dim=2)
+
+
+class ReducedDINOv3ViTLayer(ReducedRotaryLayer, DINOv3ViTLayer):
+    """`DINOv3ViTLayer` under reduction."""
+
+    host_class = DINOv3ViTLayer
+    attention_classes = (DINOv3ViTAttention,)
+
+
+class HFDinov2(TransformersHost):
+    """Hugging Face DINOv2."""
+
+    name = "transformers DINOv2"
+    heads = ("patches",)  # the classifier reads the class token and the mean of the patches
+    reduced_blocks = (ReducedDinov2Layer,)
+    trunk_classes = (Dinov2Model, Dinov2Backbone)
+    layers_name = "encoder.layer"
+
+
+class HFDinov2WithRegisters(TransformersHost):
+    """Hugging Face DINOv2 with register tokens, which are protected like the class token."""
+
+    name = "transformers DINOv2 with registers"
+    heads = ("patches",)
+    reduced_blocks = (ReducedDinov2WithRegistersLayer,)
+    trunk_classes = (Dinov2WithRegistersModel, Dinov2WithRegistersBackbone)
+    layers_name = "encoder.layer"
+
+
+class HFDINOv3(TransformersHost):
+    """Hugging Face DINOv3: class token, registers, rotary positions."""
+
+    name = "transformers DINOv3"
+    heads = ("patches",)
+    reduced_blocks = (ReducedDINOv3ViTLayer,)
+    trunk_classes = (DINOv3ViTModel, DINOv3ViTBackbone)
+    layers_name = "model.layer"

@@ -1,0 +1,335 @@
+"""Hugging Face towers that get images of any size packed into one sequence: Pixtral, Qwen2-VL, Qwen3-VL.
+
+Between the blocks images (and the frames of videos, which attend apart) are batch rows. Behind Qwen's towers a merger
+reads cells of 2 x 2 patches, which are reduced as wholes (`vitrim.core.cells`): the library's order of patches is cell
+by cell.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from math import isqrt, prod
+from types import MethodType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.models.pixtral.modeling_pixtral import (
+    PixtralAttention,
+    PixtralAttentionLayer,
+    PixtralVisionModel,
+    apply_rotary_pos_emb,
+)
+from transformers.models.qwen2_vl.modeling_qwen2_vl import (
+    Qwen2VisionTransformerPretrainedModel,
+    Qwen2VLVisionBlock,
+    VisionAttention,
+    apply_rotary_pos_emb_vision,
+)
+from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+    Qwen3VLVisionAttention,
+    Qwen3VLVisionBlock,
+    Qwen3VLVisionModel,
+)
+
+from vitrim.core.attention import Attention
+from vitrim.core.plan import HostFacts
+from vitrim.core.tokens import TokenState
+from vitrim.core.trace import Trace
+from vitrim.errors import VitrimError
+from vitrim.hosts.shared.blocks import hand_stamp
+from vitrim.hosts.shared.padding import Group, run_groups
+from vitrim.hosts.transformers.common import ReducedJointLayer, ReducedLayer, TransformersHost
+
+USUAL_SIDE = 32
+"""Patches a side for which amounts are checked, where the model does not say: 448 pixels."""
+Grid = tuple[int, int]
+
+
+class PackedLayer(ReducedLayer):
+    """A layer that takes the images of a sequence apart: B rows of P tokens from one of B*P.
+
+    The first one does, for images of one size, and where all places are read the tokens are packed again. So no mask is
+    needed, and each image gets what it gets alone.
+    """
+
+    leading: ClassVar[bool] = False
+    """The sequence has a batch axis: (1, B*P, C) and not (B*P, C)."""
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # outside of what gradient checkpointing repeats: by then the trace may hold another forward's images
+        table = self.trace.table
+        images = 1 if table is None else table.shape[0]
+        return super().__call__(hidden_states, *args, images=images, **kwargs)
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        mask_or_lengths: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        images: int = 1,
+        **kwargs: Any,
+    ) -> Tensor:
+        x = hidden_states
+        if x.dim() == 3 and x.shape[0] == images:
+            return self.run(x, position_embeddings)
+        apart = x.view(images, x.shape[-2] // images, x.shape[-1])
+        hand_stamp(x, apart)
+        out = self.run(apart, position_embeddings)
+        hand_stamp(apart, x)
+        return out
+
+    def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
+        x = super().outgoing(x, state)
+        if not (self.last or state.full_grid) or (self.leading and x.shape[0] == 1):
+            return x
+        packed = x.flatten(0, 1)
+        if self.leading:
+            packed = packed.unsqueeze(0)
+        hand_stamp(x, packed)
+        return packed
+
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attention = super().projected(x, state, rows)
+        # images of one size have the same angles
+        cos, sin = (state.patch_rows(table[: state.initial_patches]) for table in host_args[0])
+        q, k = self.rotated(attention.q, attention.k, cos, sin)
+        return replace(attention, q=q, k=k, k_raw=attention.k)
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (B, H, N, d) turned by their angles, (N, d) or (B, N, d)."""
+        raise NotImplementedError
+
+
+class ReducedPixtralAttentionLayer(PackedLayer, PixtralAttentionLayer):  # type: ignore[misc]
+    """`PixtralAttentionLayer` under reduction."""
+
+    host_class = PixtralAttentionLayer
+    attention_classes = (PixtralAttention,)
+    norm_name = "attention_norm"
+    update_names = ()
+    mlp_names = ("ffn_norm", "feed_forward")
+    dropout_name = "dropout"
+    leading = True
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=0 if cos.dim() == 2 else 1)
+        return found
+
+
+class _ReducedQwenBlock(PackedLayer, ReducedJointLayer):
+    attention_name = "attn"
+    norm_name = "norm1"
+    output_names = ("proj",)
+    update_names = ()
+    mlp_names = ("norm2", "mlp")
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = apply_rotary_pos_emb_vision(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        return q.transpose(1, 2), k.transpose(1, 2)
+
+
+class ReducedQwen2VLVisionBlock(_ReducedQwenBlock, Qwen2VLVisionBlock):  # type: ignore[misc]
+    """`Qwen2VLVisionBlock` under reduction."""
+
+    host_class = Qwen2VLVisionBlock
+    attention_classes = (VisionAttention,)
+
+
+class ReducedQwen3VLVisionBlock(_ReducedQwenBlock, Qwen3VLVisionBlock):
+    """`Qwen3VLVisionBlock` under reduction."""
+
+    host_class = Qwen3VLVisionBlock
+    attention_classes = (Qwen3VLVisionAttention,)
+
+
+class PackedForward:
+    """The forward of a tower: images of one size together, size by size.
+
+    An object and not a function, so that the model can still be copied and pickled.
+    """
+
+    def __init__(self, tower: Any, trace: Trace) -> None:
+        self.tower = tower
+        self.trace = trace
+
+    @property
+    def __signature__(self) -> inspect.Signature:  # what export and trainers read
+        return inspect.signature(MethodType(type(self.tower).forward, self.tower))
+
+    @property
+    def __code__(self) -> Any:  # by which torch.export names the forward
+        return type(self.tower).forward.__code__
+
+    def by_size(self, grids: list[Grid], run: Callable[[list[int], Grid], Any]) -> Any:
+        """Run images of equal ``grids`` (rows, columns) together and join the outputs in the order of the sequence.
+
+        Args:
+            grids: of all images.
+            run: from the places of images of one grid, and that grid, to the output for them.
+        """
+        places: dict[Grid, list[int]] = {}
+        for place, grid in enumerate(grids):
+            places.setdefault(grid, []).append(place)
+
+        def of_one_size(images: list[int]) -> Any:
+            self.trace.leave_table(torch.empty(len(images)))
+            return run(images, grids[images[0]])
+
+        if len(places) == 1:
+            return of_one_size(places[grids[0]])
+
+        def call(group: Group) -> Any:
+            output = of_one_size(group.images.tolist())
+            return _map(output, lambda x: x.view(len(group.images), -1, x.shape[-1]))
+
+        def packed(x: Tensor) -> Tensor:
+            share = max(counts) // x.shape[1]  # behind a merger a token is a cell of patches
+            return torch.cat([image[: count // share] for image, count in zip(x, counts, strict=True)])
+
+        counts = [rows * columns for rows, columns in grids]
+        groups = [Group(torch.tensor(images), grid[0] * grid[1]) for grid, images in places.items()]
+        return _map(run_groups(self.tower, self.trace, groups, max(counts), call), packed)
+
+
+def _map(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """An output of the library with every tensor changed."""
+    if isinstance(output, Tensor):
+        return change(output)
+    if isinstance(output, Mapping):
+        return type(output)(**{key: _map(value, change) for key, value in output.items()})
+    return type(output)(_map(value, change) for value in output) if isinstance(output, list | tuple) else output
+
+
+class PixtralForward(PackedForward):
+    """The forward of Pixtral's tower, which gets a batch of images padded to one size."""
+
+    def __call__(self, pixel_values: Tensor, image_sizes: Any = None, **kwargs: Any) -> Any:
+        forward: Any = type(self.tower).forward
+        side: int = self.tower.patch_size
+        if isinstance(image_sizes, Tensor):
+            image_sizes = image_sizes.tolist()
+        sizes = [tuple(pixel_values.shape[2:])] * len(pixel_values) if image_sizes is None else image_sizes
+        grids = [(height // side, width // side) for height, width in sizes]
+
+        def run(images: list[int], grid: Grid) -> Any:
+            height, width = grid[0] * side, grid[1] * side
+            own = pixel_values if len(images) == len(pixel_values) else pixel_values[images]
+            return forward(self.tower, own[:, :, :height, :width], image_sizes=[(height, width)] * len(own), **kwargs)
+
+        output = self.by_size(grids, run)
+        return output if len(set(grids)) == 1 else _map(output, lambda x: x.unsqueeze(0))
+
+
+class QwenForward(PackedForward):
+    """The forward of Qwen's towers: images, and frames of videos, come as one sequence of patches."""
+
+    every_block: ClassVar[bool] = False
+    """Something reads every place behind some blocks, so that all un-merge."""
+
+    def __call__(self, hidden_states: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
+        """Run the forward on packed patches (sum of t h w, values), ``grid_thw`` (images, 3)."""
+        forward: Any = type(self.tower).forward
+        _check_grids(grid_thw, len(hidden_states), self.tower.spatial_merge_size)
+        grids = [(rows, columns) for frames, rows, columns in grid_thw.tolist() for _ in range(frames)]
+        single = hidden_states.split([rows * columns for rows, columns in grids])
+
+        def run(images: list[int], grid: Grid) -> Any:
+            cut = hidden_states if len(images) == len(grids) else torch.cat([single[image] for image in images])
+            return forward(self.tower, cut, grid_thw=grid_thw.new_tensor([(1, *grid)] * len(images)), **kwargs)
+
+        with self.trace.dense() if self.every_block else nullcontext():
+            return self.by_size(grids, run)
+
+
+class QwenForwardOfAllBlocks(QwenForward):
+    """`QwenForward` where outputs of some blocks go to the language model, too."""
+
+    every_block = True
+
+
+def _check_grids(grid_thw: Tensor, patches: int, cell: int) -> None:
+    """Refuse grids that are not those of so many ``patches`` in cells of ``cell`` x ``cell``."""
+    whole = not grid_thw.is_floating_point() and grid_thw.dim() == 2 and grid_thw.shape[1] == 3 and len(grid_thw) > 0
+    grids = grid_thw.tolist()
+    if whole:
+        whole = all(min(grid) > 0 and grid[1] % cell == grid[2] % cell == 0 for grid in grids)
+    if not whole or sum(prod(grid) for grid in grids) != patches:
+        raise VitrimError(
+            f"expected grid_thw (images, 3) of frames, rows and columns with {patches} patches in all, rows and "
+            f"columns multiples of {cell}, got {grids}"
+        )
+
+
+class PackedHost(TransformersHost):
+    """A tower whose patches are all read at their places, without a class token."""
+
+    purpose = "vision-language models"
+    heads = ("grid",)
+    num_prefix = 0
+    has_class_token = False
+    grid_readers = (nn.Module,)
+    has_maps = False
+    tokens_of_images = False  # it hands out one sequence of all images
+
+
+class HFPixtral(PackedHost):
+    """Hugging Face Pixtral: the image tower. What follows joins neighbouring tokens: it reads every patch."""
+
+    name = "transformers Pixtral"
+    reduced_blocks = (ReducedPixtralAttentionLayer,)
+    trunk_classes = (PixtralVisionModel,)
+    layers_name = "transformer.layers"
+    maker_name = "patch_conv"
+    forward_class = PixtralForward
+
+
+class _QwenTower(PackedHost):
+    """Cells of 2 x 2 patches are reduced as wholes, so that the merger behind reads what it would of equal cells."""
+
+    in_cells = True
+    layers_name = "blocks"
+    maker_name = None  # the output of the patch embedding shows no rows and columns
+    width_name: ClassVar[str] = "hidden_size"
+    """The config's name for C."""
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        config = cls.trunk(model).config
+        # patches a side of the image for which amounts are checked
+        side = isqrt(getattr(config, "num_position_embeddings", USUAL_SIDE**2))
+        return HostFacts(
+            dim=getattr(config, cls.width_name),
+            num_heads=config.num_heads,
+            num_classes=0,
+            num_prefix=0,
+            has_class_token=False,
+            grid_size=(side, side),
+            head_rows=None,
+            input_size=(config.in_channels, side * config.patch_size, side * config.patch_size),
+            dense=True,
+            cell=config.spatial_merge_size,
+            cell_by_cell=True,
+        )
+
+
+class HFQwen2VL(_QwenTower):
+    """Hugging Face Qwen2-VL: the image tower, on packed images and videos. [Cells](#cells) of 2 x 2 patches."""
+
+    name = "transformers Qwen2-VL"
+    reduced_blocks = (ReducedQwen2VLVisionBlock,)
+    trunk_classes = (Qwen2VisionTransformerPretrainedModel,)
+    width_name = "embed_dim"
+    forward_class = QwenForward
+
+
+class HFQwen3VL(_QwenTower):
+    """Hugging Face Qwen3-VL: as Qwen2-VL. Some blocks' outputs go to the language model: all of them un-merge."""
+
+    name = "transformers Qwen3-VL"
+    reduced_blocks = (ReducedQwen3VLVisionBlock,)
+    trunk_classes = (Qwen3VLVisionModel,)
+    forward_class = QwenForwardOfAllBlocks
