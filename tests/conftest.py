@@ -31,12 +31,28 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``."""
+    """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``, and give each group to one worker.
+
+    Tests that share a fixture of their module are a group: in two workers the fixture would be made twice. Large groups
+    come first by themselves, so that the workers end with single tests, and at about the same time.
+    """
     left_out = [] if FULL_MATRIX else [item for item in items if item.get_closest_marker("full")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        shared = {
+            one.baseid
+            for fixtures in item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+            for one in fixtures[-1:]
+            if one.scope == "module"
+        }
+        if shared and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(autouse=True)

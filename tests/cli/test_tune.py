@@ -20,7 +20,7 @@ eval_split: 0.25
 augment: {crop: padded, padding: 2}
 optimizer: {lr: 1.0e-3}
 """
-OPTIONS = ("depth=3", "img_size=32", "patch_size=8", "num_classes=2")
+OPTIONS = ("depth=2", "img_size=32", "patch_size=8", "num_classes=2")
 SMALL = [part for option in OPTIONS for part in ("--model-option", option)]
 DATA = ["--data", "images", "--batch-size", "4"]
 FEW = ["--evaluations", "4"]

@@ -42,7 +42,8 @@ def given(host: str) -> Tensor:
 
 def pools_or_hands_out(host: str) -> bool:
     """Whether pruned patches stay away: a dense head gets them back."""
-    return not host_of(CREATE[host]()).facts(CREATE[host]()).dense
+    model = CREATE[host]()
+    return not host_of(model).facts(model).dense
 
 
 def laid_out(tokens: Tensor, state: vitrim.TokenState) -> Tensor:

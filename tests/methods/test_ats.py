@@ -139,8 +139,9 @@ def test_padding_to_the_bound_changes_no_prediction(variant: str) -> None:
 
 
 def test_export_pads_to_the_bound() -> None:
-    model = tiny.HOSTS["vit"]()
-    vitrim.reduce_(model, ATS(keep_rate=0.7))
+    config = ATS(keep_rate=0.7)
+    model = tiny.traceable("vit", config)
+    vitrim.reduce_(model, config)
     batch = torch.export.Dim("batch", min=2, max=64)
     with torch.no_grad():
         program = torch.export.export(model, (tiny.images(3),), dynamic_shapes=({0: batch},), strict=False).module()
@@ -150,8 +151,9 @@ def test_export_pads_to_the_bound() -> None:
 
 
 def test_compile_fullgraph() -> None:
-    model = tiny.HOSTS["vit"]()
-    vitrim.reduce_(model, ATS(keep_rate=0.7))
+    config = ATS(keep_rate=0.7)
+    model = tiny.traceable("vit", config)
+    vitrim.reduce_(model, config)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():

@@ -21,7 +21,7 @@ from vitrim.tuning import Target
 from vitrim.tuning import tune as tuning
 from vitrim.tuning.tune import tune
 
-OPTIONS = {"depth": 3, "img_size": 32, "patch_size": 8, "num_classes": 2}
+OPTIONS = {"depth": 2, "img_size": 32, "patch_size": 8, "num_classes": 2}
 SMALL = [part for key, value in OPTIONS.items() for part in ("--model-option", f"{key}={value}")]
 FEW: dict[str, Any] = {"target": "macs=0.8", "evaluations": 4, "batch_size": 4}
 
@@ -52,21 +52,21 @@ def files(folder: str) -> dict[str, bytes]:
     ("methods", "arguments", "options"),
     [
         (["tome", "gtp"], ["-m", "tome", "-m", "gtp", "--target", "macs=0.8"], {"target": Target("macs", 0.8)}),
-        ("tome", ["-m", "tome", "--front", "0.7,0.9"], {"front": ["macs=0.7", "macs=0.9"]}),
+        ("tome", ["-m", "tome", "--front", "0.8,0.9"], {"front": ["macs=0.8", "macs=0.9"]}),
         (None, ["--grid", "tome:r=0|2,last_block=full|auto"], {"grid": "tome:r=0|2,last_block=full|auto"}),
     ],
 )
 def test_it_gives_what_the_command_line_gives(
     run: Run, methods: Any, arguments: list[str], options: dict[str, Any]
 ) -> None:
-    given = ["--data", "images", "--batch-size", "4", "--evaluations", "3", "--check", "images"]
+    given = ["--data", "images", "--batch-size", "4", "--evaluations", "2", "--check", "images"]
     given = given[:-2] if "--grid" in arguments else given
     code, out, err = run("tune", "test_vit", *SMALL, *given, *arguments, "--json", "record.json")
     assert code == 0, err
     before = files("tuned")
     Path("tuned").rename("first")
     check = {} if "--grid" in arguments else {"check": "images"}
-    report = tune("test_vit", methods, "images", model_options=OPTIONS, batch_size=4, evaluations=3, **check, **options)
+    report = tune("test_vit", methods, "images", model_options=OPTIONS, batch_size=4, evaluations=2, **check, **options)
     assert report.record == json.loads(Path("record.json").read_text())
     assert files("tuned") == before
     assert str(report) == out.rstrip("\n")
@@ -94,7 +94,7 @@ def test_a_model_is_tuned_and_left_as_it_was(model: nn.Module, images: Path) -> 
     reduction = vitrim.reduce_(model, report.best, record=True)
     try:
         model(torch.zeros(1, 3, 32, 32))
-        assert [count - 1 for count in reduction.tokens_per_block] == report.best.counts(16, 3)
+        assert [count - 1 for count in reduction.tokens_per_block] == report.best.counts(16, 2)
     finally:
         vitrim.restore_(model)
         model.eval()
