@@ -256,7 +256,13 @@ def test_the_size_is_that_of_the_image_without_padding() -> None:
         ([255, 255], False),
     ],
 )
-def test_a_window_is_varied_by_what_is_not_ignored(labels: list[int], varied: bool) -> None:
-    mask = tv_tensors.Mask(torch.tensor([[9, *labels]], dtype=torch.uint8))
-    crop = CropUnderShare((1, len(labels)), share=0.75)
-    assert crop._varied(mask, top=0, left=1, height=1, width=len(labels)) is varied
+def test_a_window_is_varied_by_what_is_not_ignored(
+    labels: list[int], varied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not is drawn again, as often as it may be."""
+    drawn: list[int] = []
+    randint = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda most, size: (drawn.append(most), randint(most, size))[1])
+    mask = tv_tensors.Mask(torch.tensor([labels], dtype=torch.uint8))
+    CropUnderShare((1, len(labels)), share=0.75, tries=3)(mask)
+    assert len(drawn) == (2 if varied else 8)  # of each window top and left

@@ -66,9 +66,9 @@ def test_one_data_set_and_a_share_of_it(images: Path, tmp_path: Path) -> None:
     [
         ({}, {}, "no split test in the data that were given; there is: train"),
         ({"eval_split": None, "stream": True}, {}, "stream=true reads files"),
-        ({"eval_split": None}, {"device": "cuda:1"}, "--device is cpu or left out, not 'cuda:1'"),
-        ({"eval_split": None}, {"workers": -1}, "workers=-1: at least 0"),
-        ({"eval_split": None}, {"log_every": 0}, "log_every=0: at least 1"),
+        ({"eval_split": None}, {"device": "cuda:1"}, "device is cpu or left out, not 'cuda:1'"),
+        ({"eval_split": None}, {"workers": -1}, "workers is a whole number of at least 0, not -1"),
+        ({"eval_split": None}, {"log_every": 0}, "log_every is a whole number of at least 1, not 0"),
         ({"epoch": 2}, {}, "recipe: unknown key epoch; did you mean epochs?"),
     ],
 )

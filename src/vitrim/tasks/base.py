@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from vitrim.core.registry import ask, enter
 from vitrim.data.paths import listed
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import DataError, VitrimError, unknown
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
@@ -41,6 +41,7 @@ class Task(ABC):
         cost_varies: whether the work of a prediction depends on what is in the image.
         learned_by: the kind of model that learns it.
         reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
+        reads_only_data: whether the model's classes that the data does not have are left out, after `meet`.
         places: the model's class of each of the data's, after `meet`; None: they have the same numbers.
         by_number: whether data and model both have class names, and these do not say which class is which.
     """
@@ -53,6 +54,7 @@ class Task(ABC):
     cost_varies: ClassVar[bool] = False
     learned_by: ClassVar[str] = "a classifier"
     reads: ClassVar[str | None] = None
+    reads_only_data: ClassVar[bool] = True
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -117,7 +119,8 @@ class Task(ABC):
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """Adapt the reading of predictions to a model that may have been made elsewhere, for data with these classes.
 
-        Names decide where both sides have them; classes without a name in common are matched by their numbers.
+        Names decide where both sides have them, and K is then that of the data, whose classes alone are read; classes
+        without a name in common are matched by their numbers.
 
         Raises:
             VitrimError: some names of the data are the model's and others are not, or one is that of several classes.
@@ -128,9 +131,11 @@ class Task(ABC):
             known = None  # of a head that it had before
         self.places = places_of(class_names, known, numbered=self.reads is not None)
         self.by_number = bool(class_names and known) and self.places is None
+        if self.places is not None and self.reads_only_data:
+            self.num_classes = len(self.places)
 
     def eval_batch(self, batch_size: int) -> int:
-        """The images of a batch of an evaluation, where ``batch_size`` were asked for."""
+        """The images of a batch of an evaluation, where ``batch_size`` were asked for: one if each has its own size."""
         return batch_size
 
     def collate(self, items: list[Any]) -> Any:
@@ -165,6 +170,19 @@ class Task(ABC):
         if library.num_classes(model) != self.num_classes:
             library.reset_head(model, self.num_classes)
 
+    def check_labels(self, labels: Tensor) -> None:
+        """Raise `DataError` if a label is beyond the model's classes."""
+        wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+        if len(wrong):
+            end = self.num_classes - 1
+            raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
+
+    def check_classes(self, source: str, num_classes: int) -> None:
+        """Raise `VitrimError` if data has another number of classes than the data that is trained on."""
+        if num_classes != self.num_classes:
+            found = f"{source} has {num_classes} classes"
+            raise VitrimError(f"{found}, but the training data has {self.num_classes} classes")
+
     def check_loss(self, loss: Loss) -> None:
         """Raise `VitrimError` if the task cannot learn the loss of a recipe."""
         if loss.name not in self.losses:
@@ -194,7 +212,11 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
         return None
     if list(names) == list(known):  # ImageNet has two cranes
         return list(range(len(known)))
-    exact, spelt = _by_name(known), _by_name(map(_spelling, known))
+    exact: dict[str, list[int]] = {}
+    spelt: dict[str, list[int]] = {}
+    for place, name in enumerate(known):
+        exact.setdefault(name, []).append(place)
+        spelt.setdefault(_spelling(name), []).append(place)
     found = [exact.get(name) or spelt.get(_spelling(name)) or [] for name in names]
     if not any(found):
         return None
@@ -216,14 +238,6 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
             f"class '{names[doubled]}' of the data cannot be told by its name, which is not that of one class of the "
             f"model ({listed(known)}): name the classes as the model does"
         )
-    return places
-
-
-def _by_name(names: Iterable[str]) -> dict[str, list[int]]:
-    """The places of every name."""
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
     return places
 
 

@@ -53,6 +53,7 @@ class Classification(Task):
     selects_by = "top1"
     losses = ("cross_entropy", "bce")
     agreement_means = "same class as dense"
+    reads_only_data = False
 
     def __init__(self, num_classes: int) -> None:
         if num_classes < 2:
@@ -78,7 +79,7 @@ class Classification(Task):
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
         if loss.name == "bce":
-            return BinaryCrossEntropy(loss.smoothing, 1 / self.num_classes, sum_classes=loss.sum_classes)
+            return BinaryCrossEntropy(smoothing=loss.smoothing, rest=1 / self.num_classes, sum_classes=loss.sum_classes)
         return nn.CrossEntropyLoss(label_smoothing=loss.smoothing)
 
     def mixer(self, mix: Mix) -> Mixup | None:
@@ -99,11 +100,7 @@ class Classification(Task):
         if targets.shape != (count,) or targets.is_floating_point():
             shape = f"{targets.dtype} of {tuple(targets.shape)}"
             raise DataError(f"expected {count} integer labels, one per image, got {shape}")
-        wrong = targets[(targets < 0) | (targets >= self.num_classes)]
-        if len(wrong):
-            raise DataError(
-                f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {self.num_classes - 1}"
-            )
+        self.check_labels(targets)
 
     def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:
         return (prediction.argmax(1) == dense.argmax(1)).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,9 +21,9 @@ from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vitrim.data.transforms import Geometry
     from vitrim.tasks.options import DenseAugment, Loss
     from vitrim.tasks.step import Criterion
-    from vitrim.tasks.transforms_dense import Geometry
 
 
 @register_task
@@ -67,9 +68,7 @@ class Segmentation(Task):
         source = getattr(dataset, "source", type(dataset).__name__)
         if not isinstance(dataset, SegmentationDataset):
             raise VitrimError(f"{source} has no label for every pixel, which task segmentation learns")
-        if dataset.num_classes != self.num_classes:
-            found = f"{source} has {dataset.num_classes} classes"
-            raise VitrimError(f"{found}, but the training data has {self.num_classes} classes")
+        self.check_classes(source, dataset.num_classes)
 
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
@@ -95,8 +94,6 @@ class Segmentation(Task):
         """As of `Task`; a model of images of one size sees, where no protocol says more, windows of that size."""
         super().meet(model, class_names)
         library = ask(model)
-        if self.places is not None:
-            self.num_classes = len(self.places)
         size = library.input_size(model)
         if library.takes_one_size and size is not None and self.protocol.plain:
             self.protocol = Protocol(mode="slide", size=size[1], window=size[1])
@@ -115,18 +112,15 @@ class Segmentation(Task):
         if len(sizes) > 1:
             found = ", ".join(f"{width} x {height}" for width, height in sizes[:3])
             raise VitrimError(
-                f"images of {len(sizes)} sizes ({found}) are no batch: evaluate them one by one (--batch-size 1, of "
-                "`vitrim train` --eval-batch 1), or by a protocol with a size or a window"
+                f"images of {len(sizes)} sizes ({found}) are no batch: evaluate them one by one (batches of 1), "
+                "or by a protocol with a size or a window"
             )
         return torch.stack([image for image, _ in items]), torch.stack([mask for _, mask in items]).long()
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.ndim != 3 or len(targets) != count or targets.is_floating_point():
             raise DataError(f"expected {count} masks of integers, got {targets.dtype} of {tuple(targets.shape)}")
-        wrong = targets[(targets != IGNORED) & ((targets < 0) | (targets >= self.num_classes))]
-        if len(wrong):
-            end = self.num_classes - 1
-            raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
+        self.check_labels(targets[targets != IGNORED])
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
         """Logits (B, K, H, W) of ``model`` for images (B, C, H, W), by the protocol."""
@@ -206,7 +200,8 @@ class SegmentationScores(Metric):
         }
 
 
-class PixelCrossEntropy(nn.Module):
+@dataclass(frozen=True)
+class PixelCrossEntropy:
     """Cross entropy of every pixel that is not ignored, their mean; 0 where all are ignored.
 
     Args:
@@ -217,11 +212,9 @@ class PixelCrossEntropy(nn.Module):
         0.0
     """
 
-    def __init__(self, smoothing: float = 0.0) -> None:
-        super().__init__()
-        self.smoothing = smoothing
+    smoothing: float = 0.0
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss, a scalar, from logits (B, K, H, W) and labels (B, H, W) in [0, K) or `IGNORED`.
 
         Raises:
@@ -235,7 +228,8 @@ class PixelCrossEntropy(nn.Module):
         return _cross_entropy(logits, labels, self.smoothing)
 
 
-class PatchCrossEntropy(nn.Module):
+@dataclass(frozen=True)
+class PatchCrossEntropy:
     """Cross entropy of every patch, with labels taken at its first pixel (Cropr: nearest down-sampling).
 
     The patches are those of square ones that fill the labels' height and width.
@@ -248,11 +242,9 @@ class PatchCrossEntropy(nn.Module):
         1.3862943649291992
     """
 
-    def __init__(self, smoothing: float = 0.0) -> None:
-        super().__init__()
-        self.smoothing = smoothing
+    smoothing: float = 0.0
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss, a scalar, from logits (B, P, K), row by row, and labels (B, H, W) in [0, K) or `IGNORED`.
 
         Raises:

@@ -26,7 +26,8 @@ Criterion = Callable[[Any, Any], Tensor]
 """From logits (B, K), or what a dense task predicts, and targets to a scalar."""
 
 
-class BinaryCrossEntropy(nn.Module):
+@dataclass(frozen=True, kw_only=True)
+class BinaryCrossEntropy:
     """One binary cross entropy per class, mean over the images, and mean or sum over the classes.
 
     Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name moves all targets but
@@ -44,13 +45,11 @@ class BinaryCrossEntropy(nn.Module):
         True
     """
 
-    def __init__(self, smoothing: float, rest: float, *, sum_classes: bool) -> None:
-        super().__init__()
-        self.smoothing = smoothing
-        self.rest = rest
-        self.sum_classes = sum_classes
+    smoothing: float
+    rest: float
+    sum_classes: bool
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss, a scalar, from logits (B, K) and targets: (B,) class indices, or (B, K) in [0, 1]."""
         kind = torch.promote_types(logits.dtype, torch.float32)  # half precision cannot hold a smoothed target
         dense = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets

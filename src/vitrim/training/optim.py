@@ -141,7 +141,16 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     grouped = parameter_groups if options.layer_decay is None else _layer_groups
     groups = grouped(model, recipe, lr)
     if "muon" in options.name:  # it orthogonalises matrices of weights; what reads or writes tokens is not one
-        groups = [part for group in groups for part in _split_for_muon(model, group)]
+        roles = ask(model).roles(model)
+        trunk = {id(p) for name, p in model.named_parameters() if not is_new(roles[name])}
+        parts = []
+        for group in groups:
+            for label, matrices in (("matrices", True), ("others", False)):
+                params = [p for p in group["params"] if (p.ndim == 2 and id(p) in trunk) == matrices]
+                if params:
+                    named = {"name": f"{group['name']}, {label}", "use_fallback": not matrices}
+                    parts.append({**group, **named, "params": params})
+        groups = parts
     for group in groups:
         if group["lr"] == 0.0:  # or the schedule, whose lowest rate is that of all groups, would train it
             group["lr_scale"] = 0.0
@@ -183,16 +192,6 @@ def _layer_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str,
     return list(scaled.values())
 
 
-def _split_for_muon(model: nn.Module, group: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    roles = ask(model).roles(model)
-    trunk = {id(p) for name, p in model.named_parameters() if not is_new(roles[name])}
-    matrices = [p for p in group["params"] if p.ndim == 2 and id(p) in trunk]
-    others = [p for p in group["params"] if not any(p is matrix for matrix in matrices)]
-    for label, params, fallback in (("matrices", matrices, False), ("others", others, True)):
-        if params:
-            yield {**group, "name": f"{group['name']}, {label}", "params": params, "use_fallback": fallback}
-
-
 class Rates:
     """The learning rate of every group at every update: linear warm-up, a curve, cool-down, frozen first epochs.
 
@@ -207,7 +206,27 @@ class Rates:
     def __init__(self, optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:
         self.optimizer = optimizer
         self.frozen_until = round(recipe.optimizer.freeze_epochs * updates_per_epoch)
-        self.curve = _curve(optimizer, recipe.schedule, recipe.epochs, updates_per_epoch)
+        options = recipe.schedule
+        updates = round(recipe.epochs * updates_per_epoch)
+        warmup = round(warmup_epochs(options, recipe.epochs) * updates_per_epoch)
+        length = max(updates - warmup if options.shift else updates, 1)
+        every: dict[str, Any] = {
+            "warmup_t": warmup,
+            "warmup_lr_init": options.warmup_lr,
+            "warmup_prefix": options.shift,
+            "t_in_epochs": False,
+        }
+        self.curve: Scheduler
+        if options.shape == "cosine":
+            self.curve = CosineLRScheduler(optimizer, t_initial=length, lr_min=options.min_lr, **every)
+        elif options.shape == "poly":
+            least, power = options.min_lr, options.power
+            self.curve = PolyLRScheduler(optimizer, t_initial=length, power=power, lr_min=least, **every)
+        else:
+            # timm's milestone m holds from update m - 1 on, counted from where the curve begins; none: the rate stays
+            begin = warmup if options.shift else 0
+            places = [round(one * updates_per_epoch) + 1 - begin for one in options.milestones]
+            self.curve = MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=options.factor, **every)
 
     def set(self, update: int) -> None:
         """Give every group its learning rate of ``update``, 0 the first."""
@@ -216,26 +235,6 @@ class Rates:
             for group in self.optimizer.param_groups:
                 if group["frozen_at_first"]:
                     group["lr"] = 0.0
-
-
-def _curve(optimizer: Optimizer, options: Schedule, epochs: float, updates_per_epoch: int) -> Scheduler:
-    updates = round(epochs * updates_per_epoch)
-    warmup = round(warmup_epochs(options, epochs) * updates_per_epoch)
-    length = max(updates - warmup if options.shift else updates, 1)
-    every: dict[str, Any] = {
-        "warmup_t": warmup,
-        "warmup_lr_init": options.warmup_lr,
-        "warmup_prefix": options.shift,
-        "t_in_epochs": False,
-    }
-    if options.shape == "cosine":
-        return CosineLRScheduler(optimizer, t_initial=length, lr_min=options.min_lr, **every)
-    if options.shape == "poly":
-        return PolyLRScheduler(optimizer, t_initial=length, power=options.power, lr_min=options.min_lr, **every)
-    # timm's milestone m holds from update m - 1 on, counted from where the curve begins; none: the rate stays as it is
-    begin = warmup if options.shift else 0
-    places = [round(one * updates_per_epoch) + 1 - begin for one in options.milestones]
-    return MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=options.factor, **every)
 
 
 def updates_of(recipe: Recipe, updates_per_epoch: int) -> int:
