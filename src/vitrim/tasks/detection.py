@@ -20,12 +20,10 @@ from vitrim.data.dense import DetectionDataset
 from vitrim.data.objects import Boxes, import_pycocotools
 from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.transforms_dense import BoxEvalTransform, DenseTrainTransform
 
 if TYPE_CHECKING:
     from vitrim.data.objects import Objects
-    from vitrim.data.transforms import Geometry
-    from vitrim.tasks.options import DenseAugment, Loss
+    from vitrim.tasks.options import Loss
     from vitrim.tasks.step import Criterion
 
 SURE = 0.5
@@ -69,7 +67,6 @@ class Detection(Task):
         super().__init__(num_classes)
         self.labels: Tensor | None = None
         """The class of the data for each of the model's, -1 for none; None: they are the same."""
-        self.unpadded = False
 
     def check(self, dataset: Any) -> None:
         source = getattr(dataset, "source", type(dataset).__name__)
@@ -91,12 +88,6 @@ class Detection(Task):
         self.check_loss(loss)
         return classes_present
 
-    def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
-        return DenseTrainTransform(geometry, augment)
-
-    def eval_transform(self, geometry: Geometry) -> BoxEvalTransform:
-        return BoxEvalTransform(geometry, padded=not self.unpadded)
-
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         library = ask(model)
         self.unpadded = library.sees_unpadded
@@ -105,10 +96,6 @@ class Detection(Task):
             known = library.class_names(model)
             self.labels = torch.full((len(known or ()),), -1)
             self.labels[self.places] = torch.arange(self.num_classes)
-
-    def eval_batch(self, batch_size: int) -> int:
-        """One image where each goes through the model in its own size and shape."""
-        return 1 if self.unpadded else batch_size
 
     def collate(self, items: list[tuple[Tensor, Objects]]) -> tuple[Tensor, Boxes]:
         """Stack images (B, C, H, W), padded to one size by the transforms, and list their objects."""

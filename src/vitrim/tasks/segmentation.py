@@ -16,13 +16,11 @@ from vitrim.data.dense import IGNORED, SegmentationDataset
 from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.sliding import Protocol, predict
-from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vitrim.data.transforms import Geometry
-    from vitrim.tasks.options import DenseAugment, Loss
+    from vitrim.tasks.options import Loss
     from vitrim.tasks.step import Criterion
 
 
@@ -35,9 +33,6 @@ class Segmentation(Task):
 
     Args:
         num_classes: K.
-
-    Attributes:
-        protocol: how images are evaluated; may be replaced.
 
     Example:
         >>> from vitrim.tasks.options import Loss
@@ -56,13 +51,14 @@ class Segmentation(Task):
     reads = "segmentation"
     selects_by = "mIoU"
     losses = ("pixel_cross_entropy",)
+    by_windows = True
+    query_per_patch = True
     agreement_means = "pixels of the same class"
 
     def __init__(self, num_classes: int) -> None:
         if not 2 <= num_classes <= IGNORED:
             raise VitrimError(f"segmentation needs 2 to {IGNORED} classes, the data has {num_classes}")
         super().__init__(num_classes)
-        self.protocol = Protocol()
 
     def check(self, dataset: Any) -> None:
         source = getattr(dataset, "source", type(dataset).__name__)
@@ -78,18 +74,6 @@ class Segmentation(Task):
         self.check_loss(loss)
         return PatchCrossEntropy(loss.smoothing)
 
-    def queries(self, patches: int) -> int:
-        return patches
-
-    def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
-        return DenseTrainTransform(geometry, augment)
-
-    def eval_transform(self, geometry: Geometry) -> MaskEvalTransform:
-        return MaskEvalTransform(geometry)
-
-    def follow(self, protocol: Protocol) -> None:
-        self.protocol = protocol
-
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """As of `Task`; a model of images of one size sees, where no protocol says more, windows of that size."""
         super().meet(model, class_names)
@@ -97,10 +81,6 @@ class Segmentation(Task):
         size = library.input_size(model)
         if library.takes_one_size and size is not None and self.protocol.plain:
             self.protocol = Protocol(mode="slide", size=size[1], window=size[1])
-
-    def eval_batch(self, batch_size: int) -> int:
-        """One image where a protocol resizes or cuts it: each has its own forwards then, and may be of its own size."""
-        return batch_size if self.protocol.plain else 1
 
     def collate(self, items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Stack images (B, C, H, W) and masks (B, H, W) int64.
@@ -128,7 +108,7 @@ class Segmentation(Task):
 
         def forward(batch: Tensor) -> Tensor:
             scores = library.pixel_scores(model, batch)
-            return scores if self.places is None else scores[:, self.places]
+            return scores if self.columns is None else scores[:, self.columns]
 
         if self.protocol.plain:
             return forward(images)

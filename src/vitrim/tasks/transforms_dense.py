@@ -320,54 +320,36 @@ class DenseTrainTransform:
         return plain_tensor(pixels), {**plain_objects(objects), "size": size}
 
 
-class MaskEvalTransform:
-    """Transform of a PIL image of any mode and its mask for evaluation: of the size they have, normalised.
+class DenseEvalTransform:
+    """Transform of a PIL image of any mode and its target for evaluation, normalised.
 
-    The `Protocol` of an evaluation resizes the image, and its logits back, so that every pixel of the mask is scored.
-
-    Args:
-        geometry: what the model takes.
-    """
-
-    def __init__(self, geometry: Geometry) -> None:
-        self.mode = "L" if len(geometry.mean) == 1 else "RGB"
-        self.finish = _normalised(geometry)
-
-    def __call__(self, image: Image.Image, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The image, (C, H, W) float32, and its mask (H, W) int64."""
-        pixels = self.finish(v2.functional.to_image(image.convert(self.mode)))
-        return plain_tensor(pixels), plain_tensor(target).long()
-
-
-class BoxEvalTransform:
-    """Transform of a PIL image of any mode and its objects for evaluation: fitted into the model's size and padded.
-
-    The objects stay in the pixels of the stored image, in which they are scored; `size` and `original` tell how to
-    bring predictions there.
+    With a mask an image stays as large as it is: the `Protocol` of an evaluation resizes it, and its logits back, so
+    that every pixel of the mask is scored. With objects it is fitted into the model's size and padded, and they stay in
+    the pixels of the stored image, in which they are scored; `size` and `original` tell how to bring predictions there.
 
     Args:
         geometry: what the model takes.
-        padded: to the model's size; otherwise an image keeps its shape, and an upright one is fitted into the model's
-            size put upright.
+        padded: objects: to the model's size; otherwise an image keeps its shape, and an upright one is fitted into the
+            model's size put upright.
     """
 
     def __init__(self, geometry: Geometry, *, padded: bool = True) -> None:
         self.mode = "L" if len(geometry.mean) == 1 else "RGB"
         self.size, self.padded = geometry.size, padded
-        self.finish = v2.Compose([_normalised(geometry), *([PadTo(geometry.size)] if padded else [])])
+        to_float = v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)
+        self.finish = v2.Compose([to_float, v2.Normalize(list(geometry.mean), list(geometry.std))])
+        self.pad = PadTo(geometry.size)
 
-    def __call__(self, image: Image.Image, target: Objects) -> tuple[Tensor, Objects]:
-        """The image, (C, H, W) float32, and its objects, crowds included."""
+    def __call__(self, image: Image.Image, target: Any) -> tuple[Tensor, Any]:
+        """The image, (C, H, W) float32, and its mask (H, W) int64, or its objects, crowds included."""
+        pixels = v2.functional.to_image(image.convert(self.mode))
+        if not isinstance(target, dict):
+            return plain_tensor(self.finish(pixels)), plain_tensor(target).long()
         turned = not self.padded and (image.height > image.width) != (self.size[0] > self.size[1])
         size = fitted((image.height, image.width), self.size[::-1] if turned else self.size)
-        pixels = F.resize(v2.functional.to_image(image.convert(self.mode)), list(size), antialias=True)
+        pixels = self.finish(F.resize(pixels, list(size), antialias=True))
         sizes = {"size": torch.tensor(size), "original": torch.tensor((image.height, image.width))}
-        return plain_tensor(self.finish(pixels)), {**plain_objects(target), **sizes}
-
-
-def _normalised(geometry: Geometry) -> Any:
-    to_float = v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)
-    return v2.Compose([to_float, v2.Normalize(list(geometry.mean), list(geometry.std))])
+        return plain_tensor(self.pad(pixels) if self.padded else pixels), {**plain_objects(target), **sizes}
 
 
 def plain_tensor(value: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def check_model(task: Task, model: nn.Module, config: MethodConfig | None = None
     queries = getattr(config, "num_queries", None)
     if queries is not None:
         rows, columns = host_of(model).facts(model).grid_size
-        needed = task.queries(rows * columns)
+        needed = rows * columns if task.query_per_patch else 1
         if queries != needed:
             reason = "one per patch of a training image" if needed > 1 else "one for the whole image"
             name = cast(MethodConfig, config).name

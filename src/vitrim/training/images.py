@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -19,7 +20,7 @@ from timm.data.auto_augment import augment_and_mix_transform, auto_augment_trans
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode, str_to_pil_interp
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchvision import transforms
 
 from vitrim.data.streaming import ImageStream
@@ -121,6 +122,7 @@ def _at_least_one_bit(level_fn: Callable[..., tuple[int]], level: float, hparams
     return (max(level_fn(level, hparams)[0], 1),)
 
 
+@dataclass(frozen=True)
 class Cutout:
     """A rectangle of half the height and half the width of an image, anywhere in it, filled with one random colour.
 
@@ -131,8 +133,7 @@ class Cutout:
         probability: of doing it, in [0, 1].
     """
 
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
+    probability: float
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """The image, or a copy with the rectangle."""
@@ -320,37 +321,6 @@ class Seeded(Dataset[Any]):
         if isinstance(self.dataset, ImageStream):
             return self.dataset.decode(place.image, place.position)
         return self.dataset[place.image]
-
-
-def train_loader(
-    dataset: Dataset[Any],
-    order: TrainOrder,
-    *,
-    seed: int,
-    workers: int,
-    pin: bool,
-    collate: Callable[[list[Any]], Any] | None = None,
-) -> DataLoader[Any]:
-    """Micro-batches of images (B, C, H, W) and targets in the given order.
-
-    Args:
-        dataset: map-style or a stream, with the training transform.
-        order: which images.
-        seed: of the recipe.
-        workers: processes that read, 0 for this one.
-        pin: whether to put batches into pinned memory.
-        collate: makes a batch of what the dataset gives; by default its parts are stacked.
-    """
-    # a generator of its own: the loader draws a seed for its workers, and must not take it from the global stream
-    generator = torch.Generator().manual_seed(seed)
-    return DataLoader(
-        Seeded(dataset, seed),
-        batch_sampler=cast(Any, order),
-        num_workers=workers,
-        generator=generator,
-        pin_memory=pin,
-        collate_fn=collate,
-    )
 
 
 # ---- seeds -----------------------------------------------------------------------------------------------------------

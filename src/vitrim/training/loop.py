@@ -38,7 +38,7 @@ from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
 from vitrim.training.checks import beyond, check_classes, check_same
-from vitrim.training.images import TrainOrder, TrainTransform, train_loader, updates_per_epoch
+from vitrim.training.images import Seeded, TrainOrder, TrainTransform, updates_per_epoch
 from vitrim.training.learner import Learner
 from vitrim.training.log import TENSORBOARD, Bar, Log, check_trackers, start_trackers
 from vitrim.training.optim import updates_of
@@ -311,6 +311,7 @@ class Trainer:
         }
 
     def _loader(self, stop: int) -> DataLoader[Any]:
+        """Micro-batches of images (B, C, H, W) and targets, from this update to ``stop``."""
         recipe, accelerator = self.recipe, self.accelerator
         data, shuffle = self.train_data, recipe.augment.shuffle
         if isinstance(data, ImageStream) and shuffle:
@@ -328,9 +329,15 @@ class Trainer:
             rank=accelerator.process_index,
             world_size=accelerator.num_processes,
         )
-        pin = accelerator.device.type == "cuda"
-        workers, collate = self.running.workers, self.task.collate
-        return train_loader(data, order, seed=recipe.seed, workers=workers, pin=pin, collate=collate)
+        return DataLoader(
+            Seeded(data, recipe.seed),
+            batch_sampler=cast(Any, order),
+            num_workers=self.running.workers,
+            # of its own: the loader draws a seed for its workers, and must not take it from the global stream
+            generator=torch.Generator().manual_seed(recipe.seed),
+            pin_memory=accelerator.device.type == "cuda",
+            collate_fn=self.task.collate,
+        )
 
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
         """Make one update and return the mean losses over all its images."""
