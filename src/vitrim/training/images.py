@@ -302,6 +302,7 @@ def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
     return images // batch_size
 
 
+@dataclass(frozen=True, eq=False)
 class Seeded(Dataset[Any]):
     """Dataset whose random changes depend only on the place in the run.
 
@@ -311,9 +312,8 @@ class Seeded(Dataset[Any]):
         seed: of the recipe.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
+    dataset: Dataset[Any]
+    seed: int
 
     def __getitem__(self, place: Place) -> Any:
         """The image at ``place``, changed as it always is there."""

@@ -206,7 +206,14 @@ class Trainer:
         with self.folder.alone(self.accelerator):
             self.begun = time.monotonic() - self.seconds_before
             most = self.running.max_updates
-            with closing(self._log()) as log:
+            log = Log(self.running.out if self.accelerator.is_main_process else None, from_update=self.update)
+            with closing(log):
+                if self.accelerator.is_main_process:
+                    values = {name: value for name, value, _ in self.resolved.rows()}
+                    write_text(self.running.out / RECIPE, recipe_text(self.recipe))
+                    log.trackers = start_trackers(
+                        self.running.trackers, self.running.out, from_update=self.update, values=values
+                    )
                 self._say(f"{self.accelerator.num_processes} process(es), {self.accelerator.device}")
                 with closing(Bar(self.console, self.update, self.updates, self.recipe.batch_size)) as bar:
                     self._train(self.updates if most is None else min(self.updates, most), log, bar)
@@ -225,17 +232,6 @@ class Trainer:
                 names = getattr(self.train_data, "class_names", None)
                 self.folder.write(self.learner, self.resolved.name, result, names)
             return result
-
-    def _log(self) -> Log:
-        """Write the recipe and begin the log, in the first process; the others' log writes nothing."""
-        if not self.accelerator.is_main_process:
-            return Log(None)
-        out = self.running.out
-        log = Log(out, from_update=self.update)
-        write_text(out / RECIPE, recipe_text(self.recipe))
-        values = {name: value for name, value, _ in self.resolved.rows()}
-        log.trackers = start_trackers(self.running.trackers, out, from_update=self.update, values=values)
-        return log
 
     def _train(self, stop: int, log: Log, bar: Bar) -> None:
         """The loop: update after update up to ``stop``, and what is due after each."""

@@ -432,7 +432,7 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
         try:
             given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # sections are merged in place
         except (yaml.YAMLError, ValueError, OSError) as error:  # also a date that does not exist
-            raise VitrimError(f"cannot read {path}: {line(str(error))}") from None
+            raise VitrimError(f"cannot read {path}: {short(error, 500)}") from None
         if not isinstance(given, dict):
             raise VitrimError(f"{path} is not a recipe: expected keys and values")
     base = given.pop("base", None)
@@ -525,7 +525,7 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
             except yaml.MarkedYAMLError:
                 raise VitrimError(f"cannot read '{short(change)}': its value is not YAML") from None
             except (yaml.YAMLError, ValueError) as error:
-                raise VitrimError(f"cannot read '{short(change)}': {line(str(error))}") from None
+                raise VitrimError(f"cannot read '{short(change)}': {short(error, 500)}") from None
             if isinstance(value, str) and not text.startswith("@"):  # YAML 1.1 takes 1e-4 for a text
                 with suppress(ValueError):
                     value = float(value)
@@ -556,8 +556,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def line(text: str) -> str:
-    """A text without line breaks."""
-    return " ".join(text.split())

@@ -153,6 +153,8 @@ def train(
             raise VitrimError(f"{name} is the path of a folder or file, not {given!r:.60}")
     if isinstance(log_with, str) or not isinstance(log_with, Sequence):
         raise VitrimError(f"log_with is a list of trackers, not {log_with!r:.60}")
+    if console is not None and not hasattr(console, "print"):
+        raise VitrimError(f"console is a console of rich, not {console!r:.60}")
     resolved = load_recipe(recipe, changes)
     if device not in (None, "cpu"):
         raise VitrimError(f"device is cpu or left out, not '{device}': accelerate launch chooses devices")
