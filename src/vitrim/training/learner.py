@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,50 +28,36 @@ from vitrim.training.checks import check_amounts, check_model
 from vitrim.training.images import seed_all
 from vitrim.training.objectives import learned, losses
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable, starts_small, updates_of
-from vitrim.training.recipe import PATCH_DROP, Recipe
+from vitrim.training.recipe import PATCH_DROP, Distil, Recipe
 from vitrim.weights import load_checkpoint, weights_file
 
 MODEL = "model."
 """Prefix of the names of the model's parameters in an `Objective`."""
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """Learning from a teacher's logits as well as from the labels (DeiT).
+def distilled(distil: Distil, criterion: Criterion, teacher_logits: Tensor) -> Criterion:
+    """The criterion that also learns from a teacher's logits (B, K) of this batch (DeiT).
 
-    loss = (1 - alpha) * criterion + alpha * D, where D is, if ``hard``, cross entropy with the teacher's choice, and
+    loss = (1 - alpha) * criterion + alpha * D, where D is, of kind "hard", cross entropy with the teacher's choice, and
     otherwise tau^2 KL(teacher || student) of the logits divided by tau, mean over images.
 
-    Attributes:
-        hard: whether only the teacher's choice counts.
-        alpha: weight of the teacher, in [0, 1].
-        tau: temperature, unused if ``hard``.
+    Example:
+        >>> criterion = distilled(Distil(alpha=0.0), F.cross_entropy, torch.zeros(2, 3))
+        >>> criterion(torch.zeros(2, 3), torch.tensor([0, 1])).item() == F.cross_entropy(
+        ...     torch.zeros(2, 3), torch.tensor([0, 1])).item()
+        True
     """
 
-    hard: bool = False
-    alpha: float = 0.5
-    tau: float = 3.0
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        if distil.kind == "hard":
+            taught = F.cross_entropy(logits, teacher_logits.argmax(dim=1))
+        else:
+            student = F.log_softmax(logits / distil.tau, dim=1)
+            teacher = F.log_softmax(teacher_logits / distil.tau, dim=1)
+            taught = F.kl_div(student, teacher, reduction="batchmean", log_target=True) * distil.tau**2
+        return (1 - distil.alpha) * criterion(logits, targets) + distil.alpha * taught
 
-    def __call__(self, criterion: Criterion, teacher_logits: Tensor) -> Criterion:
-        """The criterion that also learns from ``teacher_logits`` (B, K) of this batch.
-
-        Example:
-            >>> criterion = Distillation(alpha=0.0)(F.cross_entropy, torch.zeros(2, 3))
-            >>> criterion(torch.zeros(2, 3), torch.tensor([0, 1])).item() == F.cross_entropy(
-            ...     torch.zeros(2, 3), torch.tensor([0, 1])).item()
-            True
-        """
-
-        def distilled(logits: Tensor, targets: Tensor) -> Tensor:
-            if self.hard:
-                taught = F.cross_entropy(logits, teacher_logits.argmax(dim=1))
-            else:
-                student = F.log_softmax(logits / self.tau, dim=1)
-                teacher = F.log_softmax(teacher_logits / self.tau, dim=1)
-                taught = F.kl_div(student, teacher, reduction="batchmean", log_target=True) * self.tau**2
-            return (1 - self.alpha) * criterion(logits, targets) + self.alpha * taught
-
-        return distilled
+    return loss
 
 
 class Objective(nn.Module):
@@ -84,7 +69,7 @@ class Objective(nn.Module):
         auxiliary: the loss of auxiliary heads; None: ``criterion``.
         reduction: the handle of a reduced model.
         teacher: a frozen model, not registered here: it is neither wrapped, averaged nor saved.
-        distillation: how the criterion learns from the teacher, or None.
+        distil: how the criterion learns from the teacher, or None.
         options: of the method's loss, see `vitrim.training.objectives`.
 
     Example:
@@ -102,17 +87,17 @@ class Objective(nn.Module):
         auxiliary: Criterion | None = None,
         reduction: Reduction | None = None,
         teacher: nn.Module | None = None,
-        distillation: Distillation | None = None,
+        distil: Distil | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if distillation is not None and teacher is None:
+        if distil is not None and teacher is None:
             raise VitrimError("distillation needs a teacher: set teacher=dense in the recipe")
         self.model = model
         self.criterion = criterion
         self.auxiliary = auxiliary
         self.reduction = reduction
-        self.distillation = distillation
+        self.distil = distil
         self.options = dict(options or {})
         self._unregistered = (teacher,)
 
@@ -135,10 +120,10 @@ class Objective(nn.Module):
         if targets is None:
             return {"logits": ask(self.model).logits(self.model(images))}
         criterion = self.criterion
-        if self.distillation is not None and self.teacher is not None:
+        if self.distil is not None and self.teacher is not None:
             with torch.no_grad():
                 teacher_logits = ask(self.teacher).logits(self.teacher(images))
-            criterion = self.distillation(criterion, teacher_logits)
+            criterion = distilled(self.distil, criterion, teacher_logits)
         step = Step(self.model, self.reduction, images, targets, criterion, self.teacher, self.auxiliary)
         return losses(step, **self.options)
 
@@ -207,14 +192,13 @@ class Learner:
             if name not in valid:
                 can = ", ".join(valid) or "none"
                 raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
-        distil = recipe.distil
         self.objective = Objective(
             self.model.train(),
             criterion,
             auxiliary=task.auxiliary(recipe.loss),
             reduction=self.reduction,
             teacher=teacher,
-            distillation=None if distil is None else Distillation(distil.kind == "hard", distil.alpha, distil.tau),
+            distil=recipe.distil,
             options=recipe.objective,
         )
         optimizer = make_optimizer(self.model, recipe)
