@@ -76,7 +76,6 @@ def build_trainer(
     seed_all(resolved.recipe.seed)
     train_data, eval_data, test_data = open_data(resolved.recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
-    look_for_idle(accelerator, model, resolved.recipe)
     for held_out in (eval_data, test_data):
         if isinstance(held_out, ImageDataset | MultiLabelDataset):  # others get the transform of their task
             held_out.transform = eval_transform(model)
@@ -97,16 +96,6 @@ def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
     """Devices, processes and precision of a run."""
     many = DistributedDataParallelKwargs()
     return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[many])
-
-
-def look_for_idle(accelerator: Accelerator, model: nn.Module, recipe: Recipe) -> None:
-    """Let distributed runs look for parameters that classification does not reach, if the model may have some.
-
-    With checkpointed gradients they cannot.
-    """
-    assert accelerator.ddp_handler is not None
-    look = ask(model).has_idle_parameters(model) and not recipe.grad_checkpointing
-    accelerator.ddp_handler.find_unused_parameters = look
 
 
 def open_data(

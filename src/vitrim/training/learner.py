@@ -210,6 +210,10 @@ class Learner:
             self.ema = ModelEmaV3(self.model, decay=recipe.ema.decay, use_warmup=small)
         self.average = None if self.ema is None else cast(nn.Module, self.ema.module)
         self.learned = self.model if self.average is None else self.average
+        if accelerator.ddp_handler is not None:
+            # processes look for parameters that the task does not reach; with checkpointed gradients they cannot
+            look = ask(self.model).has_idle_parameters(self.model) and not recipe.grad_checkpointing
+            accelerator.ddp_handler.find_unused_parameters = look
         self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
         self.rates = Rates(self.optimizer.optimizer, recipe, updates_per_epoch)
 
