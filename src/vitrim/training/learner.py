@@ -165,6 +165,8 @@ class Learner:
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
         if self.sharded and task.reads in ("detection", "instances"):
             raise VitrimError(f"task {task.name} cannot be evaluated on a model that is sharded: train it with DDP")
+
+        # what does not fit is refused before the model is changed
         config = parse_method(recipe.method)
         check_model(task, model, config)
         criterion = task.criterion(recipe.loss)
@@ -172,8 +174,10 @@ class Learner:
         at_once = recipe.micro_batch or recipe.batch_size // accelerator.num_processes
         if self.mixer is not None and at_once % 2:  # timm mixes an image with one from the other end of the batch
             raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
+
+        # the model with the head of the task, a frozen dense copy as its teacher, and then the method
         task.fit_head(model)
-        teacher = None  # the frozen dense model of a recipe that has one
+        teacher = None
         if recipe.teacher is not None:
             teacher = copy.deepcopy(model).eval().requires_grad_(False)
             if recipe.teacher_checkpoint is not None:
@@ -185,6 +189,8 @@ class Learner:
             self.reduction.load_parameters(start)
         if recipe.grad_checkpointing:
             ask(self.model).checkpoint_gradients(self.model)
+
+        # what is trained, and by which loss
         select_trainable(self.model, recipe.trainable)
         check_amounts(recipe, self.model, self.reduction)
         valid = learned(config).options
@@ -201,6 +207,8 @@ class Learner:
             distil=recipe.distil,
             options=recipe.objective,
         )
+
+        # the optimiser, the average, and what the processes share
         optimizer = make_optimizer(self.model, recipe)
         self.ema: ModelEmaV3 | None = None
         if recipe.ema is not None:
